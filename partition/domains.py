@@ -1,7 +1,8 @@
 """Partitions within each graph of a federation: no client holds nodes of two."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -10,37 +11,37 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 
 
-def domain_graphs(graph: Graph) -> tuple[list[slice], list[Graph]]:
-    """The items of every domain, and each as a graph of its own; arrays are views where they can be."""
-    slices, graphs = [], []
-    end = 0
-    for domain in graph.domains:
-        first, end = end, end + domain.nodes
-        rows, items = slice(first, end), _items(graph, first, end)
+def domain_graphs(graph: Graph) -> Iterator[tuple[slice, Graph]]:
+    """The items of every domain, and the domain as a graph; arrays are views where they can be."""
+    for (first, end), items, domain in zip(_node_ranges(graph), _item_ranges(graph), graph.domains):
         low, high = graph.indptr[first], graph.indptr[end]
-        graphs.append(
+        yield (
+            items,
             replace(
                 graph,
                 name=domain.name,
                 indptr=graph.indptr[first : end + 1] - low,
                 indices=graph.indices[low:high] - np.int32(first),
-                x=graph.x[rows],
+                x=graph.x[first:end],
                 y=graph.y[items],
                 split=None if graph.split is None else graph.split[items],
                 assignment=None,
                 domains=(),
-                graph_of=None if graph.graph_of is None else graph.graph_of[rows] - items.start,
-            )
+                graph_of=None if graph.graph_of is None else graph.graph_of[first:end] - items.start,
+            ),
         )
-        slices.append(items)
-    return slices, graphs
 
 
-def _items(graph: Graph, first: int, end: int) -> slice:
-    """The items of consecutive nodes, at least one, that are those of whole domains."""
+def _node_ranges(graph: Graph) -> list[tuple[int, int]]:
+    return list(pairwise(accumulate((domain.nodes for domain in graph.domains), initial=0)))
+
+
+def _item_ranges(graph: Graph) -> list[slice]:
+    """The items of every domain, which has one at least."""
     if graph.graph_of is None:
-        return slice(first, end)
-    return slice(int(graph.graph_of[first]), int(graph.graph_of[end - 1]) + 1)
+        return [slice(first, end) for first, end in _node_ranges(graph)]
+    graph_of = graph.graph_of
+    return [slice(int(graph_of[first]), int(graph_of[end - 1]) + 1) for first, end in _node_ranges(graph)]
 
 
 def first_clients(options: PartitionOptions) -> list[int]:
@@ -49,15 +50,11 @@ def first_clients(options: PartitionOptions) -> list[int]:
 
 
 def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.ndarray) -> None:
-    """Refuses an assignment, of items, in which a client is not one of its domain's.
-
-    Raises:
-        ShoalError: It is one; names the first client.
-    """
-    end = 0
-    for domain, clients, before in zip(graph.domains, options.domains or (), first_clients(options)):
-        first, end = end, end + domain.nodes
-        own = assignment[_items(graph, first, end)]
+    """Refuses an assignment, of items, in which a client is not one of its domain's; names the first such client."""
+    for items, domain, clients, before in zip(
+        _item_ranges(graph), graph.domains, options.domains or (), first_clients(options)
+    ):
+        own = assignment[items]
         strange = own[(own < before) | (own >= before + clients)]
         if len(strange):
             raise ShoalError(

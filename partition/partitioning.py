@@ -33,9 +33,7 @@ OF_ITEMS = ("random", "dirichlet", "index", "file")
 
 
 def require_enough_nodes(clients: int, items: int, dataset: str, what: str = "node") -> None:
-    """Raises:
-    ShoalError: Clients are more than the nodes, or graphs, of a dataset.
-    """
+    """Raises a ShoalError if clients are more than the nodes, or graphs, of a dataset."""
     if clients > items:
         raise ShoalError(
             f"partition.clients is {clients}, but dataset '{dataset}' has {items} {what}s: choose from 1 to {items}"
@@ -43,9 +41,7 @@ def require_enough_nodes(clients: int, items: int, dataset: str, what: str = "no
 
 
 def require_divides_graphs(method: str) -> None:
-    """Raises:
-    ShoalError: A method divides the nodes of one graph, and no dataset of graphs.
-    """
+    """Raises a ShoalError if a method divides the nodes of one graph, and no dataset of graphs."""
     if method not in OF_ITEMS and not is_own(method):
         raise ShoalError("partition.method", f"{method} divides nodes; graphs are divided by {', '.join(OF_ITEMS)}")
 
@@ -62,13 +58,9 @@ def partition(
     all of them. With `index` some nodes may belong to `NO_CLIENT`. Of a dataset of graphs the graphs are divided, and a
     node goes with its graph.
 
-    Args:
-        graph: The whole graph.
-        options: Method, number of clients and what the method needs.
-        labelled_mask: The nodes that count as labelled when `options.balance` is 'labelled', bool `[N]`: the
-            training nodes, where every client must get one. Default: every node with a label.
-        workspace: Folder for temporary files of 'kaminpar' and 'semi-external', memory for the latter, and where
-            progress is reported.
+    With `options.balance` 'labelled' every client must get an item of `labelled_mask`, bool `[items]`, the training
+    nodes; None: those with a label. The workspace has a folder for temporary files of 'kaminpar' and 'semi-external',
+    the memory of the latter, and where progress is reported.
 
     Raises:
         ShoalError: Clients are more than nodes, or graphs; the method does not divide graphs; what a file holds is not
@@ -83,19 +75,17 @@ def partition(
 
     module, _, name = (OF_USERS if is_own(options.method) else METHODS[options.method]).partition(":")
     method: Method = getattr(import_module(module), name)
-    if not graph.domains:
-        assignment = method(graph, options, labelled_mask, workspace)
-    elif options.method == "file":
+    if not graph.domains or options.method == "file":
         assignment = method(graph, options, labelled_mask, workspace)
         require_own_clients(graph, options, assignment)
     else:
         assert options.domains is not None
         assignment = np.empty(graph.items, dtype=np.int32)
-        for rows, domain, clients, before in zip(*domain_graphs(graph), options.domains, first_clients(options)):
+        for (items, domain), clients, before in zip(domain_graphs(graph), options.domains, first_clients(options)):
             require_enough_nodes(clients, domain.items, domain.name, domain.item_name)
             own = replace(options, clients=clients, domains=None)
-            mask = None if labelled_mask is None else labelled_mask[rows]
+            mask = None if labelled_mask is None else labelled_mask[items]
             found = method(domain, own, mask, workspace)
-            assignment[rows] = np.where(found == NO_CLIENT, NO_CLIENT, found + before)
+            assignment[items] = np.where(found == NO_CLIENT, NO_CLIENT, found + before)
     assert_cover(assignment, graph.items, options.clients)
     return graph.of_nodes(assignment)

@@ -17,14 +17,10 @@ class Quality:
     Attributes:
         cut_fraction: Share of directed entries whose ends are in different clients; 0 if there are none.
         balance: Nodes of the largest client over the mean.
-        nodes_min: Nodes of the smallest client.
-        nodes_median: Median over clients.
-        nodes_max: Nodes of the largest client.
         label_skew: Mean over clients with labelled items of the total variation distance (half the L1
             distance, 0 to 1) between the client's distribution of labels and that of the whole dataset, over
             labelled items.
         clients_without_edges: Number of clients that keep no edge.
-        nodes: Nodes.
         entries: Directed entries kept: twice the undirected edges inside the client.
         labelled: Items, nodes or graphs, with a label.
         classes: Classes of which the client has a labelled item.

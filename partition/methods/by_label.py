@@ -1,19 +1,13 @@
-"""Clients of unequal labels: the share of every client in a class is drawn from a Dirichlet distribution."""
+"""Clients by drawing: of unequal labels from a Dirichlet distribution, of equal sizes along a permutation."""
 
 import numpy as np
 
 from shoal.partition.methods.cover import fill_empty
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.workspace import Workspace
 from shoal.storage.graph.graph import Graph
 
 
-def by_dirichlet(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
-) -> np.ndarray:
+def by_dirichlet(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     """Client of every item, int32 `[items]`: each class is cut into shares p ~ Dir(alpha, ..., alpha), one a client.
 
     Shares of different classes are independent; items without a label are dealt out one by one. A client that would
@@ -32,16 +26,8 @@ def by_dirichlet(
     return fill_empty(assignment, options.clients)
 
 
-def by_random(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
-) -> np.ndarray:
-    """Client of every item, int32 `[items]`: clients take turns along a seeded permutation.
-
-    Sizes differ by at most one.
-    """
+def by_random(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
+    """Client of every item, int32 `[items]`: clients take turns along a seeded permutation."""
     assignment = np.empty(graph.items, dtype=np.int32)
     order = np.random.default_rng(options.seed).permutation(graph.items)
     assignment[order] = np.arange(graph.items) % options.clients

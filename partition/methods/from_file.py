@@ -1,21 +1,15 @@
-"""A given assignment: from an `.npy` file, or the dataset's own."""
+"""An assignment that is not computed: an `.npy` file, the dataset's own, or chunks of consecutive items."""
 
 import numpy as np
 
 from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.workspace import Workspace
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 from shoal.storage.graph.graph import Graph
 
 
-def by_file(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
-) -> np.ndarray:
+def by_file(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     """The client of every item as read from `options.file`, or the graph's own if that is None, int32 `[items]`.
 
     Raises:
@@ -24,7 +18,12 @@ def by_file(
     """
     if options.file is not None:
         where = options.file
-        given = read(where)
+        try:
+            given = load_npy(where)
+        except NOT_READ as error:
+            raise ShoalError(
+                where, f"cannot be read as an .npy array ({reason(error)}): save the assignment alone, with numpy.save"
+            ) from error
     elif graph.assignment is not None:
         where = f"assignment of dataset '{graph.name}'"
         given = graph.assignment
@@ -40,42 +39,28 @@ def by_file(
         raise ShoalError(
             where,
             f"clients must be 0 to {options.clients - 1} (partition.clients is {options.clients}), "
-            f"found {listed(np.unique(given[outside]))}",
+            f"found {_listed(np.unique(given[outside]))}",
         )
     empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
     if len(empty):
         raise ShoalError(
-            where, f"no {graph.item_name} for {listed(empty)} of the {options.clients} clients: lower partition.clients"
+            where,
+            f"no {graph.item_name} for {_listed(empty)} of the {options.clients} clients: lower partition.clients",
         )
     return given.astype(np.int32)
 
 
-def read(file: str) -> np.ndarray:
-    """The array in an `.npy` file; one that holds objects is refused, since reading those runs code."""
-    try:
-        return load_npy(file)
-    except NOT_READ as error:
-        raise ShoalError(
-            file, f"cannot be read as an .npy array ({reason(error)}): save the assignment alone, with numpy.save"
-        ) from error
-
-
-def listed(ids: np.ndarray) -> str:
+def _listed(ids: np.ndarray) -> str:
     """The first ten ids, and how many more there are."""
     shown = ", ".join(str(i) for i in ids[:10].tolist())
     return shown if len(ids) <= 10 else f"{shown} and {len(ids) - 10} more"
 
 
-def by_index(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
-) -> np.ndarray:
+def by_index(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     """Client of every item, int32 `[items]`: chunks of consecutive items, whose sizes differ by at most one.
 
-    With more `options.chunks` than clients the first chunks are clients, in their order, and items of the others have
-    none (`NO_CLIENT`).
+    With more `options.chunks` than clients the first chunks are clients, and items of the others have none
+    (`NO_CLIENT`).
 
     Raises:
         ShoalError: There are fewer chunks than clients, or more than items.

@@ -1,14 +1,11 @@
 """Louvain communities, packed into clients: the partition of FedGTA, FedPG and most papers of the field."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.partition.methods.cover import fill_empty
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.workspace import Workspace
 from shoal.storage.graph.graph import Graph
 
 
@@ -16,12 +13,8 @@ from shoal.storage.graph.graph import Graph
 class Capacity:
     """How much load a client should have, and how much of a community it takes in one step.
 
-    FedPG's code cuts communities to `cap - 20` and lets a client exceed `cap` by less than 20; below a cap
-    of 60 that would cut every community, so the margin shrinks to a tenth of the cap.
-
-    Attributes:
-        cap: Load of an average client, rounded down, at least 1.
-        delta: Margin around it, at least 1.
+    FedPG's code cuts communities to `cap - 20` and lets a client exceed `cap`, the load of an average client, by less
+    than 20; below a cap of 60 that would cut every community, so the margin `delta` shrinks to a tenth of the cap.
     """
 
     cap: int
@@ -51,15 +44,9 @@ def pack(communities: np.ndarray, clients: int, labelled: np.ndarray | None = No
        longer bring all empty clients to the cap, every group goes to the least loaded client. No client
        ends empty then, and no load exceeds cap + chunk.
 
-    With `labelled` the load is the number of labelled nodes: every client gets one if there are enough of
-    them. A community without any is cut by nodes, and its groups go to the client with the fewest nodes. If
-    labelled nodes are fewer than clients, a client still empty at the end gets one node as `fill_empty`
-    says.
-
-    Args:
-        communities: Community of every node, integers `[N]`, N >= clients.
-        clients: Number of clients.
-        labelled: Nodes that count as load, bool `[N]`; None: all.
+    With `labelled`, bool `[N]`, the load is the number of labelled nodes: every client gets one if there are enough
+    of them. A community without any is cut by nodes, and its groups go to the client with the fewest nodes. If
+    labelled nodes are fewer than clients, a client still empty at the end gets one node as `fill_empty` says.
     """
     load_N = np.ones(len(communities), dtype=np.int64) if labelled is None else labelled.astype(np.int64)
     capacity = Capacity.of(int(load_N.sum()), clients)
@@ -144,10 +131,7 @@ def least_loaded(load: np.ndarray, nodes: np.ndarray) -> int:
 
 
 def by_louvain(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
+    graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None, *_: object
 ) -> np.ndarray:
     """Communities of the whole graph, packed by nodes or by labelled nodes, int32 `[N]`."""
     labelled = None
@@ -169,22 +153,13 @@ def communities(graph: Graph, resolution: float, seed: int) -> np.ndarray:
     once = rows < graph.indices
     ends = (rows[once].astype(np.uint64), graph.indices[once].astype(np.uint64))
     undirected = networkit.GraphFromCoo(ends, n=graph.nodes)
-    with one_thread():
+    threads = networkit.getMaxNumberOfThreads()
+    networkit.setNumberOfThreads(1)
+    try:
         networkit.setSeed(seed, False)
         # par="none" visits nodes by their number, whatever the seed.
         louvain = networkit.community.PLM(undirected, gamma=resolution, par="none randomized")
         found = louvain.run().getPartition().getVector()
-    return np.unique(np.asarray(found, dtype=np.int64), return_inverse=True)[1]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limits NetworKit to one thread, and gives back the number it had."""
-    import networkit
-
-    before = networkit.getMaxNumberOfThreads()
-    networkit.setNumberOfThreads(1)
-    try:
-        yield
     finally:
-        networkit.setNumberOfThreads(before)
+        networkit.setNumberOfThreads(threads)
+    return np.unique(np.asarray(found, dtype=np.int64), return_inverse=True)[1]

@@ -13,7 +13,6 @@ import numpy as np
 
 from shoal.partition.methods.cover import fill_empty
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.workspace import Workspace
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 
@@ -33,12 +32,8 @@ def part_graph(
 ) -> np.ndarray:
     """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
-    Args:
-        adjacency: The graph, with indices of 64 bits.
-        options: Number of clients, imbalance, seed.
-        node_weights: int64 `[N]`; None: all one.
-        edge_weights: Of the entries, int64 `[E]`; None: all one.
-        cuts: Partitions to choose the best of.
+    Indices have 64 bits, and weights, of nodes `[N]` and of entries `[E]`, are int64; None: all one. Of several `cuts`
+    the best is taken.
 
     Raises:
         ShoalError: METIS failed, for lack of memory for instance.
@@ -97,12 +92,7 @@ def _child(compute: Callable[[], np.ndarray], shared: mmap.mmap, parent: int) ->
         os._exit(1)
 
 
-def by_metis(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
-) -> np.ndarray:
+def by_metis(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     On tiny graphs METIS may leave a part empty; it then gets one node of the largest part, as `fill_empty`

@@ -11,8 +11,6 @@ from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, User
 
 # A client has files of its own, and an entry in lists that every process holds.
 MOST_CLIENTS = 1_000_000
-ALPHA = 0.5
-
 
 Methods = Literal["metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "index", "file"]
 Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]
@@ -51,7 +49,7 @@ class PartitionOptions:
     file: FilePath | None = None
     domains: tuple[Clients, ...] | None = None
     chunks: Clients | None = None
-    alpha: Annotated[Number, Field(ge=1e-3, le=1e6)] = ALPHA
+    alpha: Annotated[Number, Field(ge=1e-3, le=1e6)] = 0.5
     options: dict[str, Any] = field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -69,16 +67,12 @@ class PartitionOptions:
         return ArgsKwargs(given.args, values) if called else values
 
     @model_validator(mode="after")
-    def _require_sum(self) -> "PartitionOptions":
+    def _require_agreement(self) -> "PartitionOptions":
         if self.domains is not None and sum(self.domains) != self.clients:
             raise ValueError(
                 f"clients is {self.clients}, those of the domains are {sum(self.domains)}; give `clients` as a list, "
                 "and no `domains`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_user_method(self) -> "PartitionOptions":
         if self.options and not is_own(self.method):
             raise ValueError(f"options are for my_file.py:Name; {self.method} reads the keys beside them")
         return self

@@ -8,7 +8,6 @@ import numpy as np
 
 from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.workspace import Workspace
 from shoal.storage.graph.graph import Graph
 from shoal.storage.user_code.option_fields import field_values, require_all
 from shoal.storage.user_code.user_code import UserCode, read_user_code
@@ -35,35 +34,30 @@ class Partitioner(ABC):
     def assign(self, graph: Graph, clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client of every item, integers `[items]` from 0 to clients - 1; -1: of none. No client may be empty.
 
-        Args:
-            graph: The whole graph, with neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`; of
-                many small graphs the items are these, else nodes. It must not be changed.
-            clients: Number of clients.
-            rng: Where randomness comes from: `partition.seed` alone.
+        Items are nodes, or, of many small graphs, these. The graph has neighbours as CSR (`indptr`, `indices`),
+        features `x` and labels `y`, and is not to be changed; `rng` depends on `partition.seed` alone.
         """
 
 
-def by_user(
-    graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None, workspace: Workspace | None
-) -> np.ndarray:
-    """Client of every item, int32 `[items]`, as the user's own class gives it.
-
-    Raises:
-        ShoalError: The file fails, has no such class, or gives no such clients; names the line.
-    """
+def by_user(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
+    """Client of every item, int32 `[items]`, as the user's class gives it; a ShoalError names the line of a fault."""
     code, partitioner = user_partitioner(options)
+    clients = options.clients
     with code.at_work(KEY):
-        found = np.asarray(partitioner.assign(_read_only(graph), options.clients, np.random.default_rng(options.seed)))
-    _require_clients(code, found, graph.items, options.clients)
+        found = np.asarray(partitioner.assign(_read_only(graph), clients, np.random.default_rng(options.seed)))
+    if found.shape != (graph.items,) or found.dtype.kind not in "iu":
+        raise code.fault(KEY, f"must give integers [{graph.items}], found {found.dtype} {list(found.shape)}")
+    wrong = np.flatnonzero((found < NO_CLIENT) | (found >= clients))
+    if len(wrong):
+        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NO_CLIENT}..{clients - 1}")
+    empty = np.flatnonzero(np.bincount(found[found != NO_CLIENT], minlength=clients) == 0)
+    if len(empty):
+        raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")
     return found.astype(np.int32)
 
 
 def user_partitioner(options: PartitionOptions) -> tuple[UserCode, Partitioner]:
-    """The user's own partitioner with its options, and its text.
-
-    Raises:
-        ShoalError: The file fails or has no such class, or an option is unknown, missing or of a wrong type.
-    """
+    """The user's partitioner with its options, and its text; a ShoalError names what is wrong with either."""
     code = read_user_code(KEY, options.method)
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Partitioner):
@@ -86,14 +80,3 @@ def _read_only(graph: Graph) -> Graph:
             views[each.name] = array.view()
             views[each.name].flags.writeable = False
     return replace(graph, **views)
-
-
-def _require_clients(code: UserCode, found: np.ndarray, items: int, clients: int) -> None:
-    if found.shape != (items,) or found.dtype.kind not in "iu":
-        raise code.fault(KEY, f"must give integers [{items}], found {found.dtype} {list(found.shape)}")
-    wrong = np.flatnonzero((found < NO_CLIENT) | (found >= clients))
-    if len(wrong):
-        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NO_CLIENT}..{clients - 1}")
-    empty = np.flatnonzero(np.bincount(found[found != NO_CLIENT], minlength=clients) == 0)
-    if len(empty):
-        raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")

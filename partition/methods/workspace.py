@@ -19,8 +19,7 @@ def silent(line: str) -> None:
 @dataclass(frozen=True)
 class Workspace:
     """Attributes:
-    folder: Where temporary files go; None: the system's folder for them. One in memory makes
-        `semi-external` pointless.
+    folder: Where temporary files go; None: the system's. One in memory makes `semi-external` pointless.
     report: Called with one line for each step.
     memory_limit: Bytes that `semi-external` may use beyond the process as it was; None: not limited.
     """
@@ -36,11 +35,7 @@ class Workspace:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder of its own, removed with its content when the block ends.
-
-        Raises:
-            ShoalError: It cannot be made or written, because the disk is full for instance.
-        """
+        """A folder, removed with its content at the end; a ShoalError says that it cannot be made or written."""
         where = Path(tempfile.gettempdir()) if self.folder is None else self.folder
         try:
             with tempfile.TemporaryDirectory(prefix=PREFIX, dir=where) as folder:

@@ -5,7 +5,8 @@ import heapq
 import numba
 import numpy as np
 
-from shoal.partition.out_of_core.blocks import Level, blocks
+from shoal.partition.out_of_core.blocks import Block, Level, blocks
+from shoal.partition.out_of_core.tally import weight_at
 
 # Losses below EXACT are counted one by one, larger ones by powers of two.
 EXACT = 32
@@ -39,8 +40,8 @@ def balance(level: Level, part_N: np.ndarray, weight_P: np.ndarray, high: int, e
     to_N = np.full(level.nodes, -1, dtype=np.int32)
     count_PL = np.zeros((len(weight_P), LOSSES), dtype=np.int64)
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
-    for b in blocks(level, entries):
-        _losses(b.first, b.indptr, b.indices, part_N, weight_P, connection_P, high, loss_N, to_N, count_PL)
+    for block in blocks(level, entries):
+        _losses(block, part_N, weight_P, connection_P, high, loss_N, to_N, count_PL)
     last_P = (np.cumsum(count_PL, axis=1) < (weight_P - high)[:, None]).sum(axis=1)
     _move_out(part_N, weight_P, high, loss_N, to_N, last_P)
 
@@ -48,31 +49,25 @@ def balance(level: Level, part_N: np.ndarray, weight_P: np.ndarray, high: int, e
 def fill_lightest(part_N: np.ndarray, weight_P: np.ndarray, node_weights: np.ndarray | None) -> None:
     """Gives each node of part -1, the heaviest first, to the part that is the lightest at that moment, in place."""
     left = np.flatnonzero(part_N < 0).astype(np.int32)
-    if len(left) == 0:
-        return
-    weights = None
     if node_weights is not None:
         left = left[np.argsort(-node_weights[left], kind="stable")]
-        weights = node_weights[left]
-    _fill_lightest(left, weights, part_N, weight_P)
+    _fill_lightest(left, node_weights, part_N, weight_P)
 
 
 @numba.njit(cache=True)
-def _fill_lightest(left: np.ndarray, weights: np.ndarray | None, part_N: np.ndarray, weight_P: np.ndarray) -> None:
+def _fill_lightest(left: np.ndarray, node_weights: np.ndarray | None, part_N: np.ndarray, weight_P: np.ndarray) -> None:
     heap = [(weight_P[part], part) for part in range(len(weight_P))]
     heapq.heapify(heap)
-    for i in range(len(left)):
+    for node in left:
         part = heap[0][1]
-        part_N[left[i]] = part
-        weight_P[part] += 1 if weights is None else weights[i]
+        part_N[node] = part
+        weight_P[part] += weight_at(node_weights, node)
         heapq.heapreplace(heap, (weight_P[part], part))
 
 
 @numba.njit(cache=True)
 def _losses(
-    first: int,
-    indptr: np.ndarray,
-    indices: np.ndarray,
+    b: Block,
     part_N: np.ndarray,
     weight_P: np.ndarray,
     connection_P: np.ndarray,
@@ -83,14 +78,14 @@ def _losses(
 ) -> None:
     """Target of each node of a part over the bound, and its loss: exact to 31 edges, then by powers of two."""
     touched = np.empty(len(weight_P), dtype=np.int32)
-    for row in range(len(indptr) - 1):
-        node = first + row
+    for row in range(len(b.indptr) - 1):
+        node = b.first + row
         own = part_N[node]
         if own < 0 or weight_P[own] <= high:
             continue
         count = 0
-        for e in range(indptr[row], indptr[row + 1]):
-            part = part_N[indices[e]]
+        for e in range(b.indptr[row], b.indptr[row + 1]):
+            part = part_N[b.indices[e]]
             if connection_P[part] == 0:
                 touched[count] = part
                 count += 1
@@ -105,7 +100,7 @@ def _losses(
             connection_P[touched[t]] = 0
         step = max(loss, 0)
         if step >= EXACT:
-            power = 0
+            power = 1
             while step >> power >= EXACT:
                 power += 1
             step = EXACT - 1 + power

@@ -1,7 +1,8 @@
 """Reading a graph on disk: whole rows, block by block, in order."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,17 +39,8 @@ class Level:
         return int(self.indptr[-1])
 
 
-@dataclass(frozen=True)
-class Block:
-    """Consecutive whole rows of a level.
-
-    Attributes:
-        first: The first node.
-        indptr: Row pointer that starts at 0, int64 `[rows + 1]`.
-        indices: Neighbours, int32.
-        weights: Weight of every entry, int32; None: all one.
-        node_weights: Weight of every node of the block, int32 `[rows]`; None: all one.
-    """
+class Block(NamedTuple):
+    """Consecutive whole rows of a level from node `first` on, as compiled loops take them; `indptr` starts at 0."""
 
     first: int
     indptr: np.ndarray
@@ -80,3 +72,20 @@ def _blocks(level: Level, entries: int) -> Iterator[Block]:
             None if level.weights is None else read(level.weights, low, high),
             None if level.node_weights is None else level.node_weights[first : first + len(indptr) - 1],
         )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one kind, until one moves at most the share `converged` of the nodes, or there were `most`."""
+
+    name: str
+    most: int
+    converged: float
+
+    def run(self, level: Level, entries: int, move: Callable[[Block], int], report: Callable[[str], None]) -> None:
+        """Moves nodes block by block; `move` gives how many moved, and `report` gets a line a pass."""
+        for number in range(1, self.most + 1):
+            moved = sum(move(block) for block in blocks(level, entries))
+            report(f"{self.name}, pass {number}: {moved} of {level.nodes} nodes moved")
+            if moved <= self.converged * level.nodes:
+                return

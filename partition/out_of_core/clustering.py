@@ -5,12 +5,10 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from shoal.partition.out_of_core.blocks import Level, blocks
-from shoal.partition.out_of_core.tally import mix, slots_for, tally, widest_row
+from shoal.partition.out_of_core.blocks import Block, Level, Passes, blocks
+from shoal.partition.out_of_core.tally import empty_table, mix, tally, weight_at
 
-PASSES = 8
-# The last pass is the first that moves at most this share of the nodes.
-CONVERGED = 0.01
+PASSES = Passes("clustering", most=8, converged=0.01)
 
 
 def cluster(
@@ -24,60 +22,34 @@ def cluster(
     join is full are then joined with each other, if they would have joined the same one, like the leaves of a star
     (LaSalle et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 2015).
 
-    Memory: 12 bytes a node.
-
-    Args:
-        level: The graph; its entries are read once a pass.
-        limit: Largest weight of a cluster; a heavier node is a cluster of its own.
-        enough: Number of clusters that is small enough; nodes that stay alone are joined only if there are more.
-        seed: Of the hash.
-        entries: Entries read at a time; changes no number.
-        report: Called with one line a pass: how many nodes moved.
+    A node heavier than `limit` is a cluster of its own, and nodes that stay alone are joined only if there are more
+    than `enough` clusters. Memory: 12 bytes a node, and `entries` read at a time, which changes no number.
     """
     label_N = np.arange(level.nodes, dtype=np.int32)
     weight_N = np.ones(level.nodes, dtype=np.int32)
     if level.node_weights is not None:
         weight_N[:] = level.node_weights
-    for number in range(PASSES):
-        moved = 0
-        for b in blocks(level, entries):
-            moved += _move(b.first, b.indptr, b.indices, b.weights, b.node_weights, label_N, weight_N, limit, seed)
-        report(f"clustering, pass {number + 1}: {moved} of {level.nodes} nodes moved")
-        if moved <= CONVERGED * level.nodes:
-            break
+    PASSES.run(level, entries, lambda block: _move(block, label_N, weight_N, limit, seed), report)
     if np.count_nonzero(weight_N) > enough:
         open_N = np.full(level.nodes, -1, dtype=np.int32)
-        for b in blocks(level, entries):
-            _join(b.first, b.indptr, b.indices, b.weights, b.node_weights, label_N, weight_N, open_N, limit)
+        for block in blocks(level, entries):
+            _join(block, label_N, weight_N, open_N, limit)
     return label_N
 
 
 @numba.njit(cache=True)
-def _move(
-    first: int,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    weights: np.ndarray | None,
-    node_weights: np.ndarray | None,
-    label_N: np.ndarray,
-    weight_N: np.ndarray,
-    limit: int,
-    seed: int,
-) -> int:
-    widest = widest_row(indptr)
-    key = np.full(slots_for(widest), -1, dtype=np.int32)
-    value = np.empty(len(key), dtype=np.int64)
-    touched = np.empty(widest, dtype=np.int64)
+def _move(b: Block, label_N: np.ndarray, weight_N: np.ndarray, limit: int, seed: int) -> int:
+    key, value, touched = empty_table(b.indptr)
     moved = 0
-    for row in range(len(indptr) - 1):
-        node = first + row
-        if indptr[row] == indptr[row + 1]:
+    for row in range(len(b.indptr) - 1):
+        node = b.first + row
+        if b.indptr[row] == b.indptr[row + 1]:
             label_N[node] = -1
             continue
-        weight = 1 if node_weights is None else node_weights[row]
+        weight = weight_at(b.node_weights, row)
         own = label_N[node]
         best, best_value, best_hash = own, np.int64(0), np.uint64(0)
-        for t in range(tally(indices, weights, indptr[row], indptr[row + 1], label_N, key, value, touched)):
+        for t in range(tally(b, row, label_N, key, value, touched)):
             slot = touched[t]
             label = key[slot]
             key[slot] = -1
@@ -95,29 +67,16 @@ def _move(
 
 
 @numba.njit(cache=True)
-def _join(
-    first: int,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    weights: np.ndarray | None,
-    node_weights: np.ndarray | None,
-    label_N: np.ndarray,
-    weight_N: np.ndarray,
-    open_N: np.ndarray,
-    limit: int,
-) -> None:
-    widest = widest_row(indptr)
-    key = np.full(slots_for(widest), -1, dtype=np.int32)
-    value = np.empty(len(key), dtype=np.int64)
-    touched = np.empty(widest, dtype=np.int64)
-    for row in range(len(indptr) - 1):
-        node = first + row
-        weight = 1 if node_weights is None else node_weights[row]
+def _join(b: Block, label_N: np.ndarray, weight_N: np.ndarray, open_N: np.ndarray, limit: int) -> None:
+    key, value, touched = empty_table(b.indptr)
+    for row in range(len(b.indptr) - 1):
+        node = b.first + row
+        weight = weight_at(b.node_weights, row)
         own = label_N[node]
         if own < 0 or weight_N[own] != weight:
             continue
         best, best_value = np.int32(-1), np.int64(0)
-        for t in range(tally(indices, weights, indptr[row], indptr[row + 1], label_N, key, value, touched)):
+        for t in range(tally(b, row, label_N, key, value, touched)):
             slot = touched[t]
             if value[slot] > best_value:
                 best, best_value = key[slot], value[slot]

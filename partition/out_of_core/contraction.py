@@ -5,8 +5,8 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from shoal.partition.out_of_core.blocks import Level, blocks
-from shoal.partition.out_of_core.tally import shift_for, slot_of, slots_for, widest_row
+from shoal.partition.out_of_core.blocks import Block, Level, blocks
+from shoal.partition.out_of_core.tally import slot_bits, slot_of, weight_at, widest_row
 from shoal.storage.files.mapped import ROWS
 from shoal.storage.kernels.prefetch import fetch_ahead
 
@@ -33,7 +33,7 @@ def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entri
 
     Args:
         level: The graph.
-        coarse_N: Coarse node of every node, int32 `[N]`, -1 for nodes that are left out; those have no edges.
+        coarse_N: Coarse node of every node, int32 `[N]`; -1 for those left out, which have no edges.
         nodes: Number of coarse nodes.
         folder: An empty folder for the result.
         entries: Entries read at a time.
@@ -41,12 +41,12 @@ def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entri
     """
     degree_C = np.zeros(nodes, dtype=np.int64)
     weight_C = np.zeros(nodes, dtype=np.int32)
-    for b in blocks(level, entries):
-        _count(b.first, b.indptr, b.indices, b.node_weights, coarse_N, degree_C, weight_C)
+    for block in blocks(level, entries):
+        _count(block, coarse_N, degree_C, weight_C)
     firsts = bucket_starts(degree_C, bucket)
     bucket_C = np.repeat(np.arange(len(firsts) - 1, dtype=np.int32), np.diff(firsts))
-    for b in blocks(level, entries):
-        records, ends = _between(b.first, b.indptr, b.indices, b.weights, coarse_N, bucket_C, len(firsts) - 1)
+    for block in blocks(level, entries):
+        records, ends = _between(block, block.weights, coarse_N, bucket_C, len(firsts) - 1)
         for number, part in enumerate(np.split(records, ends[:-1])):
             if len(part):
                 with (folder / f"bucket-{number}").open("ab") as f:
@@ -90,49 +90,35 @@ def bucket_starts(degree_C: np.ndarray, bucket: int) -> list[int]:
 
 
 @numba.njit(cache=True)
-def _count(
-    first: int,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    node_weights: np.ndarray | None,
-    coarse_N: np.ndarray,
-    degree_C: np.ndarray,
-    weight_C: np.ndarray,
-) -> None:
-    for row in range(len(indptr) - 1):
-        own = coarse_N[first + row]
+def _count(b: Block, coarse_N: np.ndarray, degree_C: np.ndarray, weight_C: np.ndarray) -> None:
+    for row in range(len(b.indptr) - 1):
+        own = coarse_N[b.first + row]
         if own < 0:
             continue
-        weight_C[own] += 1 if node_weights is None else node_weights[row]
-        for e in range(indptr[row], indptr[row + 1]):
-            fetch_ahead(coarse_N, indices, e)
-            degree_C[own] += coarse_N[indices[e]] != own
+        weight_C[own] += weight_at(b.node_weights, row)
+        for e in range(b.indptr[row], b.indptr[row + 1]):
+            fetch_ahead(coarse_N, b.indices, e)
+            degree_C[own] += coarse_N[b.indices[e]] != own
 
 
 @numba.njit(cache=True)
 def _between(
-    first: int,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    weights: np.ndarray | None,
-    coarse_N: np.ndarray,
-    bucket_C: np.ndarray,
-    buckets: int,
+    b: Block, weights: np.ndarray | None, coarse_N: np.ndarray, bucket_C: np.ndarray, buckets: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Coarse node, coarse neighbour and, where there are any, weight of the entries between clusters, by bucket."""
     at = np.zeros(buckets + 1, dtype=np.int64)
-    for row in range(len(indptr) - 1):
-        own = coarse_N[first + row]
-        for e in range(indptr[row], indptr[row + 1]):
-            fetch_ahead(coarse_N, indices, e)
-            at[bucket_C[own] + 1] += coarse_N[indices[e]] != own
+    for row in range(len(b.indptr) - 1):
+        own = coarse_N[b.first + row]
+        for e in range(b.indptr[row], b.indptr[row + 1]):
+            fetch_ahead(coarse_N, b.indices, e)
+            at[bucket_C[own] + 1] += coarse_N[b.indices[e]] != own
     at = np.cumsum(at)
     records = np.empty((at[-1], 2 if weights is None else 3), dtype=np.int32)
-    for row in range(len(indptr) - 1):
-        own = coarse_N[first + row]
-        for e in range(indptr[row], indptr[row + 1]):
-            fetch_ahead(coarse_N, indices, e)
-            other = coarse_N[indices[e]]
+    for row in range(len(b.indptr) - 1):
+        own = coarse_N[b.first + row]
+        for e in range(b.indptr[row], b.indptr[row + 1]):
+            fetch_ahead(coarse_N, b.indices, e)
+            other = coarse_N[b.indices[e]]
             if other != own:
                 to = at[bucket_C[own]]
                 at[bucket_C[own]] += 1
@@ -158,15 +144,15 @@ def _merge(low: int, starts: np.ndarray, records: np.ndarray, degree: np.ndarray
         at[row] += 1
 
     widest = widest_row(starts)
-    place = np.full(slots_for(widest), -1, dtype=np.int64)
+    place = np.full(1 << slot_bits(widest), -1, dtype=np.int64)
     touched = np.empty(widest, dtype=np.int64)
     end = 0
     for row in range(len(starts) - 1):
         begin = end
-        shift = shift_for(starts[row + 1] - starts[row])
-        mask = slots_for(starts[row + 1] - starts[row]) - 1
+        bits = slot_bits(starts[row + 1] - starts[row])
+        mask = (1 << bits) - 1
         for e in range(starts[row], starts[row + 1]):
-            slot = slot_of(indices[e], shift)
+            slot = slot_of(indices[e], bits)
             while place[slot] >= 0 and indices[place[slot]] != indices[e]:
                 slot = (slot + 1) & mask
             if place[slot] < 0:

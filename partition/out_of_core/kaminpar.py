@@ -18,10 +18,7 @@ PARHIP = 1 | 2 | 8
 
 
 def by_kaminpar(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
+    graph: Graph, options: PartitionOptions, _: object = None, workspace: Workspace | None = None
 ) -> np.ndarray:
     """Multilevel k-way partition of small edge cut, int32 `[N]` (Gottesbüren et al., "Deep Multilevel Graph
     Partitioning", ESA 2021).

@@ -22,12 +22,9 @@ BUCKET = 1 << 23
 
 @dataclass(frozen=True)
 class Memory:
-    """A limit, and the sizes of the buffers under it.
+    """A limit in bytes beyond the process as it was (None: what METIS needs is not limited), and the sizes of buffers.
 
-    Attributes:
-        limit: Bytes that partitioning may use beyond the process as it was; None: what METIS needs is not limited.
-        block: Entries read at a time.
-        bucket: Entries merged at a time.
+    `block` entries are read and `bucket` entries merged at a time.
     """
 
     limit: int | None
@@ -53,9 +50,7 @@ class Memory:
         return cls(limit, block, min(spare // 2 // OF_BUCKET_ENTRY, BUCKET))
 
     def require_contraction(self, nodes: int, coarse: int) -> None:
-        """Raises:
-        ShoalError: The limit does not hold the arrays of the nodes and of the coarse nodes.
-        """
+        """Raises a ShoalError if the limit does not hold the arrays of the nodes and of the coarse nodes."""
         needed = 4 * nodes + OF_COARSE_NODE * coarse + BUFFERS + CODE
         if self.limit is not None and needed > self.limit:
             raise ShoalError(
@@ -68,11 +63,8 @@ class Memory:
         return self.limit is None or metis_bytes(nodes, entries) <= self.limit
 
     def require_metis(self, nodes: int, entries: int, clients: int) -> None:
-        """Raises:
-        ShoalError: METIS does not fit on the graph, which contraction makes no smaller.
-        """
-        if not self.holds_metis(nodes, entries):
-            assert self.limit is not None
+        """Raises a ShoalError if METIS does not fit on the graph, which contraction makes no smaller."""
+        if self.limit is not None and not self.holds_metis(nodes, entries):
             raise ShoalError(
                 f"engine.memory_limit is {bytes_of(self.limit)}, but for {clients} clients the coarsest graph "
                 f"({nodes} nodes, {entries // 2} edges) needs {bytes_of(metis_bytes(nodes, entries))}: raise it to "

@@ -5,12 +5,11 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from shoal.partition.out_of_core.blocks import Level, blocks
+from shoal.partition.out_of_core.blocks import Block, Level, Passes
+from shoal.partition.out_of_core.tally import weight_at
 from shoal.storage.kernels.prefetch import fetch_ahead
 
-PASSES = 6
-# The last pass is the first that moves at most this share of the nodes.
-CONVERGED = 0.001
+PASSES = Passes("refinement", most=6, converged=0.001)
 
 
 def refine(
@@ -27,55 +26,36 @@ def refine(
     The same rule as clustering, with parts for clusters (Meyerhenke, Sanders and Schulz, SEA 2014, section 4.1).
 
     Args:
-        level: The graph; its entries are read once a pass.
+        level: The graph.
         part_N: Part of every node, int32 `[N]`, -1 for nodes without edges.
         weight_P: Weight of every part, int64; kept up to date.
         low: No move brings a part below this weight.
         high: No move brings a part above this weight.
         entries: Entries read at a time; changes no number.
-        report: Called with one line a pass: how many nodes moved.
+        report: See `Passes.run`.
     """
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
-    for number in range(PASSES):
-        moved = 0
-        for b in blocks(level, entries):
-            moved += _move(
-                b.first, b.indptr, b.indices, b.weights, b.node_weights, part_N, weight_P, connection_P, low, high
-            )
-        report(f"refinement, pass {number + 1}: {moved} of {level.nodes} nodes moved")
-        if moved <= CONVERGED * level.nodes:
-            break
+    PASSES.run(level, entries, lambda block: _move(block, part_N, weight_P, connection_P, low, high), report)
 
 
 @numba.njit(cache=True)
-def _move(
-    first: int,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    weights: np.ndarray | None,
-    node_weights: np.ndarray | None,
-    part_N: np.ndarray,
-    weight_P: np.ndarray,
-    connection_P: np.ndarray,
-    low: int,
-    high: int,
-) -> int:
+def _move(b: Block, part_N: np.ndarray, weight_P: np.ndarray, connection_P: np.ndarray, low: int, high: int) -> int:
     touched = np.empty(len(weight_P), dtype=np.int32)
     moved = 0
-    for row in range(len(indptr) - 1):
-        node = first + row
+    for row in range(len(b.indptr) - 1):
+        node = b.first + row
         own = part_N[node]
         if own < 0:
             continue
         count = 0
-        for e in range(indptr[row], indptr[row + 1]):
-            fetch_ahead(part_N, indices, e)
-            part = part_N[indices[e]]
+        for e in range(b.indptr[row], b.indptr[row + 1]):
+            fetch_ahead(part_N, b.indices, e)
+            part = part_N[b.indices[e]]
             if connection_P[part] == 0:
                 touched[count] = part
                 count += 1
-            connection_P[part] += 1 if weights is None else weights[e]
-        weight = 1 if node_weights is None else node_weights[row]
+            connection_P[part] += weight_at(b.weights, e)
+        weight = weight_at(b.node_weights, row)
         best, best_connection, best_weight = own, connection_P[own], weight_P[own] - weight
         for t in range(count):
             part = touched[t]

@@ -31,10 +31,7 @@ CUTS_ENTRIES = 1 << 24
 
 
 def by_semi_external(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
+    graph: Graph, options: PartitionOptions, _: object = None, workspace: Workspace | None = None
 ) -> np.ndarray:
     """Parts of small edge cut and at most `imbalance` times the mean size, int32 `[N]`, with the edges on disk.
 
@@ -44,8 +41,7 @@ def by_semi_external(
     largest part has at most max(floor(imbalance N / clients), ceil(N / clients)) nodes.
 
     `graph.indptr` and `graph.indices` may be memory maps; they are read in blocks, in order, about twenty times.
-    The result depends on the graph, the options and the seed, not on how the graph is stored; on
-    `workspace.memory_limit` only if that forces more levels than the number of nodes does.
+    The result depends on `workspace.memory_limit` only if that forces more levels than the number of nodes does.
 
     Raises:
         ShoalError: `workspace.memory_limit` cannot be kept, or the disk is full.

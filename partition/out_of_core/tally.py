@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 
+from shoal.partition.out_of_core.blocks import Block
 from shoal.storage.kernels.prefetch import fetch_ahead
 
 # 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, section 6.4).
@@ -19,29 +20,24 @@ def widest_row(indptr: np.ndarray) -> int:
 
 
 @numba.njit(cache=True)
-def slots_for(entries: int) -> int:
-    """Slots of a table at most half full with `entries` keys, a power of two of at least 16."""
-    slots = 16
-    while slots < 2 * entries:
-        slots *= 2
-    return slots
+def weight_at(weights: np.ndarray | None, at: int) -> int:
+    """A weight; 1 where there are none."""
+    return 1 if weights is None else weights[at]
 
 
 @numba.njit(cache=True)
-def shift_for(entries: int) -> np.uint64:
-    """Right shift of a 64-bit hash that gives a slot of a table of `slots_for(entries)`."""
-    shift = 60
-    slots = 16
-    while slots < 2 * entries:
-        slots *= 2
-        shift -= 1
-    return np.uint64(shift)
+def slot_bits(entries: int) -> int:
+    """log2 of the slots of a table that `entries` keys fill to a half at most: 4 or more."""
+    bits = 4
+    while (1 << bits) < 2 * entries:
+        bits += 1
+    return bits
 
 
 @numba.njit(cache=True)
-def slot_of(key: int, shift: np.uint64) -> np.int64:
+def slot_of(key: int, bits: int) -> np.int64:
     """Where the search for a key starts."""
-    return np.int64((np.uint64(key) * GOLDEN) >> shift)
+    return np.int64((np.uint64(key) * GOLDEN) >> np.uint64(64 - bits))
 
 
 @numba.njit(cache=True)
@@ -54,29 +50,28 @@ def mix(key: int, seed: int) -> np.uint64:
 
 
 @numba.njit(cache=True)
-def tally(
-    indices: np.ndarray,
-    weights: np.ndarray | None,
-    start: int,
-    stop: int,
-    label_N: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    touched: np.ndarray,
-) -> int:
-    """Sums the weights of entries `start` to `stop` by the label of their neighbour.
+def empty_table(indptr: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys (all -1), values and touched slots of a table for the longest of some rows."""
+    widest = widest_row(indptr)
+    slots = 1 << slot_bits(widest)
+    return np.full(slots, -1, dtype=np.int32), np.empty(slots, dtype=np.int64), np.empty(widest, dtype=np.int64)
+
+
+@numba.njit(cache=True)
+def tally(b: Block, row: int, label_N: np.ndarray, key: np.ndarray, value: np.ndarray, touched: np.ndarray) -> int:
+    """Sums the weights of the entries of a row by the label of their neighbour.
 
     The number of labels is returned, and the slot of each in `touched`, in the order of their first entry; `key`
     must be all -1, and the caller resets it.
     """
-    shift = shift_for(stop - start)
-    mask = slots_for(stop - start) - 1
+    bits = slot_bits(b.indptr[row + 1] - b.indptr[row])
+    mask = (1 << bits) - 1
     count = 0
-    for e in range(start, stop):
-        fetch_ahead(label_N, indices, e)
-        label = label_N[indices[e]]
-        weight = np.int64(1) if weights is None else np.int64(weights[e])
-        slot = slot_of(label, shift)
+    for e in range(b.indptr[row], b.indptr[row + 1]):
+        fetch_ahead(label_N, b.indices, e)
+        label = label_N[b.indices[e]]
+        weight = np.int64(weight_at(b.weights, e))
+        slot = slot_of(label, bits)
         while key[slot] != label and key[slot] != -1:
             slot = (slot + 1) & mask
         if key[slot] == -1:

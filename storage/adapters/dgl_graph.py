@@ -16,15 +16,11 @@ WEIGHTS = ("weight", "w")
 
 
 def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
-    """The graph of a `DGLGraph`: edges made undirected and simple.
+    """The graph, called `name`, of a `DGLGraph` of one kind of node: edges made undirected and simple.
 
-    Args:
-        graph: Of one kind of node; `ndata` holds features, labels, and, if there are, `train_mask`, `val_mask`,
-            `test_mask` and `assignment`, as `from_pyg` takes them, and `edata` the weights of edges under `weight` or
-            `w`, if they have any.
-        name: What the graph is called.
-        x: Key of the features in `ndata`, as in DGL's own datasets.
-        y: Key of the labels.
+    `ndata` holds features and labels under the keys `x` and `y`, and, if there are, `train_mask`, `val_mask`,
+    `test_mask` and `assignment`, as `from_pyg` takes them; `edata` has the weights of edges, if they have any, under
+    `weight` or `w`.
 
     Raises:
         ShoalError: Several kinds of node or edge, or an entry is missing or wrong; names it.
@@ -50,24 +46,18 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
     """A `DGLGraph` of both directions of every edge, with the tensors of `tensors_of` in `ndata`.
 
     Features and labels are under `feat` and `label`, the numbers of a shard's nodes under `dgl.NID`, and the weights of
-    edges, where they have any, in `edata` under `weight`.
-
-    Args:
-        graph: The graph to convert, whole or of one client.
-        split: Rows of a shard.
-        module: The library; None imports `dgl`.
+    edges, where they have any, in `edata` under `weight`. `module` is the library; None imports `dgl`.
 
     Raises:
         ShoalError: DGL cannot be imported, or labels are of graphs or pairs.
     """
     module = library("dgl", "a DGLGraph") if module is None else module
     tensors = tensors_of(graph, split)
-    if "batch" in tensors:
-        raise ShoalError("graph", "many graphs with a label each, and a DGLGraph has labels of nodes only; take to_pyg")
-    if "edge_label" in tensors:
-        raise ShoalError(
-            "graph", "pairs of nodes with a label each, and a DGLGraph has labels of nodes only; take to_pyg"
-        )
+    for key, items in (("batch", "many graphs"), ("edge_label", "pairs of nodes")):
+        if key in tensors:
+            raise ShoalError(
+                "graph", f"{items} with a label each, and a DGLGraph has labels of nodes only; take to_pyg"
+            )
     made = module.graph(tuple(tensors.pop("edge_index")), num_nodes=graph.nodes)
     if "edge_weight" in tensors:
         made.edata[WEIGHTS[0]] = tensors.pop("edge_weight")

@@ -16,15 +16,14 @@ Y, WEIGHT = "label", "weight"
 def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: str = Y) -> Graph:
     """The graph of a `networkx.Graph` or of one of its kinds: edges made undirected and simple.
 
-    Nodes are numbered in the order in which the graph has them. Of edges the attribute `weight` is read, 1 where there
-    is none, and no other.
+    Nodes are numbered in the order in which the graph has them, and may have the attributes `train_mask`, `val_mask`,
+    `test_mask` (truth values) and `assignment` (number of the client). Of edges the attribute `weight` is read, 1 where
+    there is none, and no other.
 
     Args:
-        graph: Its nodes have the attributes `x` and, if they are known, `y`; and, if there are, `train_mask`,
-            `val_mask`, `test_mask` (truth values) and `assignment` (number of the client).
+        graph: The graph, then called `name`.
         x: Attribute of the features, a number or a list of numbers a node; or several such attributes, one column
             each, named after what they stand for.
-        name: What the graph is called.
         y: Attribute of the labels: whole numbers or names; None, "" and -1 are unlabelled, like a missing attribute.
 
     Raises:
@@ -48,21 +47,13 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         if any(key in graph.nodes[node] for node in nodes):
             values[key] = np.array(_values(graph, nodes, key))
     where = {key: f"graph.nodes[...][{key!r}]" for key in (*values, *MASKS)}
-    where |= {
-        "x": f"graph.nodes[...][{x!r}]",
-        "y": f"graph.nodes[...][{y!r}]",
-        "edge_index": "graph.edges",
-        "edge_weight": "graph.edges",
-    }
+    where |= {"x": f"graph.nodes[...][{x!r}]", "y": f"graph.nodes[...][{y!r}]"}
+    where |= dict.fromkeys(("edge_index", "edge_weight"), "graph.edges")
     return graph_of(name, values, where)
 
 
 def _weight(one: Any, other: Any, weight: Any) -> float:
-    """The weight of an edge.
-
-    Raises:
-        ShoalError: It is no positive number; names the edge.
-    """
+    """The weight of an edge, which is a positive number."""
     if not isinstance(weight, int | float | np.number) or not 0 < weight < float("inf"):
         raise ShoalError(
             "graph",
@@ -73,11 +64,7 @@ def _weight(one: Any, other: Any, weight: Any) -> float:
 
 
 def _values(graph: Any, nodes: list[Any], key: str) -> list[Any]:
-    """An attribute of every node; all are of one length.
-
-    Raises:
-        ShoalError: A node has none, or one of another length; names it.
-    """
+    """An attribute of every node; all are of one length."""
     found: list[Any] = []
     for node in nodes:
         if (value := graph.nodes[node].get(key)) is None:

@@ -15,15 +15,13 @@ from shoal.storage.store.shard import Shard
 def from_sparse_tensor(
     adjacency: Any, x: Tensor, y: Tensor, masks: dict[str, Tensor] | None = None, name: str = "graph"
 ) -> Graph:
-    """The graph of an adjacency: edges made undirected and simple.
+    """The graph, called `name`, of an adjacency: edges made undirected and simple.
 
     Args:
-        adjacency: `SparseTensor` `[N, N]`; its transpose gives the same graph. Its values, if it has any, are the
-            weights of edges.
+        adjacency: `SparseTensor` `[N, N]`, or its transpose; values, if it has any, are the weights of edges.
         x: Features `[N, F]`.
         y: One class a node `[N]`; -1 or NaN where there is none.
         masks: `train_mask`, `val_mask`, `test_mask`, bool `[N]`; each is optional.
-        name: What the graph is called.
 
     Raises:
         ShoalError: The adjacency is not square, or a tensor is of a wrong shape, type or value; names it.
@@ -38,12 +36,7 @@ def from_sparse_tensor(
 def to_sparse_tensor(graph: Graph | Shard, module: Any = None) -> Any:
     """The adjacency as a `SparseTensor` `[N, N]`: row pointer and columns int64; its values are the weights of edges.
 
-    Args:
-        graph: The graph to convert, whole or of one client.
-        module: The library; None imports `torch_sparse`.
-
-    Raises:
-        ShoalError: torch_sparse cannot be imported.
+    `module` is the library; None imports `torch_sparse`, and a ShoalError says that it cannot be imported.
     """
     module = library("torch_sparse", "a SparseTensor") if module is None else module
     rowptr, col = (torch.from_numpy(array.astype(np.int64)) for array in (graph.indptr, graph.indices))

@@ -1,6 +1,5 @@
 """Graphs joined to one: concatenated, with one feature space and one set of labels."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate
@@ -19,12 +18,9 @@ LONGEST_NAME = 40
 def joined(graphs: Sequence[Graph]) -> Graph:
     """The domains of a federation as one graph: nodes of the first, then those of the second, and so on.
 
-    Where every graph says what its columns stand for, features are over the union of these, in sorted order; else all
-    must be equally wide, and columns of one number stand for the same. Labels of one number are the same class. A split
-    or an assignment is kept if all have one.
-
-    Args:
-        graphs: Two or more, whose names differ.
+    There are two or more, of different names. Where every graph says what its columns stand for, features are over the
+    union of these, in sorted order; else all must be equally wide, and columns of one number stand for the same. Labels
+    of one number are the same class. A split or an assignment is kept if all have one.
 
     Raises:
         ShoalError: Their features have nothing in common, or some have labels of nodes and some of graphs.
@@ -37,13 +33,9 @@ def joined(graphs: Sequence[Graph]) -> Graph:
     labels, names = joined_labels(
         [graph.y for graph in graphs], [graph.label_names for graph in graphs], [graph.name for graph in graphs]
     )
-    before = list(accumulate((graph.nodes for graph in graphs), initial=0))
-    entries = list(accumulate((graph.entries for graph in graphs), initial=0))
-    clients = list(accumulate((_clients(graph) for graph in graphs), initial=0))
-    own = [graph.assignment for graph in graphs]
-    cleaning: Counter[str] = Counter()
-    for graph in graphs:
-        cleaning.update(asdict(graph.cleaning))
+    before = accumulate((graph.nodes for graph in graphs), initial=0)
+    entries = accumulate((graph.entries for graph in graphs), initial=0)
+    cleaning = {key: sum(getattr(graph.cleaning, key) for graph in graphs) for key in asdict(graphs[0].cleaning)}
     return Graph(
         name=joined_name([graph.name for graph in graphs]),
         indptr=np.concatenate([[0], *(graph.indptr[1:] + start for graph, start in zip(graphs, entries))]),
@@ -52,12 +44,12 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         y=np.concatenate(labels),
         classes=max(graph.classes for graph in graphs) if names is None else len(names),
         split=_together([graph.split for graph in graphs]),
-        assignment=_together([a if a is None else a + np.int32(first) for a, first in zip(own, clients)]),
+        assignment=_together(_numbered_on([graph.assignment for graph in graphs])),
         cleaning=Cleaning(**cleaning),
         synthetic=any(graph.synthetic for graph in graphs),
         domains=tuple(Domain(graph.name, graph.nodes) for graph in graphs),
         vocabulary=vocabulary,
-        graph_of=_graphs_together(graphs),
+        graph_of=_together(_numbered_on([graph.graph_of for graph in graphs])),
         label_names=names,
         edge_weight=_weights_together(graphs),
     )
@@ -74,20 +66,16 @@ def domain_of_nodes(graph: Graph) -> np.ndarray:
     return np.repeat(np.arange(len(graph.domains), dtype=np.int32), [domain.nodes for domain in graph.domains])
 
 
-def _clients(graph: Graph) -> int:
-    return 0 if graph.assignment is None else int(graph.assignment.max(initial=-1)) + 1
-
-
 def _together(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     found = [part for part in parts if part is not None]
     return np.concatenate(found) if len(found) == len(parts) else None
 
 
-def _graphs_together(graphs: Sequence[Graph]) -> np.ndarray | None:
-    """The small graph of every node, where labels are of graphs, numbered on through all domains."""
-    before = accumulate((graph.items for graph in graphs), initial=0)
-    own = [graph.graph_of + first for graph, first in zip(graphs, before) if graph.graph_of is not None]
-    return np.concatenate(own) if own else None
+def _numbered_on(parts: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """Numbers of clients or graphs, those of every part after those of the parts before."""
+    counts = [0 if part is None else int(part.max(initial=-1)) + 1 for part in parts]
+    first = accumulate(counts, initial=0)
+    return [None if part is None else part + part.dtype.type(start) for part, start in zip(parts, first)]
 
 
 def _weights_together(graphs: Sequence[Graph]) -> np.ndarray | None:

@@ -8,8 +8,7 @@ from typing import Any
 from shoal.storage.datasets.domains import joined
 from shoal.storage.datasets.features.features import check_finite, row_normalized
 from shoal.storage.datasets.features.made_features import made_features
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
-from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
@@ -21,8 +20,7 @@ def load(options: DataSource) -> Graph:
     """The graph that a config asks for; features are finite, and normalised if `row_normalize` is set.
 
     Raises:
-        ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged; its one
-            line says which.
+        ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged.
     """
     spec, name = _spec(options), options.key
     if spec.finite and options.row_normalize:
@@ -47,26 +45,16 @@ def load(options: DataSource) -> Graph:
 
 
 def load_all(sources: Sequence[DataSource]) -> Graph:
-    """The graph of one source; more are joined, each a domain under the source's `name`.
-
-    Raises:
-        ShoalError: As for `load`, or their features have nothing in common.
-    """
+    """The graph of one source; more are joined, each a domain under the source's `name`."""
     if len(sources) == 1:
         return load(sources[0])
     return joined([replace(load(options), name=options.name) for options in sources])
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
-    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph.
-
-    Raises:
-        ShoalError: The name is unknown, or a file of the user's own graph is missing.
-    """
+    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph."""
     spec = _spec(options)
-    content: dict[str, Any] = {"dataset": options.key, "row_normalize": options.row_normalize}
-    if spec.content is not None:
-        content |= spec.content(options)
+    content = {"dataset": options.key, "row_normalize": options.row_normalize, **spec.content(options)}
     if options.made.made:
         content["made_features"] = options.made.identity
     if options.edge_weights != "keep" and spec.weighted:
@@ -78,9 +66,6 @@ def published_contents(options: DataSource) -> dict[str, str]:
     """Digest of every published file of a dataset, by its path below the data root; empty if one is not there.
 
     Their names say what they should hold, so they are no part of the fingerprint, and a store can be used without them.
-
-    Raises:
-        ShoalError: The name is unknown, or a file cannot be read.
     """
     root, files = data_root(options.root), _spec(options).published_files(options)
     if not all((root / path).is_file() for path in files):
@@ -89,40 +74,22 @@ def published_contents(options: DataSource) -> dict[str, str]:
 
 
 def items_ahead(options: DataSource) -> int | None:
-    """Number of nodes, or of graphs, where it is known before they are made; else None.
-
-    Raises:
-        ShoalError: The name is unknown, or an option is out of range.
-    """
-    count = _spec(options).items
-    return None if count is None else count(options)
+    """Number of nodes, or of graphs, where it is known before they are made; else None."""
+    return _spec(options).items(options)
 
 
 def classes_ahead(options: DataSource) -> int | None:
-    """Number of classes where it is known before the graph is made; else None.
-
-    Raises:
-        ShoalError: The name is unknown.
-    """
-    count = _spec(options).classes
-    return None if count is None else count(options)
+    """Number of classes where it is known before the graph is made; else None."""
+    return _spec(options).classes(options)
 
 
 def labels_ahead(options: DataSource) -> str | None:
-    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG.
-
-    Raises:
-        ShoalError: The name is unknown.
-    """
+    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG."""
     return _spec(options).task
 
 
 def _base_of(options: DataSource) -> DataSource:
-    """The dataset that small graphs are cut from.
-
-    Raises:
-        ShoalError: There is none, or it is none with labels of nodes.
-    """
+    """The dataset, with labels of nodes, that small graphs are cut from."""
     base = replace(options, dataset=options.base or "")
     if base.key not in DATASETS or record(base.key).task == "graph":
         found = "none" if options.base is None else repr(options.base)
@@ -158,11 +125,15 @@ def _induced(name: str) -> DatasetSpec:
         lambda options: _spec(_base_of(options)).published_files(_base_of(options)),
         task="graph",
         classes=lambda options: classes_ahead(_base_of(options)),
-        content=lambda options: {"base": fingerprint(_base_of(options)), **induced_graphs.options_of(options)},
+        content=lambda options: {
+            "base": fingerprint(_base_of(options)),
+            **{key: getattr(options, key) for key in induced_graphs.FIELDS},
+        },
     )
 
 
 def _spec(options: DataSource) -> DatasetSpec:
+    """The record of a dataset; a ShoalError lists the known ones if the name is unknown."""
     require_dataset(options.dataset)
     if options.dataset.startswith(PYG):
         from shoal.storage.datasets.readers.pyg import PYG_DATASET

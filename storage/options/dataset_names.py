@@ -14,16 +14,16 @@ READ_INTO_MEMORY = (
     ("readers.planetoid", ("cora", "citeseer", "pubmed")),
     ("readers.npz_graphs", ("computers", "photo", "cs", "physics")),
     ("readers.pyg", ("flickr",)),
-    ("readers.reddit", ("reddit",)),
+    ("readers.npz_graphs", ("reddit",)),
     ("user.files", ("files",)),
     (
         "readers.twitch",
         ("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw"),
     ),
-    ("readers.citation_domains", ("acmv9", "dblpv7")),
+    ("readers.matlab_graphs", ("acmv9", "dblpv7")),
     ("readers.pyg", ("cornell", "texas", "wisconsin", "actor")),
     ("readers.pyg", ("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions")),
-    ("readers.linkx", ("penn94", "reed98", "amherst41", "cornell5", "johnshopkins55", "genius")),
+    ("readers.matlab_graphs", ("penn94", "reed98", "amherst41", "cornell5", "johnshopkins55", "genius")),
     ("readers.tu", ("nci1", "proteins", "imdb-binary", "collab")),
     ("readers.ogb_molecules", ("ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp")),
 )
@@ -37,7 +37,7 @@ TWINS = {
 INDUCED = ("induced-node", "induced-edge", "induced-graph")
 NOT_IN_MEMORY = (
     ("synthetic.sbm", ("sbm",)),
-    ("synthetic.sbm_graphs", ("sbm-graphs",)),
+    ("synthetic.sbm", ("sbm-graphs",)),
     ("registry", INDUCED),
     ("readers.ogb", tuple(TWINS)),
     ("synthetic.twin", tuple(TWINS.values())),

@@ -26,29 +26,19 @@ def test_a_graph_one_can_check_by_hand(make_graph):
     assert result.label_skew == pytest.approx((0.4 + 0.6 + 0.6) / 3)
 
 
-def test_extremes_of_label_skew(make_graph):
-    graph = make_graph(4, [], y=[0, 1, 0, 1], classes=2)
-    assert quality(graph, np.array([0, 0, 1, 1]), 2).label_skew == 0
-    assert quality(graph, np.array([0, 1, 0, 1]), 2).label_skew == 0.5
-
-
-def test_clients_without_labels_do_not_count_as_skewed(make_graph):
-    graph = make_graph(3, [], y=[0, 1, -1], classes=2)
-    assert quality(graph, np.array([0, 0, 1]), 2).label_skew == 0
-    assert quality(make_graph(2, [], y=[-1, -1]), np.array([0, 1]), 2).label_skew == 0
-
-
-def test_no_edges_no_cut(make_graph):
-    result = quality(make_graph(3, []), np.array([0, 1, 1]), 2)
-    assert result.cut_fraction == 0
-    assert result.isolated == (1, 2)
-    assert result.clients_without_edges == 2
-
-
-def test_as_dict_survives_json(make_graph):
-    result = quality(make_graph(3, [(0, 1)], y=[0, 1, -1], classes=2), np.array([0, 0, 1]), 2).as_dict()
-    assert json.loads(json.dumps(result)) == result
-    assert result["nodes"] == [2, 1]
+@pytest.mark.parametrize(
+    ("y", "clients", "skew"),
+    [
+        ([0, 1, 0, 1], [0, 0, 1, 1], 0),
+        ([0, 1, 0, 1], [0, 1, 0, 1], 0.5),
+        ([0, 1, -1], [0, 0, 1], 0),
+        ([-1, -1], [0, 1], 0),
+    ],
+)
+def test_label_skew_is_of_clients_with_labels(make_graph, y, clients, skew):
+    found = quality(make_graph(len(y), [], y=y, classes=2), np.array(clients), 2)
+    assert (found.label_skew, found.cut_fraction) == (skew, 0)
+    assert json.loads(json.dumps(found.as_dict()))["nodes"] == list(found.nodes)
 
 
 @given(data=st.data())

@@ -26,7 +26,7 @@ def drawn_molecules(seed: int, graphs: int) -> dict[str, str]:
     rng = np.random.default_rng(seed)
     sizes, y = rng.integers(2, 8, size=graphs), (rng.random(graphs) < 1 / 3).astype(int)
     bonds = [(i, i + 1) for size in sizes for i in range(size - 1)]
-    atoms = np.stack([rng.integers(each.width, size=sizes.sum()) for each in ATOM_FEATURES], axis=1)
+    atoms = np.stack([rng.integers(width, size=sizes.sum()) for width in ATOM_FEATURES.values()], axis=1)
     atoms[:, 0] = np.where(rng.random(len(atoms)) < 0.7, 6 + np.repeat(y, sizes), 8)
     tenth = np.arange(graphs) % 10
     columns = {

@@ -19,11 +19,7 @@ def compact(x: np.ndarray) -> Any:
 
 
 def check_finite(x: Any, where: str) -> None:
-    """Refuses NaN and infinity in features `[N, F]`, dense or SciPy CSR.
-
-    Raises:
-        ShoalError: Names `where` and the first row that has one.
-    """
+    """Refuses NaN and infinity in features `[N, F]`, dense or SciPy CSR; names `where` and the first row with one."""
     if sp.issparse(x):
         for first in range(0, len(x.data), BLOCK_VALUES):
             bad = ~np.isfinite(x.data[first : first + BLOCK_VALUES])
@@ -39,25 +35,21 @@ def check_finite(x: Any, where: str) -> None:
 def row_normalized(x: Any, where: str) -> Any:
     """Features `[N, F]` with rows that sum to 1, of the same kind and type; a row of zeros stays so.
 
-    Args:
-        x: Dense or SciPy CSR; not changed. The result is in memory, even if x is a memory map.
-        where: File or dataset that an error names.
+    x is not changed; the result is in memory, even if x is a memory map.
 
     Raises:
-        ShoalError: A feature is negative, so that sums mean nothing.
+        ShoalError: A feature is negative, so that sums mean nothing; names `where`.
     """
     if sp.issparse(x):
         scaled = x.copy()
-        if (scaled.data < 0).any():
-            _refuse_negative(where)
+        _require_none_negative(x.data, where)
         scale = _inverse(np.asarray(x.sum(axis=1, dtype=np.float64)).ravel())
         scaled.data *= np.repeat(scale, np.diff(x.indptr)).astype(x.dtype)
         return scaled
     scaled = np.empty(x.shape, dtype=x.dtype)
     for first, last in _blocks(x):
         block = x[first:last]
-        if (block < 0).any():
-            _refuse_negative(where)
+        _require_none_negative(block, where)
         scaled[first:last] = block * _inverse(block.sum(axis=1, dtype=np.float64))[:, None]
     return scaled
 
@@ -76,5 +68,6 @@ def _refuse(where: str, row: int) -> None:
     raise ShoalError(where, f"row {row} of the features has NaN or infinity as float; replace such values")
 
 
-def _refuse_negative(where: str) -> None:
-    raise ShoalError(where, "negative features have no sum to divide by; set data.row_normalize to false")
+def _require_none_negative(values: np.ndarray, where: str) -> None:
+    if (values < 0).any():
+        raise ShoalError(where, "negative features have no sum to divide by; set data.row_normalize to false")

@@ -16,16 +16,10 @@ DENSE_NODES = 1000
 
 
 def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures, memory_limit: int) -> Any:
-    """Features `[N, F]`, float32: SciPy CSR for `degree` and `one-hot`, else an array.
-
-    Args:
-        indptr: Row pointer of the adjacency, `[N + 1]`.
-        indices: Neighbours, `[E]`, both directions of every edge.
-        options: What is made.
-        memory_limit: Bytes that they may take.
+    """Features `[N, F]`, float32, of a graph as CSR: SciPy CSR for `degree` and `one-hot`, else an array.
 
     Raises:
-        ShoalError: There are too many nodes, or too few; names the key.
+        ShoalError: There are too many nodes, or too few, or they take more than `memory_limit` bytes; names the key.
     """
     nodes, width = len(indptr) - 1, options.width
     if options.kind == "one-hot":
@@ -55,9 +49,6 @@ def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray
 
     Each has mean square 1, and its entry of the largest absolute value (the first of equal ones) is positive. A node
     without edges has a row and a column of zeros in the matrix.
-
-    Raises:
-        ShoalError: There are fewer than `width` nodes, or the iteration does not come to an end.
     """
     nodes = len(indptr) - 1
     if width > nodes:

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
-from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, clean_edges
 
@@ -16,9 +15,6 @@ def load_digits(name: str, options: DataSource) -> Graph:
     x is float32 `[1797, 64]`, pixels scaled to 0..1. Of equally distant images the lower id is taken, and
     squared distances of whole grey values are exact, so the graph is the same on every machine. Source: UCI
     "Optical Recognition of Handwritten Digits", test set, as packed with scikit-learn.
-
-    Raises:
-        ShoalError: `options.neighbors` is out of range.
     """
     from sklearn.datasets import load_digits as load_published
 

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks, number_in
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, synthetic_identity
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.npz_stream import NpzMember
-from shoal.storage.datasets.sources.source import DataSource, data_root, derived_root
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root, derived_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.digest import input_digest
@@ -35,15 +34,8 @@ MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 1 << 16, 1 << 24
 
 @dataclass(frozen=True)
 class Published:
-    """Published form of one graph.
-
-    Attributes:
-        folder: Below the data root, as OGB calls it.
-        archive: Its .zip file.
-        split: Folder of its official split.
-        classes: Number of classes.
-        binary: True if the graph is in .npz files, else in .csv.gz files.
-        feature_dtype: How features are kept by default.
+    """Published form of one graph: its folder below the data root, its .zip file, and the folder of its official split;
+    a binary one is in .npz files, else in .csv.gz files. `feature_dtype` is how features are kept by default.
     """
 
     folder: str
@@ -63,14 +55,11 @@ PUBLISHED = {
 Rows = Callable[[int], Iterable[np.ndarray]]
 
 
-@dataclass(frozen=True)
-class Raw:
+class Raw(NamedTuple):
     """The published files of one graph, opened; each function gives rows in blocks, from a given row number on.
 
     Attributes:
-        nodes: Number of nodes N, as the files announce it.
-        edges: Number of edges E, as the files announce it.
-        features: Number of features F.
+        nodes: Number of nodes N, as the files announce it, like that of edges and features.
         edge_columns: Edges, int64 `[2, e]`.
         feature_rows: Features, float32 `[n, F]`.
         label_rows: Labels, of any number type, `[n]`; NaN where there is none.
@@ -93,14 +82,11 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     features, labels and split to `ogb-derived/<name>`, and goes on there if it was killed. x is float32 or float16
     `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. Files
     that `write_ogb_layout` wrote give a synthetic graph with the name of the twin.
-
-    Raises:
-        ShoalError: A file is missing, damaged or another graph's, or the disk is too small.
     """
     known = PUBLISHED[name]
-    identity = twin_in_place(name, options)
-    files = _files(name, known, data_root(options.root), identity)
-    dtype = np.dtype(feature_dtype(name, options))
+    identity = _twin_in_place(options)
+    files = _files(options, known, identity)
+    dtype = np.dtype(_feature_dtype(options))
     limit = options.memory_limit
     contents = {part: input_digest(path) for part, path in files.items()}
     with derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
@@ -118,58 +104,54 @@ def load_ogb(name: str, options: DataSource) -> Graph:
             _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
         checksums.require()
         indptr, indices, cleaning = open_csr(csr)
-        mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split)]
-    x, y, split = mapped
+        x, y, split = (np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split))
     synthetic = identity is not None
     name = identity["dataset"] if identity else name
     return Graph(name, indptr, indices, x, y, known.classes, split=split, cleaning=cleaning, synthetic=synthetic)
 
 
-def twin_in_place(name: str, options: DataSource) -> dict[str, Any] | None:
+def _twin_in_place(options: DataSource) -> dict[str, Any] | None:
     """Identity of the twin whose files are in the folder of the original; None if they are the original's."""
-    return synthetic_identity(data_root(options.root) / PUBLISHED[name].folder)
+    return synthetic_identity(data_root(options.root) / PUBLISHED[options.key].folder)
 
 
-def feature_dtype(name: str, options: DataSource) -> str:
-    """Type of stored features: `float32` or `float16`.
-
-    Raises:
-        ShoalError: The user asks for something else.
-    """
-    found = options.feature_dtype or PUBLISHED[name].feature_dtype
+def _feature_dtype(options: DataSource) -> str:
+    """Type of stored features: `float32` or `float16`."""
+    found = options.feature_dtype or PUBLISHED[options.key].feature_dtype
     if found not in ("float32", "float16"):
         raise ShoalError("data.options.feature_dtype", f"'{found}' must be float32 or float16")
     return found
 
 
-def raw_files(known: Published) -> dict[str, str]:
-    """Path below the graph's folder of every published file, by what it holds."""
+def raw_files(known: Published) -> dict[str, Path]:
+    """Path below the data root of every published file, by what it holds."""
     inside = {"data": "raw/data.npz", "node-label": "raw/node-label.npz"}
     if not known.binary:
         inside = {part: f"raw/{part}.csv.gz" for part in CSV}
-    return inside | {part: f"split/{known.split}/{part}.csv.gz" for part in PARTS.values()}
+    inside |= {part: f"split/{known.split}/{part}.csv.gz" for part in PARTS.values()}
+    return {part: Path(known.folder) / file for part, file in inside.items()}
 
 
-def _files(name: str, known: Published, root: Path, identity: dict[str, Any] | None) -> dict[str, Path]:
-    """Files by what they hold."""
-    folder, inside = root / known.folder, raw_files(known)
-    address = f"{URL}/{known.archive}"
+def _files(options: DataSource, known: Published, identity: dict[str, Any] | None) -> dict[str, Path]:
+    """Files by what they hold; all are there."""
+    root, address = data_root(options.root), f"{URL}/{known.archive}"
     if not known.binary and identity is None:
-        published(name, folder, list(inside.values()), lambda file: address, nested=True)
-    for file in inside.values():
-        if not (folder / file).is_file():
-            if identity is not None:
-                raise ShoalError(
-                    folder / file,
-                    f"not found; the folder holds a part of {identity['dataset']}, which was not "
-                    "written to its end; run `shoal synthesize` again or delete the folder",
-                )
-            raise ShoalError(
-                folder / file,
-                f"not found; unpack {address} (57 GB) and rename its folder to {folder}, or set "
-                f"data.root or SHOAL_DATA to a folder that has the raw files of dataset '{name}'",
-            )
-    return {part: folder / file for part, file in inside.items()}
+        published(options, list(raw_files(known).values()), lambda file: address, nested=True)
+    files = {part: root / file for part, file in raw_files(known).items()}
+    missing = next((path for path in files.values() if not path.is_file()), None)
+    if missing is not None and identity is not None:
+        raise ShoalError(
+            missing,
+            f"not found; the folder holds a part of {identity['dataset']}, which was not "
+            "written to its end; run `shoal synthesize` again or delete the folder",
+        )
+    if missing is not None:
+        raise ShoalError(
+            missing,
+            f"not found; unpack {address} (57 GB) and rename its folder to {root / known.folder}, or set "
+            f"data.root or SHOAL_DATA to a folder that has the raw files of dataset '{options.key}'",
+        )
+    return files
 
 
 def _open_csv(files: dict[str, Path], block_bytes: int) -> Raw:
@@ -177,21 +159,16 @@ def _open_csv(files: dict[str, Path], block_bytes: int) -> Raw:
     if column_count(files["edge"], ADVICE) != 2:
         raise ShoalError(files["edge"], f"a line must have two fields, source and target; {ADVICE}")
 
-    def edge_columns(first: int) -> Iterator[np.ndarray]:
-        for block in csv_blocks(files["edge"], np.int64, block_bytes, ADVICE, first):
-            yield block.T
-
-    def label_rows(first: int) -> Iterator[np.ndarray]:
-        for block in csv_blocks(files["node-label"], np.float64, block_bytes, ADVICE, first):
-            yield block[:, 0]
+    def blocks(part: str, dtype: type, first: int) -> Iterator[np.ndarray]:
+        return csv_blocks(files[part], dtype, block_bytes, ADVICE, first)
 
     return Raw(
         nodes,
         edges,
         column_count(files["node-feat"], ADVICE),
-        edge_columns,
-        lambda first: csv_blocks(files["node-feat"], np.float32, block_bytes, ADVICE, first),
-        label_rows,
+        lambda first: (block.T for block in blocks("edge", np.int64, first)),
+        lambda first: blocks("node-feat", np.float32, first),
+        lambda first: (block[:, 0] for block in blocks("node-label", np.float64, first)),
         (str(files["edge"]), str(files["node-feat"]), str(files["node-label"])),
     )
 
@@ -214,17 +191,13 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
             found = f"{member.dtype} {list(member.shape)}"
             raise ShoalError(member.where, f"not what a graph of {nodes} nodes has, found {found}; {ADVICE}")
     pair, row = 2 * edge.dtype.itemsize, feature.dtype.itemsize * feature.shape[1]
-
-    def label_rows(first: int) -> Iterator[np.ndarray]:
-        return label.values(first, block_bytes // label.dtype.itemsize)
-
     return Raw(
         nodes,
         edge.shape[1],
         feature.shape[1],
         lambda first: edge.columns(first, block_bytes // pair),
         lambda first: feature.rows(first, max(1, block_bytes // row)),
-        label_rows,
+        lambda first: label.values(first, block_bytes // label.dtype.itemsize),
         (edge.where, feature.where, label.where),
     )
 
@@ -282,15 +255,15 @@ def _write_split(path: Path, nodes: int, files: dict[int, Path], block_bytes: in
 
 def _content(options: DataSource) -> dict[str, Any]:
     """Type of stored features, and the twin whose files are in the folder of the original."""
-    twin = twin_in_place(options.key, options)
-    return {"feature_dtype": feature_dtype(options.key, options)} | ({} if twin is None else {"synthetic": twin})
+    twin = _twin_in_place(options)
+    return {"feature_dtype": _feature_dtype(options)} | ({} if twin is None else {"synthetic": twin})
 
 
 DATASETS = tuple(
     DatasetSpec(
         name,
         load_ogb,
-        [Path(known.folder) / file for file in raw_files(known).values()],
+        list(raw_files(known).values()),
         classes=lambda options: PUBLISHED[options.key].classes,
         content=_content,
         finite=True,

@@ -4,23 +4,21 @@ Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", Neur
 Chem. Sci. 2018).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
-from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 URL = "https://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download"
-ADVICE = "delete it, and it is downloaded again"
 # Names of datasets, and of their archives, the .zip of which has one folder.
 ARCHIVES = {"ogbg-molhiv": "hiv", "ogbg-molbace": "bace", "ogbg-molbbbp": "bbbp"}
 EDGES, ATOMS, LABELS = "edge", "node-feat", "graph-label"
@@ -32,26 +30,19 @@ BLOCK_BYTES = 1 << 24
 MOST = 1 << 31
 
 
-@dataclass(frozen=True)
-class AtomFeature:
-    """One of the nine whole numbers that are known of an atom, and how many values it has."""
-
-    name: str
-    width: int
-
-
+# The nine whole numbers that are known of an atom, and how many values each has:
 # `ogb.utils.features.get_atom_feature_dims` of ogb 1.3.6; the last value of the first seven stands for any other.
-ATOM_FEATURES = (
-    AtomFeature("atomic number", 119),
-    AtomFeature("chirality", 5),
-    AtomFeature("degree", 12),
-    AtomFeature("formal charge", 12),
-    AtomFeature("hydrogens", 10),
-    AtomFeature("radical electrons", 6),
-    AtomFeature("hybridization", 6),
-    AtomFeature("aromatic", 2),
-    AtomFeature("in a ring", 2),
-)
+ATOM_FEATURES = {
+    "atomic number": 119,
+    "chirality": 5,
+    "degree": 12,
+    "formal charge": 12,
+    "hydrogens": 10,
+    "radical electrons": 6,
+    "hybridization": 6,
+    "aromatic": 2,
+    "in a ring": 2,
+}
 
 
 def paths(name: str) -> list[Path]:
@@ -68,14 +59,8 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
     of embeddings of OGB's AtomEncoder. Columns have names, by which these datasets are joined. Bonds are edges both
     ways, published one way; their features (type, stereo, conjugation) are not used. The split is the published one,
     by scaffolds.
-
-    Raises:
-        ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
     """
-    root = data_root(options.root)
-    folder, files = root / paths(name)[0].parts[0], paths(name)
-    inside = [str(file.relative_to(files[0].parts[0])) for file in files]
-    found = published(name, folder, inside, lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
+    found = published(options, paths(name), lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
     raw, parts = dict(zip(RAW, found)), dict(zip(SPLIT, found[len(RAW) :]))
     atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
     pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
@@ -89,7 +74,7 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
         "y": y,
         "graph": graph_of,
         "split": _codes(parts, len(y)),
-        "vocabulary": np.array([f"atom {each.name} {k}" for each in ATOM_FEATURES for k in range(each.width)]),
+        "vocabulary": np.array([f"atom {key} {k}" for key, width in ATOM_FEATURES.items() for k in range(width)]),
     }
     where = {"edge_index": str(raw[EDGES]), "x": str(raw[ATOMS]), "y": str(raw[LABELS]), "graph": str(raw[ATOM_COUNTS])}
     made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **where})
@@ -98,10 +83,10 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
 
 def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
     """All rows of a file, `[lines, columns]`."""
-    found = column_count(path, ADVICE)
+    found = column_count(path, AGAIN)
     if found != columns:
-        raise ShoalError(path, f"a line must have {columns} fields, {what}, found {found}; {ADVICE}")
-    return np.concatenate(list(csv_blocks(path, dtype, BLOCK_BYTES, ADVICE)))
+        raise ShoalError(path, f"a line must have {columns} fields, {what}, found {found}; {AGAIN}")
+    return np.concatenate(list(csv_blocks(path, dtype, BLOCK_BYTES, AGAIN)))
 
 
 def _labels(path: Path) -> np.ndarray:
@@ -111,7 +96,7 @@ def _labels(path: Path) -> np.ndarray:
     if wrong.any():
         graph = int(wrong.argmax())
         found = "no label" if np.isnan(label[graph]) else f"label {label[graph]:g}"
-        raise ShoalError(path, f"graph {graph} has {found}, every graph has 0 or 1; {ADVICE}")
+        raise ShoalError(path, f"graph {graph} has {found}, every graph has 0 or 1; {AGAIN}")
     return label.astype(np.int64)
 
 
@@ -119,13 +104,13 @@ def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarr
     """Rows of another file that every graph has, int64 `[G]`."""
     count = _table(path, np.int64, 1, "how many a graph has")[:, 0]
     if len(count) != graphs:
-        raise ShoalError(path, f"{len(count)} rows, and {LABELS}.csv.gz has {graphs}; {ADVICE}")
+        raise ShoalError(path, f"{len(count)} rows, and {LABELS}.csv.gz has {graphs}; {AGAIN}")
     wrong = (count < least) | (count >= MOST)
     if wrong.any():
         graph = int(wrong.argmax())
-        raise ShoalError(path, f"graph {graph} has {count[graph]}, at least {least} was expected; {ADVICE}")
+        raise ShoalError(path, f"graph {graph} has {count[graph]}, at least {least} was expected; {AGAIN}")
     if count.sum() != rows:
-        raise ShoalError(path, f"counts {count.sum()} rows of {of}.csv.gz, which has {rows}; {ADVICE}")
+        raise ShoalError(path, f"counts {count.sum()} rows of {of}.csv.gz, which has {rows}; {AGAIN}")
     return count
 
 
@@ -136,21 +121,18 @@ def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: 
         row = int(outside.argmax())
         one, other = pairs[row]
         atoms = sizes[graph[row]]
-        raise ShoalError(path, f"row {row} joins {one} and {other}, graph {graph[row]} has {atoms} atoms; {ADVICE}")
+        raise ShoalError(path, f"row {row} joins {one} and {other}, graph {graph[row]} has {atoms} atoms; {AGAIN}")
     return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
 def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
     """A one for every feature of every atom, float32 `[N, 174]`."""
-    widths = np.array([each.width for each in ATOM_FEATURES])
+    widths = np.array(list(ATOM_FEATURES.values()))
     outside = (atoms < 0) | (atoms >= widths)
     if outside.any():
         row, column = (int(place[0]) for place in np.nonzero(outside))
-        known = ATOM_FEATURES[column]
-        raise ShoalError(
-            path,
-            f"row {row}, column {column} ({known.name}) is {atoms[row, column]}, not in 0..{known.width - 1}; {ADVICE}",
-        )
+        known = f"column {column} ({list(ATOM_FEATURES)[column]})"
+        raise ShoalError(path, f"row {row}, {known} is {atoms[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
     rows, features = atoms.shape
     places = (atoms + np.cumsum(widths) - widths).ravel()
     starts = np.arange(0, rows * features + 1, features)
@@ -164,10 +146,10 @@ def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
         numbers = _table(file, np.int64, 1, "the number of a graph")[:, 0]
         outside = (numbers < 0) | (numbers >= graphs)
         if outside.any():
-            raise ShoalError(file, f"names graph {numbers[outside][0]}, there are 0 to {graphs - 1}; {ADVICE}")
+            raise ShoalError(file, f"names graph {numbers[outside][0]}, there are 0 to {graphs - 1}; {AGAIN}")
         taken = code[numbers] != UNASSIGNED
         if taken.any():
-            raise ShoalError(file, f"graph {numbers[taken][0]} is in another part of the split, too; {ADVICE}")
+            raise ShoalError(file, f"graph {numbers[taken][0]} is in another part of the split, too; {AGAIN}")
         code[numbers] = part
     return code
 

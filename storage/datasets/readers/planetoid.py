@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
-from shoal.storage.datasets.sources.source import DataSource, data_root, reading
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import open_plain
 from shoal.storage.graph.graph import Graph, clean_edges
@@ -58,13 +57,10 @@ def load_planetoid(name: str, options: DataSource) -> Graph:
     `cleaning` counts what was left to do. These files are pickles, and only the published ones are opened, by
     their SHA-256. Source: Yang, Cohen and Salakhutdinov, "Revisiting Semi-Supervised Learning with Graph
     Embeddings", ICML 2016.
-
-    Raises:
-        ShoalError: A file is missing and cannot be downloaded, or is not the published one.
     """
-    files = paths(name)
-    folder = data_root(options.root) / files[0].parent
-    for path in published(name, folder, [file.name for file in files], lambda file: f"{URL}/{file}"):
+    files = published(options, paths(name), lambda file: f"{URL}/{file}")
+    folder = files[0].parent
+    for path in files:
         _require_published(path)
     from torch_geometric.io import read_planetoid_data
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
-from shoal.storage.datasets.sources.source import DataSource, data_root, reading
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
 from shoal.storage.datasets.user.user_dataset import checked_options
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import load_npy, open_npz
@@ -28,7 +28,6 @@ from shoal.storage.suggestions import did_you_mean
 # Parameters of PyG's constructors that `data.options` does not set.
 OF_PYG = ("root", "name", "transform", "pre_transform", "pre_filter", "force_reload", "log")
 MASKS = ("train_mask", "val_mask", "test_mask")
-AGAIN = "delete it, and it is downloaded again"
 
 
 class _RawFiles(Exception):
@@ -45,8 +44,7 @@ def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None 
         listed: Raise `_RawFiles` with the paths of the files, and read none.
 
     Raises:
-        FileNotFoundError: A raw file is missing; its argument is the path.
-        Exception: Whatever PyG raises on damaged files.
+        FileNotFoundError: A raw file is missing; its argument is the path. Damaged ones raise whatever PyG does.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-pyg-") as folder:
 
@@ -76,11 +74,7 @@ def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None 
 
 
 def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
-    """The graph of a dataset of PyG: of its one `Data`, or of many small ones; of several splits the first.
-
-    Raises:
-        ShoalError: It is of another form than `from_pyg` takes.
-    """
+    """The graph of a dataset of PyG: of its one `Data`, or of many small ones; of several splits the first."""
     import torch
 
     from shoal.storage.datasets.user.pyg_data import from_pyg
@@ -99,11 +93,7 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
 
 
 def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
-    """The class that `pyg:CLASS/NAME` names, and its arguments.
-
-    Raises:
-        ShoalError: There is no such class, a name is missing or one too many, or an option is wrong.
-    """
+    """The class that `pyg:CLASS/NAME` names, and its arguments."""
     import torch_geometric.datasets as known
 
     found = PYG_NAME.fullmatch(options.dataset)
@@ -133,11 +123,7 @@ def load_pyg(name: str, options: DataSource) -> Graph:
     """A dataset class of `torch_geometric.datasets`, over raw files that are there.
 
     `data.options` are keyword arguments of its constructor; `root` is a folder below the data root, by default the
-    name of the class in lower case.
-
-    Raises:
-        ShoalError: A file is missing or damaged, an option is wrong, or the data is of another form than graphs with
-            one kind of nodes and one class each.
+    name of the class in lower case. Its graphs have one kind of nodes and one class each.
     """
     cls, arguments = _constructor(options)
     try:
@@ -158,24 +144,20 @@ def load_pyg(name: str, options: DataSource) -> Graph:
 def _raw_files(options: DataSource) -> list[Path]:
     """The raw files of a class of PyG, as paths below the data root."""
     cls, arguments = _constructor(options)
-    try:
-        _opened(cls, arguments, listed=True)
-    except _RawFiles as found:
-        return [path.relative_to(data_root(options.root)) for path in found.args[0]]
-    except Exception:
-        # Loading it reports the fault.
-        return []
+    # Loading it reports other faults.
+    with suppress(Exception):
+        try:
+            _opened(cls, arguments, listed=True)
+        except _RawFiles as found:
+            return [path.relative_to(data_root(options.root)) for path in found.args[0]]
     return []
 
 
-PYG_DATASET = DatasetSpec(
-    "",
-    load_pyg,
-    _raw_files,
-    task=None,
-    content=lambda options: {"options": dict(options.user_options)},
-    weighted=True,
-)
+def _pyg_content(options: DataSource) -> dict[str, Any]:
+    return {"options": dict(options.user_options)}
+
+
+PYG_DATASET = DatasetSpec("", load_pyg, _raw_files, task=None, content=_pyg_content, weighted=True)
 
 
 @dataclass(frozen=True)
@@ -185,8 +167,7 @@ class _Published:
     Attributes:
         title: Of the class.
         root: Its argument `root`, below the data root.
-        raw: Folder of the files, below the data root.
-        files: Their names.
+        files: Below the data root, in one folder.
         url: The address of a file, of the class and the name.
         arguments: Of the constructor, beside `root`.
         compacted: Features are kept sparse where that is smaller.
@@ -194,28 +175,24 @@ class _Published:
 
     title: str
     root: str
-    raw: str
-    files: Sequence[str]
+    files: Sequence[Path]
     url: Callable[[Any, str], str]
     arguments: Mapping[str, str] = field(default_factory=dict)
     compacted: bool = False
 
     def load(self, name: str, options: DataSource) -> Graph:
-        """The graph; of several published splits the first.
-
-        Raises:
-            ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
-        """
+        """The graph; of several published splits the first."""
         import torch_geometric.datasets as known
 
-        cls, root = getattr(known, self.title), data_root(options.root)
-        folder = root / self.raw
-        paths = published(name, folder, self.files, partial(self.url, cls))
+        cls = getattr(known, self.title)
+        paths = published(options, self.files, partial(self.url, cls))
+        folder = paths[0].parent
         for path in paths:
             _require_sound(path, whole=False)
+        arguments = {"root": str(data_root(options.root) / self.root), **self.arguments}
         try:
             with reading(folder, f"replace the raw files of dataset '{name}'"):
-                dataset = _opened(cls, {"root": str(root / self.root), **self.arguments}, self.files)
+                dataset = _opened(cls, arguments, [path.name for path in paths])
         except ShoalError:
             for path in paths:
                 _require_sound(path, whole=True)
@@ -225,15 +202,7 @@ class _Published:
 
 
 def _require_sound(path: Path, whole: bool) -> None:
-    """Refuses a damaged file; NumPy's announce as many bytes as are there.
-
-    Args:
-        path: The file.
-        whole: Read it to its end, and not the headers alone.
-
-    Raises:
-        ShoalError: It is damaged.
-    """
+    """Refuses a damaged file, found by its content if `whole`, else by the header of an array."""
     with reading(path, AGAIN):
         if path.suffix == ".npz":
             with open_npz(path) as file:
@@ -268,22 +237,22 @@ def _of_geom_gcn(name: str, word: str) -> _Published:
     def url(cls: Any, file: str) -> str:
         return f"{cls.url}/splits/{file}" if file.endswith(".npz") else f"{cls.url}/new_data/{word}/{file}"
 
-    files = (GEOM_GCN_NODES, "out1_graph_edges.txt", f"{word}_split_0.6_0.2_0.npz")
+    raw = (GEOM_GCN_NODES, "out1_graph_edges.txt", f"{word}_split_0.6_0.2_0.npz")
+    files = [Path(name, "raw", file) for file in raw]
     if name == "actor":
-        return _Published("Actor", name, f"{name}/raw", files, url)
-    return _Published("WebKB", "", f"{name}/raw", files, url, {"name": name})
+        return _Published("Actor", name, files, url)
+    return _Published("WebKB", "", files, url, {"name": name})
 
 
 def _heterophilous(name: str) -> _Published:
-    word = name.replace("-", "_")
-    url = "{0.url}/{1}".format
-    return _Published("HeterophilousGraphDataset", "", f"{word}/raw", (f"{word}.npz",), url, {"name": word})
+    word, url = name.replace("-", "_"), "{0.url}/{1}".format
+    return _Published("HeterophilousGraphDataset", "", [Path(word, "raw", f"{word}.npz")], url, {"name": word})
 
 
 PUBLISHED = {
     # Zeng et al., "GraphSAINT: Graph Sampling Based Inductive Learning Method", ICLR 2020.
     "flickr": _Published(
-        "Flickr", "flickr", "flickr/raw", tuple(FLICKR),
+        "Flickr", "flickr", [Path("flickr/raw", file) for file in FLICKR],
         lambda cls, file: DRIVE.format(getattr(cls, FLICKR[file])), compacted=True,
     ),
     # Pei et al., "Geom-GCN: Geometric Graph Convolutional Networks", ICLR 2020.
@@ -291,6 +260,4 @@ PUBLISHED = {
     # Platonov et al., "A critical look at the evaluation of GNNs under heterophily", ICLR 2023.
     **{name: _heterophilous(name) for name in HETEROPHILOUS},
 }  # fmt: skip
-DATASETS = tuple(
-    DatasetSpec(name, known.load, [Path(known.raw) / file for file in known.files]) for name, known in PUBLISHED.items()
-)
+DATASETS = tuple(DatasetSpec(name, known.load, known.files) for name, known in PUBLISHED.items())

@@ -10,9 +10,8 @@ import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
-from shoal.storage.datasets.sources.source import DataSource, data_root, reading
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import MOST_OF_A_BYTE, require_free
 from shoal.storage.files.reading import open_plain
@@ -30,16 +29,9 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
     many neighbours, and these, counted from 0 in their graph. Source: Zhang et al., "An End-to-End Deep Learning
     Architecture for Graph Classification", AAAI 2018.
 
-    Args:
-        path: The .zip.
-        member: The text in it.
-
     Raises:
-        OSError: It cannot be opened.
-        KeyError: It has no such text.
-        ValueError: The text is not of this form.
+        ValueError: The text, `member` of the .zip, is not of this form; a damaged .zip raises what `zipfile` does.
         MemoryError: It is larger than the free memory.
-        zipfile.BadZipFile: It is damaged.
     """
     with open_plain(path) as file, zipfile.ZipFile(file) as archive:
         found = archive.getinfo(member)
@@ -104,7 +96,6 @@ EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
 OF_NODE, ATTRIBUTES = "node_labels", "node_attributes"
 OF_NODES = {"nci1": (OF_NODE,), "proteins": (OF_NODE, ATTRIBUTES)}
 MOST_LABELS = 1 << 16
-ADVICE = "delete it, and it is downloaded again"
 
 
 def paths(options: DataSource) -> list[Path]:
@@ -132,65 +123,50 @@ def load_tu(name: str, options: DataSource) -> Graph:
     measured attributes; where nodes have neither, their degrees, one-hot. Columns have names, by which datasets are
     joined: labels of nodes of two datasets are not the same, degrees are. Source: Morris et al., "TUDataset: A
     Collection of Benchmark Datasets for Learning with Graphs", 2020.
-
-    Raises:
-        ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
     """
-    root = data_root(options.root)
     files = paths(options)
     if files[0].suffix == ".zip":
-        text = str(root / files[0])
+        text = data_root(options.root) / files[0]
         with reading(text, "put the file back as it was published"):
-            edges, graph, y = read_dgcnn_text(root / files[0], f"{NAMES[name]}/{NAMES[name]}.txt")
-        return _graph(name, options, edges, graph, y, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), text))
-    folder = root / files[0].parent
-    found = published(name, folder, [file.name for file in files], lambda file: f"{URL}/{NAMES[name]}.zip")
-    where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in found}
+            edges, graph, y = read_dgcnn_text(text, f"{NAMES[name]}/{NAMES[name]}.txt")
+        found = {"edge_index": edges, "graph": graph, "y": y}
+        return _graph(name, options, found, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
+    paths_of = published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
+    where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in paths_of}
     columns: dict[str, np.ndarray] = {}
     for part, file in where.items():
-        with reading(file, ADVICE):
+        with reading(file, AGAIN):
             columns[part] = _columns(file, whole=part != ATTRIBUTES)
-    edges, graph, y = columns.pop(EDGES).T, columns.pop(GRAPHS)[:, 0], columns.pop(LABELS)[:, 0]
-    return _graph(name, options, edges - 1, graph - 1, y, columns, where)
+    found = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
+    found["y"] = columns.pop(LABELS)[:, 0]
+    return _graph(name, options, found, columns, where)
 
 
 def _graph(
-    name: str,
-    options: DataSource,
-    edges: np.ndarray,
-    graph: np.ndarray,
-    y: np.ndarray,
-    of_nodes: dict[str, np.ndarray],
-    where: dict[str, str],
+    name: str, options: DataSource, arrays: dict[str, Any], of_nodes: dict[str, np.ndarray], where: dict[str, str]
 ) -> Graph:
-    """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees."""
+    """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees up to a cap."""
     for part, rows in of_nodes.items():
-        if len(rows) != len(graph):
-            raise ShoalError(where[part], f"{len(rows)} rows for {len(graph)} nodes; {ADVICE}")
+        if len(rows) != len(arrays["graph"]):
+            raise ShoalError(where[part], f"{len(rows)} rows for {len(arrays['graph'])} nodes; {AGAIN}")
     parts = [_one_hot(of_nodes[OF_NODE], f"{name} label")] if of_nodes else []
     if options.node_attributes and ATTRIBUTES in of_nodes:
         attributes = of_nodes[ATTRIBUTES]
         parts.insert(0, (sp.csr_array(attributes), [f"{name} attribute {k}" for k in range(attributes.shape[1])]))
-    arrays = {"edge_index": edges, "graph": graph, "y": np.unique(y, return_inverse=True)[1]}
+    arrays["y"] = np.unique(arrays["y"], return_inverse=True)[1]
     if parts:
         arrays["x"] = sp.hstack([x for x, _ in parts], format="csr", dtype=np.float32)
         arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
     else:
-        arrays["x"] = sp.csr_array((len(graph), 1), dtype=np.float32)
+        arrays["x"] = sp.csr_array((len(arrays["graph"]), 1), dtype=np.float32)
     own = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
     made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **own})
-    return made if parts else _with_degrees(made, options.degree_cap)
-
-
-def _with_degrees(graph: Graph, cap: int | None) -> Graph:
-    """The same graph; x is the degree of every node, one-hot, from 0 to the highest, or to `cap` and above."""
-    degree = np.diff(graph.indptr)
+    if parts:
+        return made
+    degree, cap = np.diff(made.indptr), options.degree_cap
     highest = int(degree.max(initial=0)) if cap is None else cap
-    return replace(
-        graph,
-        x=_ones(np.minimum(degree, highest), highest + 1),
-        vocabulary=np.array([f"degree {k}" for k in range(highest + 1)]),
-    )
+    names = np.array([f"degree {k}" for k in range(highest + 1)])
+    return replace(made, x=_ones(np.minimum(degree, highest), highest + 1), vocabulary=names)
 
 
 def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
@@ -212,11 +188,7 @@ def _ones(column: np.ndarray, width: int) -> sp.csr_array:
 
 
 def _columns(path: str, whole: bool) -> np.ndarray:
-    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32.
-
-    Raises:
-        ValueError: There is something else.
-    """
+    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32."""
     table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
     found = np.stack([column.to_numpy() for column in table.columns], axis=1)
     if found.dtype.kind not in ("i" if whole else "if"):

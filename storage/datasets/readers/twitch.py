@@ -8,9 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
-from shoal.storage.datasets.sources.source import DataSource, data_root, reading
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 
@@ -27,7 +26,6 @@ CODES = {
 # Games and habits are numbered the same in all languages; in some of these no node has the last.
 FEATURES = 3170
 LABELS = {"False": 0, "True": 1}
-ADVICE = "delete it, and it is downloaded again"
 
 
 def paths(name: str) -> list[Path]:
@@ -42,24 +40,19 @@ def load_twitch(name: str, options: DataSource) -> Graph:
     x is 0/1 float32 SciPy CSR `[N, 3170]`: the games someone plays, where they live and how they stream. Nodes are the
     distinct `new_id`s; PyG's class has 128 columns that were derived from these. Source: Rozemberczki, Allen and
     Sarkar, "Multi-scale Attributed Node Embedding", 2021.
-
-    Raises:
-        ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
     """
-    code, files = CODES[name], paths(name)
+    code = CODES[name]
     urls = {
-        file.name: f"{URL}/{folder}/{theirs}"
-        for file, folder, theirs in zip(
-            files, ("edges", "features", "target"), (files[0].name, f"{code}.json", files[2].name)
-        )
+        f"{code}_edges.csv": f"{URL}/edges/{code}_edges.csv",
+        f"{code}_features.json": f"{URL}/features/{code}.json",
+        f"{code}_target.csv": f"{URL}/target/{code}_target.csv",
     }
-    folder = data_root(options.root) / files[0].parent
-    edges_file, features_file, target_file = published(name, folder, list(urls), urls.__getitem__)
-    with reading(target_file, ADVICE):
+    edges_file, features_file, target_file = published(options, paths(name), urls.__getitem__)
+    with reading(target_file, AGAIN):
         y = _labels(target_file)
-    with reading(features_file, ADVICE):
+    with reading(features_file, AGAIN):
         x = _features(features_file, len(y))
-    with reading(edges_file, ADVICE):
+    with reading(edges_file, AGAIN):
         table = arrow_csv.read_csv(edges_file)
         edges = np.stack([column.to_numpy() for column in table.columns])
     where = {"edge_index": str(edges_file), "x": str(features_file), "y": str(target_file)}

@@ -14,54 +14,32 @@ LONGEST_LINE = 1 << 20
 
 
 def csv_blocks(path: Path, dtype: type, block_bytes: int, advice: str, first: int = 0) -> Iterator[np.ndarray]:
-    """Rows from number `first` on, in blocks `[n, columns]`; an empty field is NaN.
+    """Rows from number `first` on, in blocks `[n, columns]` of int64, float32 or float64; an empty field is NaN.
 
-    Args:
-        path: The file.
-        dtype: `np.int64`, `np.float32` or `np.float64`.
-        block_bytes: Text worked on at a time; longer than a line.
-        advice: The way out in error messages.
+    `block_bytes`, the text worked on at a time, are more than a line has.
 
     Raises:
         ShoalError: The file is damaged, cut off, or holds other things than rows of numbers.
     """
     names = [str(column) for column in range(column_count(path, advice))]
     types = {name: pa.from_numpy_dtype(dtype) for name in names}
-    with reading(path, advice):
-        stream = csv.open_csv(
-            path,
-            read_options=csv.ReadOptions(column_names=names, block_size=block_bytes, use_threads=False),
-            convert_options=csv.ConvertOptions(column_types=types),
-        )
+    read = csv.ReadOptions(column_names=names, block_size=block_bytes, use_threads=False)
+    convert = csv.ConvertOptions(column_types=types)
     done = 0
-    with stream:
-        while True:
-            with reading(path, advice):
-                try:
-                    batch = stream.read_next_batch()
-                except StopIteration:
-                    return
-                if batch.num_rows > first - done:
-                    batch = batch.slice(max(0, first - done))
-                    columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-                    block = np.empty((batch.num_rows, len(columns)), dtype=dtype)
-                    for number, column in enumerate(columns):
-                        if np.issubdtype(dtype, np.integer) and column.dtype != dtype:
-                            raise ValueError("a field is empty")
-                        block[:, number] = column
-                else:
-                    done += batch.num_rows
-                    continue
-            done = max(done, first) + len(block)
-            yield block
+    with reading(path, advice), csv.open_csv(path, read, convert_options=convert) as stream:
+        for batch in stream:
+            skipped = min(max(first - done, 0), batch.num_rows)
+            done += batch.num_rows
+            if skipped == batch.num_rows:
+                continue
+            columns = [column.to_numpy(zero_copy_only=False) for column in batch.slice(skipped).columns]
+            if np.issubdtype(dtype, np.integer) and any(column.dtype != dtype for column in columns):
+                raise ValueError("a field is empty")
+            yield np.stack(columns, axis=1).astype(dtype, copy=False)
 
 
 def column_count(path: Path, advice: str) -> int:
-    """Fields of the first line.
-
-    Raises:
-        ShoalError: The file is damaged or empty.
-    """
+    """Fields of the first line; a ShoalError says that the file is damaged or empty."""
     with reading(path, advice), gzip.open(path) as file:
         line = file.readline(LONGEST_LINE)
         if not line.strip():
@@ -70,11 +48,7 @@ def column_count(path: Path, advice: str) -> int:
 
 
 def number_in(path: Path, advice: str) -> int:
-    """The one number that a file holds, as OGB's counts do; at least 1.
-
-    Raises:
-        ShoalError: It holds something else.
-    """
+    """The one number that a file holds, as OGB's counts do, at least 1; a ShoalError says that it is none."""
     with reading(path, advice), gzip.open(path) as file:
         number = int(file.read(64))
         if not 1 <= number < 2**63:

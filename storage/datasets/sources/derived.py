@@ -23,15 +23,10 @@ SYNTHETIC = "SYNTHETIC.json"
 
 @contextmanager
 def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
-    """Gives the folder, locked; it holds what an earlier call made from the same source, or nothing.
-
-    Args:
-        folder: Made if it is not there.
-        identity: What defines the arrays, in types JSON has; kept in `source.json`.
+    """Gives the folder, made and locked; it holds what an earlier call made from the same identity, or nothing.
 
     Raises:
-        ShoalError: Another process uses the folder, it cannot be made, its note is damaged, or it holds files that were
-            not made here.
+        ShoalError: The folder is in use, cannot be made, has a damaged note, or holds files that were not made here.
     """
     with writing(folder):
         note = folder / SOURCE
@@ -53,18 +48,10 @@ def identity_digest(identity: Mapping[str, Any]) -> str:
 
 
 class DerivedChecksums:
-    """Digests of the files in a folder of derived arrays."""
+    """Digests of the files in a folder of derived arrays, by their paths in it."""
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        """Reads what was noted of those that are there.
-
-        Args:
-            folder: Of the arrays.
-            files: Their paths in it.
-
-        Raises:
-            ShoalError: The note is damaged.
-        """
+        """Reads what was noted of those that are there; a ShoalError says that the note is damaged."""
         self._folder, self._files = folder, files
         noted = _read(folder / NOTE) or {}
         # One that was deleted is made again, and noted anew.
@@ -95,21 +82,13 @@ class DerivedChecksums:
 
 
 def mark_synthetic(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Writes the note: what the graph was made from, in types JSON has, at least its name under `dataset`.
-
-    Raises:
-        ShoalError: It cannot be written.
-    """
+    """Writes the note: what the graph was made from, in types JSON has, at least its name under `dataset`."""
     with replacing(folder / SYNTHETIC) as unfinished:
         unfinished.write_text(json.dumps(dict(identity), indent=1) + "\n")
 
 
 def synthetic_identity(folder: Path) -> dict[str, Any] | None:
-    """Content of the note, or None if there is none.
-
-    Raises:
-        ShoalError: It cannot be read.
-    """
+    """Content of the note, or None if there is none; a ShoalError says that it cannot be read."""
     note = folder / SYNTHETIC
     if not note.exists():
         return None

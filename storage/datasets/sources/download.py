@@ -6,64 +6,59 @@ import shutil
 import threading
 import urllib.request
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
 
 PATIENCE_SECONDS = 20.0
 
 
 def published(
-    dataset: str, folder: Path, names: Sequence[str], url: Callable[[str], str], nested: bool = False
+    options: DataSource, files: Sequence[Path], url: Callable[[str], str], nested: bool = False
 ) -> list[Path]:
     """Paths of a dataset's files, each downloaded first if it is not there.
 
     Args:
-        dataset: Its name in error messages.
-        folder: Where the files are; the layout is PyG's, `<data root>/<family>/<name>/raw`.
-        names: Of the files.
+        options: Of the dataset.
+        files: Below the data root; the layout is PyG's, `<family>/<name>/raw`.
         url: Address of a file by name; that of a .zip is unpacked, all its files into the folder of the file.
-        nested: The .zip holds one folder, whose tree goes into `folder`; names are paths in it.
+        nested: The .zip holds one folder, whose tree goes into the first folder below the data root.
 
     Raises:
         ShoalError: A file is not there, and its download failed or sent nothing for `PATIENCE_SECONDS`.
     """
-    for name in names:
-        path = folder / name
+    root = data_root(options.root)
+    for file in files:
+        path, address = root / file, url(file.name)
         if path.is_file():
             continue
         try:
-            _download(url(name), path, folder if nested else None)
+            _download(address, path, root / file.parts[0] if nested else None)
         except (OSError, HTTPException, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())
             raise ShoalError(
                 path,
-                f"not found, and {url(name)} cannot be downloaded ({reason}); put the raw files of "
-                f"dataset '{dataset}' there, or set data.root or SHOAL_DATA to a folder that has them",
+                f"not found, and {address} cannot be downloaded ({reason}); put the raw files of "
+                f"dataset '{options.key}' there, or set data.root or SHOAL_DATA to a folder that has them",
             ) from error
-    return [folder / name for name in names]
+    return [root / file for file in files]
 
 
 def _download(url: str, path: Path, tree: Path | None) -> None:
-    with _open(url) as answer:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                shutil.copyfileobj(answer, file, 1 << 20)
-            # http.client raises nothing where a body is cut off
-            announced = answer.headers.get("Content-Length")
-            if announced is not None and part.stat().st_size != int(announced):
-                raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
-            if url.endswith(".zip"):
-                _unpack(part, path.parent, tree)
-            else:
-                part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    with _open(url) as answer, _copied(answer, path) as part:
+        # http.client raises nothing where a body is cut off
+        announced = answer.headers.get("Content-Length")
+        if announced is not None and part.stat().st_size != int(announced):
+            raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
+        if url.endswith(".zip"):
+            _unpack(part, path.parent, tree)
+        else:
+            part.replace(path)
     if not path.is_file():
         raise OSError(f"it has no {path.name}")
 
@@ -76,14 +71,21 @@ def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:
             if member.is_dir() or ".." in inner.parts:
                 continue
             target = folder / inner.name if tree is None else tree.joinpath(*inner.parts[1:])
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f"{target.name}.{os.getpid()}.part")
-            try:
-                with files.open(member) as source, part.open("wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
+            with files.open(member) as source, _copied(source, target) as part:
                 part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _copied(source: Any, path: Path) -> Iterator[Path]:
+    """A file beside `path`, with all that a stream holds; removed at the end, if it was not renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _open(url: str) -> Any:

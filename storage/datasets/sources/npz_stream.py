@@ -11,21 +11,10 @@ from shoal.storage.files.bounded_npy import open_npz
 
 
 class NpzMember:
-    """An array inside an .npz file.
-
-    Attributes:
-        shape: Of the array.
-        dtype: Of the array.
-        columns_first: True if it is stored column by column (Fortran order).
-        where: Its name in error messages.
-    """
+    """An array inside an .npz file: its shape and dtype, whether it is stored column by column, its name in errors."""
 
     def __init__(self, path: Path, name: str, advice: str) -> None:
-        """Reads the array's header.
-
-        Raises:
-            ShoalError: The file is damaged or not an .npz file, or has no such array.
-        """
+        """Reads the array's header; a ShoalError says that the file is damaged or has no such array."""
         self._path, self._name, self._advice = path, f"{name}.npy", advice
         self.where = f"{path} ({name})"
         with reading(self.where, advice), open_npz(path) as npz:
@@ -61,20 +50,15 @@ class NpzMember:
     def _flat(self, first: int, last: int, count: int) -> Iterator[np.ndarray]:
         """Values number `first` to `last - 1` in the order of the file, in blocks of `count`."""
         total, size = int(np.prod(self.shape)), self.dtype.itemsize
-        with reading(self.where, self._advice):
-            archive = zipfile.ZipFile(self._path)
-        with archive:
-            with reading(self.where, self._advice):
-                file = archive.open(self._name)
-                file.seek(self._start + first * size)
+        with reading(self.where, self._advice), zipfile.ZipFile(self._path) as archive:
+            file = archive.open(self._name)
+            file.seek(self._start + first * size)
             for start in range(first, last, count):
                 wanted = min(count, last - start) * size
-                with reading(self.where, self._advice):
-                    data = file.read(wanted)
-                    if len(data) < wanted:
-                        raise EOFError("it ends early")
+                data = file.read(wanted)
+                if len(data) < wanted:
+                    raise EOFError("it ends early")
                 yield np.frombuffer(data, dtype=self.dtype)
-            with reading(self.where, self._advice):
-                # reading up to the end compares the checksum
-                if last == total and file.read(1):
-                    raise ValueError("it is longer than its header says")
+            # reading up to the end compares the checksum
+            if last == total and file.read(1):
+                raise ValueError("it is longer than its header says")

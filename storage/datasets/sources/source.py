@@ -1,11 +1,11 @@
-"""The options of a dataset in a config, and the folders of published and derived files."""
+"""A dataset in a config and in the registry, and the folders of published and derived files."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,11 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import PYG, has_user_options
 from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
 
+if TYPE_CHECKING:
+    from shoal.storage.graph.graph import Graph
+
+# What to do about a damaged published file.
+AGAIN = "delete it, and it is downloaded again"
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
 EdgeWeights = Literal["keep", "drop"]
@@ -34,15 +39,12 @@ class DataSource:
             for ogbn-papers100m, else float32.
         scale: Counts of a twin over those of the original.
         neighbors: Nearest neighbours of an image; dataset `digits` only.
-        nodes: Number of nodes N; dataset `sbm` only, as the next four.
-        classes: Number of classes C.
-        features: Number of features F.
-        blocks: Number of communities, each of one class; None means as many as classes.
-        degree: Average degree.
+        blocks: Number of communities, each of one class; None means as many as classes. Dataset `sbm` only, as the
+            numbers of nodes, classes and features, and the average degree.
         homophily: Share of edges that join nodes of one class, 0 to 1; `sbm` and twins. None: 0.8, or the twin's.
         signal: Norm of what a class adds to features, in standard deviations of the noise of one; `sbm` and twins.
             None: 1, or the twin's.
-        seed: Of everything random in `sbm` and twins.
+        seed: Of everything random in generated graphs.
         node_attributes: Take the measured attributes of nodes beside their labels; graphs of TUDataset only, as the
             next one.
         degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
@@ -108,6 +110,39 @@ class DataSource:
     def key(self) -> str:
         """Name of the dataset as the registry has it."""
         return self.dataset if has_user_options(self.dataset) else self.dataset.lower()
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """A dataset that a config can name, defined beside its reader; `storage/datasets/registry.py` has all of them.
+
+    Attributes:
+        name: In a config, in lower case.
+        load: Reads or makes the graph, of this name and with these options. It raises a ShoalError that names the file
+            or the key: a file is missing and cannot be downloaded, or is damaged or of wrong values, or an option is
+            out of range.
+        files: Published files, as paths below the data root; of some they depend on the options.
+        task: What has labels: nodes or graphs. None: the data says.
+        items: Number of nodes, or of graphs, where it is known before they are read.
+        classes: Number of classes, where it is known before they are read.
+        content: The options that change the graph, and the files of the user's own, in types JSON has.
+        finite: The reader checks that features are finite.
+        weighted: Edges may have weights.
+    """
+
+    name: str
+    load: Callable[[str, DataSource], "Graph"]
+    files: Sequence[Path] | Callable[[DataSource], Sequence[Path]] = ()
+    task: Literal["node", "graph"] | None = "node"
+    items: Callable[[DataSource], int | None] = lambda options: None
+    classes: Callable[[DataSource], int | None] = lambda options: None
+    content: Callable[[DataSource], dict[str, Any]] = lambda options: {}
+    finite: bool = False
+    weighted: bool = False
+
+    def published_files(self, options: DataSource) -> Sequence[Path]:
+        """The published files that these options read, as paths below the data root."""
+        return self.files(options) if callable(self.files) else self.files
 
 
 def data_root(root: str | None) -> Path:

@@ -5,7 +5,6 @@ F features of the large graph, G small graphs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numba
@@ -19,6 +18,7 @@ from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 Level = Literal["node", "edge", "graph"]
 LEVELS: dict[str, Level] = {"induced-node": "node", "induced-edge": "edge", "induced-graph": "graph"}
+# The options that change the graphs, beside those of the large one.
 FIELDS = ("samples", "shots", "width", "smallest", "largest", "padding", "seed")
 # Hops around what a graph lies around: those taken in any case, and the most where that is too small.
 HOPS = {"node": (2, 5), "edge": (1, 3), "graph": (1, 5)}
@@ -27,19 +27,6 @@ VALIDATION = 0.15
 OVERSAMPLES, POWER_ITERATIONS = 10, 4
 # A hop that finds so many times `largest` ends there: the neighbours of a hub are drawn from among the first ones.
 BOUND = 4
-
-
-@dataclass(frozen=True)
-class Centres:
-    """Centres of the small graphs of a class.
-
-    Attributes:
-        nodes: Of every graph.
-        split: TRAIN, VAL, TEST or UNASSIGNED of every graph, int8.
-    """
-
-    nodes: list[np.ndarray]
-    split: np.ndarray
 
 
 def induced(base: Graph, level: Level, options: DataSource) -> Graph:
@@ -58,7 +45,7 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
     signs make the largest entry of every singular vector positive; further columns are 0.
 
     Raises:
-        ShoalError: An option is out of range, or the large graph has labels of graphs, or no graph would be left.
+        ShoalError: An option is out of range, the large graph has labels of graphs, or no graph would be left.
     """
     _require(options)
     if base.graph_of is not None:
@@ -66,13 +53,13 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
     cutter = _Cutter(base, level, options)
     nodes, edges, y, split = [], [], [], []
     for label in range(base.classes):
-        centres = _centres(base, level, label, options)
-        for number, around in enumerate(centres.nodes):
+        centres, parts = _centres(base, level, label, options)
+        for number, around in enumerate(centres):
             found, pairs = cutter.cut(around, label, number)
             nodes.append(found)
             edges.append(pairs)
-        y.append(np.full(len(centres.nodes), label))
-        split.append(centres.split)
+        y.append(np.full(len(centres), label))
+        split.append(parts)
     if not nodes:
         raise ShoalError("data.options.base", f"{base.name} has no {level} of any class to cut a graph around")
     sizes = np.array([len(found) for found in nodes])
@@ -88,16 +75,10 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
         y=np.concatenate(y),
         classes=base.classes,
         split=np.concatenate(split),
-        assignment=None,
         cleaning=base.cleaning,
         synthetic=base.synthetic,
         graph_of=np.repeat(np.arange(len(sizes)), sizes),
     )
-
-
-def options_of(options: DataSource) -> dict[str, Any]:
-    """The options that change the graphs, beside those of the large one."""
-    return {key: getattr(options, key) for key in FIELDS}
 
 
 def reduced(x: Any, width: int, seed: int) -> np.ndarray:
@@ -117,11 +98,10 @@ def reduced(x: Any, width: int, seed: int) -> np.ndarray:
 
 
 def _require(options: DataSource) -> None:
-    for key in ("samples", "width", "smallest"):
-        if getattr(options, key) < 1:
-            raise ShoalError(f"data.options.{key}", f"must be at least 1, found {getattr(options, key)}")
-    if options.shots is not None and options.shots < 1:
-        raise ShoalError("data.options.shots", f"must be at least 1, found {options.shots}")
+    for key in ("samples", "width", "smallest", "shots"):
+        value = getattr(options, key)
+        if value is not None and value < 1:
+            raise ShoalError(f"data.options.{key}", f"must be at least 1, found {value}")
     if options.largest < max(options.smallest, GROUP[1]):
         raise ShoalError(
             "data.options.largest",
@@ -131,18 +111,19 @@ def _require(options: DataSource) -> None:
         raise ShoalError("data.options.padding", f"must be none, random or same_class, found {options.padding!r}")
 
 
-def _centres(base: Graph, level: Level, label: int, options: DataSource) -> Centres:
+def _centres(base: Graph, level: Level, label: int, options: DataSource) -> tuple[list[np.ndarray], np.ndarray]:
+    """The nodes that every small graph of a class is around, and its part, int8."""
     rng = np.random.default_rng([options.seed, label, list(HOPS).index(level)])
     members = rng.permutation(np.flatnonzero(base.y == label))
     samples = options.samples
     if level == "graph":
         halves = members[: -(-len(members) // 2)], members[-(-len(members) // 2) :]
         groups = [list(_groups(half, samples, rng)) for half in halves]
-        return Centres([*groups[0], *groups[1]], _split(len(groups[0]), len(groups[1]), options.shots))
+        return groups[0] + groups[1], _split(len(groups[0]), len(groups[1]), options.shots)
     found = members[:, None] if level == "node" else rng.permutation(_edges_within(base, label))
     found = found[: 2 * samples]
     train = 2 * (len(found) // 4)
-    return Centres(list(found), _split(train, len(found) - train, options.shots))
+    return list(found), _split(train, len(found) - train, options.shots)
 
 
 def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

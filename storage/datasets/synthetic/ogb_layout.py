@@ -25,19 +25,14 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
     """Writes the raw files of the twin's original, block by block, and gives their folder.
 
     A twin that is there is replaced. Before any other file a note is written that the files are synthetic; `load_ogb`
-    reads it.
-
-    Args:
-        root: Data root; gets `ogbn_arxiv`, `ogbn_products` or `ogbn_papers100M`.
-        twin: The graph.
-        compress: Deflate .npz files, as `numpy.savez_compressed` does.
+    reads it. The folder, below the data root, is that of the original; `compress` deflates .npz files.
 
     Raises:
         ShoalError: The folder holds files that are not a twin's, or the disk is too small.
     """
     known = PUBLISHED[f"ogbn-{twin.name.removesuffix('-like')}"]
     folder = root / known.folder
-    paths = [folder / file for file in raw_files(known).values()]
+    paths = [root / file for file in raw_files(known).values()]
     existing = [path for path in paths if path.exists()]
     if existing and synthetic_identity(folder) is None:
         raise ShoalError(existing[0], f"is there, and not synthetic; choose another root than {root}")
@@ -56,18 +51,19 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
 
 
 def _write_csv(raw: Path, twin: Twin, compress: bool) -> None:
-    edges = (block.T for block in twin.edge_blocks())
-    labels = (block[:, None] for block in twin.labels())
-    _write_gz_csv(raw / "edge.csv.gz", _with_progress("edges", twin.edges, edges))
+    edges = _with_progress("edges", twin.edges, (block.T for block in twin.edge_blocks()))
+    labels = _with_progress("labels", twin.nodes, (block[:, None] for block in twin.labels()))
+    _write_gz_csv(raw / "edge.csv.gz", edges)
     _write_gz_csv(raw / "node-feat.csv.gz", _with_progress("features", twin.nodes, twin.feature_rows()))
-    _write_gz_csv(raw / "node-label.csv.gz", _with_progress("labels", twin.nodes, labels))
+    _write_gz_csv(raw / "node-label.csv.gz", labels)
     _write_gz_csv(raw / "num-node-list.csv.gz", [np.array([[twin.nodes]])])
     _write_gz_csv(raw / "num-edge-list.csv.gz", [np.array([[twin.edges]])])
 
 
 def _write_npz(raw: Path, twin: Twin, compress: bool) -> None:
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
-    ends = _with_progress("ends of edges", 2 * twin.edges, _sources_then_targets(twin))
+    sources_then_targets = (block[end] for end in (0, 1) for block in twin.edge_blocks())
+    ends = _with_progress("ends of edges", 2 * twin.edges, sources_then_targets)
     years = (np.full((len(block), 1), YEAR) for block in twin.split_codes())
     with zipfile.ZipFile(raw / "data.npz", "w", method) as archive:
         _write_member(archive, "edge_index", (2, twin.edges), np.int64, ends)
@@ -79,12 +75,6 @@ def _write_npz(raw: Path, twin: Twin, compress: bool) -> None:
     with zipfile.ZipFile(raw / "node-label.npz", "w", method) as archive:
         labels = (np.where(block < 0, np.nan, block) for block in twin.labels())
         _write_member(archive, "node_label", (twin.nodes, 1), np.float32, _with_progress("labels", twin.nodes, labels))
-
-
-def _sources_then_targets(twin: Twin) -> Iterator[np.ndarray]:
-    for end in (0, 1):
-        for block in twin.edge_blocks():
-            yield block[end]
 
 
 def _write_split(folder: Path, twin: Twin) -> None:

@@ -1,23 +1,26 @@
-"""A synthetic graph of communities; a node's features show its class weakly, their mean over neighbours strongly."""
+"""Synthetic graphs of communities, one large or many small: features show a class weakly, edges strongly."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
-from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import require_free
 from shoal.storage.graph.graph import Graph, clean_edges
 
-FIELDS = ("nodes", "classes", "features", "blocks", "degree", "homophily", "signal", "seed")
+FIELDS = ("nodes", "classes", "features", "degree", "seed")
 HOMOPHILY, SIGNAL = 0.8, 1.0
 MAX_DRAWS = 20
 # In standard deviations; float32 holds all features below it.
 STRONGEST = 1e6
-# Bytes while the graph is made, beside the features.
-OF_NODE, OF_EDGE = 64, 100
+# Bytes while graphs are made, beside the features.
+OF_NODE, OF_EDGE, OF_SMALL_ENTRY = 64, 100, 16
+# Of the gamma distribution of sizes: the largest of a thousand graphs has about six times the nodes of the mean.
+SHAPE = 2.0
+Rule = tuple[str, bool, str]
 
 
 def load_sbm(name: str, options: DataSource) -> Graph:
@@ -28,11 +31,8 @@ def load_sbm(name: str, options: DataSource) -> Graph:
     nodes of different classes; communities too small for their edges have fewer.
     `x = signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1. Model: Holland, Laskey
     and Leinhardt, "Stochastic blockmodels: first steps", Social Networks 1983.
-
-    Raises:
-        ShoalError: An option is out of range; names its key.
     """
-    homophily, signal = strengths(options)
+    homophily, _ = strengths(options)
     _check(options)
     nodes, blocks = options.nodes, options.blocks or options.classes
     streams = np.random.SeedSequence(options.seed).spawn(3)
@@ -60,10 +60,7 @@ def load_sbm(name: str, options: DataSource) -> Graph:
     keys = np.concatenate([_distinct(inside, equal, nodes), _distinct(across, total - equal, nodes)])
     indptr, indices, cleaning = clean_edges(np.stack(np.divmod(keys, nodes)), nodes, name)
 
-    centres = for_features.standard_normal((options.classes, options.features))
-    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
-    x = for_features.standard_normal((nodes, options.features), dtype=np.float32)
-    x += centres.astype(np.float32)[y]
+    x = _class_features(y, options, for_features)
     return Graph(name, indptr, indices, x, y, options.classes, cleaning=cleaning, synthetic=True)
 
 
@@ -87,41 +84,130 @@ def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int,
     return keys
 
 
+def _class_features(y: np.ndarray, options: DataSource, rng: np.random.Generator) -> np.ndarray:
+    """`signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1."""
+    centres = rng.standard_normal((options.classes, options.features))
+    centres *= strengths(options)[1] / np.linalg.norm(centres, axis=1, keepdims=True)
+    x = rng.standard_normal((len(y), options.features), dtype=np.float32)
+    x += centres.astype(np.float32)[y]
+    return x
+
+
+def load_sbm_graphs(name: str, options: DataSource) -> Graph:
+    """Stochastic block models with one label each, the same for the same options.
+
+    `nodes` are shared among `graphs` by shares of a gamma distribution of shape 2, at least one each. A graph of class
+    c has c + 1 communities of equal size; an edge between two nodes is drawn independently, so that a node has
+    `degree` neighbours in the mean, or all there are, and a share `homophily` of edges stays in a community. Features
+    are those of `load_sbm`, with the class of the graph.
+    """
+    homophily, _ = strengths(options)
+    _check_many(options)
+    graphs, nodes = options.graphs, options.nodes
+    streams = np.random.SeedSequence(options.seed).spawn(3)
+    for_sizes, for_edges, for_features = map(np.random.default_rng, streams)
+
+    shares = for_sizes.gamma(SHAPE, size=graphs)
+    sizes = 1 + for_sizes.multinomial(nodes - graphs, shares / shares.sum())
+    y = for_sizes.permutation(np.arange(graphs) % options.classes)
+    first = np.cumsum(sizes) - sizes
+    degrees = np.empty(nodes, dtype=np.int64)
+    neighbours = []
+    for start, size, label in zip(first.tolist(), sizes.tolist(), y.tolist()):
+        joined = _drawn(size, label + 1, options.degree, homophily, for_edges)
+        degrees[start : start + size] = joined.sum(1)
+        neighbours.append((np.nonzero(joined)[1] + start).astype(np.int32))
+    indptr, indices = np.concatenate([[0], np.cumsum(degrees)]), np.concatenate(neighbours)
+    graph_of = np.repeat(np.arange(graphs), sizes)
+    x = _class_features(y[graph_of], options, for_features)
+    return Graph(name, indptr, indices, x, y, options.classes, synthetic=True, graph_of=graph_of)
+
+
+def _drawn(size: int, communities: int, degree: float, homophily: float, rng: np.random.Generator) -> np.ndarray:
+    """Adjacency of one graph, bool `[size, size]`, symmetric."""
+    block = np.arange(size) % communities
+    row, column = np.triu_indices(size, 1)
+    inside = block[row] == block[column]
+    wanted = size * degree / 2
+    # Where one kind of pair cannot have its share, the other has no more for it.
+    chance = np.where(inside, homophily / max(inside.sum(), 1), (1 - homophily) / max((~inside).sum(), 1))
+    if inside.all():
+        chance = np.full(len(row), 1 / max(len(row), 1))
+    drawn = rng.random(len(row)) < wanted * chance
+    joined = np.zeros((size, size), dtype=np.bool_)
+    joined[row[drawn], column[drawn]] = True
+    return joined | joined.T
+
+
 def _check(options: DataSource) -> None:
     blocks = options.classes if options.blocks is None else options.blocks
-    homophily, signal = strengths(options)
-    for key, holds, rule in (
+    require(
+        options,
+        "data",
         ("classes", options.classes >= 2, "at least 2"),
         ("blocks", blocks >= options.classes, f"at least data.classes ({options.classes})"),
         ("nodes", options.nodes >= 2 * blocks, f"at least two a community ({2 * blocks})"),
         ("features", options.features >= 1, "at least 1"),
         ("nodes", options.nodes < 2**31, "below 2^31"),
         ("degree", 0 <= options.degree < options.nodes, "at least 0 and less than data.nodes"),
+        *rules_of_strength(options, *strengths(options)),
+    )
+    _require_memory(options, "data", int(options.nodes * options.degree / 2) * OF_EDGE)
+
+
+def _check_many(options: DataSource) -> None:
+    require(
+        options,
+        "data.options",
+        ("classes", options.classes >= 2, "at least 2"),
+        ("graphs", options.graphs >= options.classes, f"at least data.options.classes ({options.classes})"),
+        ("nodes", options.nodes >= options.graphs, f"at least one a graph ({options.graphs})"),
+        ("features", options.features >= 1, "at least 1"),
+        ("degree", 0 <= options.degree < options.nodes, "at least 0 and less than data.options.nodes"),
+        *rules_of_strength(options, *strengths(options)),
+    )
+    # The largest graph is drawn as a matrix of pairs.
+    pairs = (12 * options.nodes / options.graphs) ** 2
+    of_entries = int(options.nodes * options.degree) * OF_SMALL_ENTRY
+    _require_memory(options, "data.options", of_entries + int(40 * pairs))
+
+
+def require(options: DataSource, section: str, *rules: Rule) -> None:
+    """Refuses the first key whose rule does not hold: `(key, whether it holds, the rule)`.
+
+    Raises:
+        ShoalError: There is one; names the key.
+    """
+    for key, holds, rule in rules:
+        if not holds:
+            raise ShoalError(f"{section}.{key}", f"{getattr(options, key)} must be {rule}")
+
+
+def rules_of_strength(options: DataSource, homophily: float, signal: float) -> list[Rule]:
+    """Rules of the options that all synthetic graphs have."""
+    return [
         ("homophily", 0 <= homophily <= 1, "in 0..1"),
         ("signal", 0 <= signal <= STRONGEST, f"in 0..{STRONGEST:g}"),
         ("seed", 0 <= options.seed < 2**63, "at least 0 and below 2^63"),
-    ):
-        if not holds:
-            raise ShoalError(f"data.{key}", f"{getattr(options, key)} must be {rule}")
+    ]
+
+
+def _require_memory(options: DataSource, section: str, of_edges: int) -> None:
     try:
-        edges = options.nodes * options.degree / 2
-        require_free(options.nodes * (4 * options.features + OF_NODE) + int(edges) * OF_EDGE)
+        require_free(options.nodes * (4 * options.features + OF_NODE) + of_edges)
     except MemoryError as error:
-        raise ShoalError("data.nodes", f"{options.nodes} of {options.features} features: {error}") from None
+        raise ShoalError(f"{section}.nodes", f"{options.nodes} of {options.features} features: {error}") from None
 
 
 def _content(options: DataSource) -> dict[str, Any]:
     homophily, signal = strengths(options)
-    chosen = {key: getattr(options, key) for key in FIELDS}
-    return {**chosen, "blocks": options.blocks or options.classes, "homophily": homophily, "signal": signal}
+    own = {"blocks": options.blocks or options.classes} if options.key == "sbm" else {"graphs": options.graphs}
+    return {**{key: getattr(options, key) for key in FIELDS}, **own, "homophily": homophily, "signal": signal}
 
 
 DATASETS = (
+    DatasetSpec("sbm", load_sbm, items=attrgetter("nodes"), classes=attrgetter("classes"), content=_content),
     DatasetSpec(
-        "sbm",
-        load_sbm,
-        items=lambda options: options.nodes,
-        classes=lambda options: options.classes,
-        content=_content,
+        "sbm-graphs", load_sbm_graphs, (), "graph", attrgetter("graphs"), attrgetter("classes"), content=_content
     ),
 )

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, identity_digest
-from shoal.storage.datasets.sources.source import DataSource, derived_root
-from shoal.storage.datasets.synthetic.sbm import STRONGEST
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, derived_root
+from shoal.storage.datasets.synthetic.sbm import require, rules_of_strength
 from shoal.storage.datasets.synthetic.twin_kernels import (
     MEAN_WEIGHT,
     Table,
@@ -46,10 +45,7 @@ class Original:
     """Counts of a published graph, and what we assume of it.
 
     Attributes:
-        nodes: Nodes.
-        edges: Edges as published: directed citations, or undirected pairs given once.
-        features: Features of a node.
-        classes: Classes.
+        edges: As published: directed citations, or undirected pairs given once.
         split: Training, validation and test nodes; no other node has a label.
         homophily: Share of edges that join nodes of one class.
         signal: Norm of what the class adds to a node's features, in standard deviations of the noise of one.
@@ -78,21 +74,17 @@ def load_twin(name: str, options: DataSource) -> Graph:
 
     Memory stays below `options.memory_limit`, the interpreter not counted. Edges are made symmetric as those of the
     original would be. No two edges of a twin join the same nodes.
-
-    Raises:
-        ShoalError: An option is out of range, or the disk is too small.
     """
     twin = Twin.of(name, options)
     limit = options.memory_limit
     identity = twin.identity
     with derived(derived_root(options) / "twins" / f"{name}-{identity_digest(identity)}", identity) as folder:
         checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), "y.npy", "split.npy"])
-        found = external_csr(twin.edge_blocks, twin.nodes, twin.edges, folder / "csr", limit, name)
+        indptr, indices, cleaning = external_csr(twin.edge_blocks, twin.nodes, twin.edges, folder / "csr", limit, name)
         for array, dtype, blocks in (("y", np.int64, twin.labels), ("split", np.int8, twin.split_codes)):
             write_rows(folder / f"{array}.npy", (twin.nodes,), np.dtype(dtype), blocks, limit, name)
         checksums.require()
         y, split = (np.load(folder / f"{array}.npy", mmap_mode="r") for array in ("y", "split"))
-    indptr, indices, cleaning = found
     return Graph(name, indptr, indices, twin.x, y, twin.classes, split=split, cleaning=cleaning, synthetic=True)
 
 
@@ -128,15 +120,8 @@ class Twin:
 
     A node has a place, and its id is a random permutation of places; communities are runs of places. Within a
     community a node points at earlier places, low ones most often; across classes it points at nodes of lower age, a
-    second permutation. So edges are distinct, and both directions of none occur.
-
-    Attributes:
-        name: Of the twin.
-        original: What it is a twin of.
-        scale: Counts of the twin over those of the original.
-        homophily: Share of edges that join nodes of one class.
-        signal: See `Original`.
-        seed: Of everything random.
+    second permutation. So edges are distinct, and both directions of none occur. Counts are `scale` times those of the
+    original, and homophily and signal as `Original` has them.
     """
 
     name: str
@@ -148,26 +133,20 @@ class Twin:
 
     @classmethod
     def of(cls, name: str, options: DataSource) -> "Twin":
-        """The twin that options ask for.
-
-        Raises:
-            ShoalError: An option is out of range.
-        """
+        """The twin that options ask for; a ShoalError names one that is out of range."""
         original = ORIGINALS[name]
         homophily = original.homophily if options.homophily is None else options.homophily
         signal = original.signal if options.signal is None else options.signal
-        if not 0 < options.scale < 2**31:
-            raise ShoalError("data.options.scale", f"{options.scale} must be more than 0 and of fewer than 2^31 nodes")
+        rule = "more than 0 and of fewer than 2^31 nodes"
+        require(options, "data.options", ("scale", 0 < options.scale < 2**31, rule))
         twin = cls(name, original, options.scale, homophily, signal, options.seed)
-        for key, holds, rule in (
-            ("scale", twin.nodes < 2**31, "more than 0 and of fewer than 2^31 nodes"),
+        require(
+            options,
+            "data.options",
+            ("scale", twin.nodes < 2**31, rule),
             ("scale", twin.nodes >= twin.min_nodes, f"at least {twin.min_nodes / original.nodes:.2g}"),
-            ("homophily", 0 <= homophily <= 1, "in 0..1"),
-            ("signal", 0 <= signal <= STRONGEST, f"in 0..{STRONGEST:g}"),
-            ("seed", 0 <= options.seed < 2**63, "at least 0 and below 2^63"),
-        ):
-            if not holds:
-                raise ShoalError(f"data.options.{key}", f"{getattr(options, key)} must be {rule}")
+            *rules_of_strength(options, homophily, signal),
+        )
         return twin
 
     @property
@@ -222,11 +201,7 @@ class Twin:
         return TwinFeatures((self.nodes, self.features), self._features)
 
     def edge_blocks(self, first: int = 0) -> Iterator[np.ndarray]:
-        """Edges from number `first` on, int32 `[2, e]`; `first` is 0 or where a block ends.
-
-        Raises:
-            ShoalError: There are too few nodes for so many edges.
-        """
+        """Edges from number `first` on, int32 `[2, e]`; `first` is 0 or where a block ends."""
         for start in range(0, self.nodes, NODES_A_BLOCK):
             end = min(start + NODES_A_BLOCK, self.nodes)
             before, after = (self.edges * node // self.nodes for node in (start, end))

@@ -13,17 +13,14 @@ MEAN_WEIGHT = 3 + MIN_WEIGHT
 
 
 class Table(NamedTuple):
-    """The constants of all loops.
+    """The constants of all loops; keys are those of random streams.
 
     Attributes:
-        nodes: Number of nodes N.
         bits: Bits that hold a node's number.
         starts: First place of every community and N, int64 `[M + 1]`.
         label: Class of every community, int32 `[M]`.
-        classes: Number of classes.
         label_noise: Share of nodes that have another class than their community.
         guide: The community of every 2^`guide_shift`-th place, int32.
-        guide_shift: See `guide`.
         id_key: Of the permutation from places to ids.
         age_key: Of the permutation from places to ages.
         label_noise_key: Of the nodes that have another class, and of that class.

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
-from shoal.storage.datasets.sources.source import DataSource, reading
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
 from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, read_tables, table_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
@@ -31,9 +30,6 @@ def load_files(name: str, options: DataSource) -> Graph:
     folder with a table `edges` is read by `read_tables`. Where features are made (`options.made`), x may be missing.
     Features other than float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a
     float type. A synthetic graph that `save_graph` wrote stays synthetic.
-
-    Raises:
-        ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
     """
     path = graph_at(options.path)
     made = options.made.made
@@ -53,10 +49,8 @@ def load_files(name: str, options: DataSource) -> Graph:
 def save_graph(graph: Graph, folder: str | Path) -> Path:
     """Writes a graph as a folder for `data.path`, replacing any graph that is there, and gives its path.
 
-    Every edge is written once; classes above the highest label that occurs are not kept.
-
-    Raises:
-        ShoalError: It cannot be written. A half-written folder cannot be loaded, because y.npy is written last.
+    Every edge is written once; classes above the highest label that occurs are not kept. A half-written folder cannot
+    be loaded, because y.npy is written last; a ShoalError says that it cannot be written.
     """
     path = Path(folder).expanduser().resolve()
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
@@ -89,11 +83,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
 
 
 def graph_at(path: str | None) -> Path:
-    """Absolute path of the user's file or folder.
-
-    Raises:
-        ShoalError: `data.path` is not set.
-    """
+    """Absolute path of the user's file or folder; a ShoalError says that `data.path` is not set."""
     if not path:
         raise ShoalError("data.path", "not set; dataset 'files' needs an .npz file or a folder of .npy files")
     return Path(path).expanduser().resolve()
@@ -102,44 +92,32 @@ def graph_at(path: str | None) -> Path:
 def parts(path: Path, features_made: bool = False) -> dict[str, Path]:
     """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
 
-    Args:
-        path: The file or folder.
-        features_made: Whether there may be no file of features.
-
     Raises:
-        ShoalError: A file is missing, or features are there twice.
+        ShoalError: A file is missing, but for that of features where these are made, or features are there twice.
     """
-    if path.is_dir():
-        if (edges := table_of(path, EDGES)) is not None:
-            nodes = table_of(path, NODES)
-            if nodes is None:
-                raise ShoalError(path, f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
-            return {"edge_index": edges, "x": nodes, "y": nodes}
-        files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
-        sparse = path / "x.npz"
-        if sparse.is_file():
-            if files["x"].is_file():
-                raise ShoalError(sparse, f"features are also in {files['x'].name}; keep one of the two")
-            files["x"] = sparse
-        for array in REQUIRED:
-            if not files[array].is_file() and not (features_made and array == "x"):
-                raise ShoalError(files[array], "not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
-        return {array: file for array, file in files.items() if file.is_file()}
-    if not path.is_file():
+    if path.is_file():
+        return dict.fromkeys(REQUIRED, path)
+    if not path.is_dir():
         raise ShoalError(path, "not found; data.path must be an .npz file or a folder of .npy files or tables")
-    return dict.fromkeys(REQUIRED, path)
+    if (edges := table_of(path, EDGES)) is not None:
+        nodes = table_of(path, NODES)
+        if nodes is None:
+            raise ShoalError(path, f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
+        return {"edge_index": edges, "x": nodes, "y": nodes}
+    files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
+    sparse = path / "x.npz"
+    if sparse.is_file():
+        if files["x"].is_file():
+            raise ShoalError(sparse, f"features are also in {files['x'].name}; keep one of the two")
+        files["x"] = sparse
+    for array in REQUIRED:
+        if not files[array].is_file() and not (features_made and array == "x"):
+            raise ShoalError(files[array], "not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
+    return {array: file for array, file in files.items() if file.is_file()}
 
 
 def contents(path: Path, features_made: bool = False) -> dict[str, str]:
-    """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph.
-
-    Args:
-        path: The file or folder.
-        features_made: Whether there may be no file of features.
-
-    Raises:
-        ShoalError: A file is missing or cannot be read.
-    """
+    """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph."""
     if not path.is_dir():
         found = {"npz": input_digest(parts(path)["x"])}
         with reading(path, ADVICE), open_npz(path) as npz:
@@ -154,28 +132,28 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
     """Arrays by name, and the name of each in error messages; features may be missing."""
     files = parts(path, features_made)
     arrays: dict[str, Any] = {}
-    if path.is_dir() and files["edge_index"].suffix in KINDS:
+    if not path.is_dir():
+        with reading(path, ADVICE), open_npz(path) as npz:
+            arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
+        for array in REQUIRED:
+            if array not in arrays and not (features_made and array == "x"):
+                raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
+        return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
+    if files["edge_index"].suffix in KINDS:
         arrays = read_tables(files["edge_index"], files["y"])
         where = {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
         return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)"}
-    if path.is_dir():
-        for array, file in files.items():
-            if file.suffix != ".npz":
-                with reading(file, ADVICE):
-                    arrays[array] = load_npy(file, mapped=True)
-        if "x" in files and files["x"].suffix == ".npz":
-            with reading(files["x"], ADVICE), open_npz(files["x"]) as npz:
-                # A row pointer is made for all rows: as many as there are labels, or nodes of graphs.
-                rows = arrays.get("graph", arrays["y"])
-                arrays["x"] = matrix_of(npz, len(rows) if rows.ndim else None).tocsr()
-                arrays["x"].sum_duplicates()
-        return arrays, {"x": str(path / "x.npy"), **{array: str(file) for array, file in files.items()}}
-    with reading(path, ADVICE), open_npz(path) as npz:
-        arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
-    for array in REQUIRED:
-        if array not in arrays and not (features_made and array == "x"):
-            raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
-    return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
+    for array, file in files.items():
+        if file.suffix != ".npz":
+            with reading(file, ADVICE):
+                arrays[array] = load_npy(file, mapped=True)
+    if "x" in files and files["x"].suffix == ".npz":
+        with reading(files["x"], ADVICE), open_npz(files["x"]) as npz:
+            # A row pointer is made for all rows: as many as there are labels, or nodes of graphs.
+            rows = arrays.get("graph", arrays["y"])
+            arrays["x"] = matrix_of(npz, len(rows) if rows.ndim else None).tocsr()
+            arrays["x"].sum_duplicates()
+    return arrays, {"x": str(path / "x.npy"), **{array: str(file) for array, file in files.items()}}
 
 
 def _content(options: DataSource) -> dict[str, Any]:

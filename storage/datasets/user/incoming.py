@@ -20,11 +20,8 @@ MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> Graph:
     """A clean graph from tensors or arrays, which it may share memory with.
 
-    Args:
-        name: Of the graph.
-        values: `edge_index`, `x`, `y`, and optionally `edge_weight`, `train_mask`, `val_mask`, `test_mask` and
-            `assignment`, or `graph` with one label a graph; a value of None is as if the key were missing.
-        where: Name of each of them in error messages.
+    `values` are those of `graph_from_arrays`, of which None is as if the key were missing, and `train_mask`, `val_mask`
+    and `test_mask`; `where` is the name of each in error messages.
 
     Raises:
         ShoalError: A value is missing, of another form than `graph_from_arrays` takes, or not finite.
@@ -42,13 +39,11 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> 
 
 
 def to_array(value: Any, where: str) -> Any:
-    """A tensor as an array: NumPy, or SciPy CSR if it is sparse; arrays stay as they are.
-
-    Raises:
-        ShoalError: It is neither.
-    """
-    if isinstance(value, np.ndarray) or sp.issparse(value):
-        return sp.csr_array(value) if sp.issparse(value) else value
+    """A tensor as an array: NumPy, or SciPy CSR if it is sparse; arrays stay as they are, others are refused."""
+    if isinstance(value, np.ndarray):
+        return value
+    if sp.issparse(value):
+        return sp.csr_array(value)
     if not isinstance(value, Tensor):
         raise ShoalError(where, f"must be a tensor or an array, found {type(value).__name__}")
     value = value.detach().cpu()
@@ -62,14 +57,7 @@ def to_array(value: Any, where: str) -> Any:
 
 
 def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Edges and their weights, of a sparse tensor of torch or of torch_sparse.
-
-    Returns:
-        Row and column of every entry, int64 `[2, E]`, and its value `[E]`; None where it has none.
-
-    Raises:
-        ShoalError: It is dense, or not square.
-    """
+    """Edges int64 `[2, E]`, and their weights `[E]` or None, of a square sparse tensor of torch or of torch_sparse."""
     value: Tensor | None
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
         sizes = tuple(adjacency.shape)

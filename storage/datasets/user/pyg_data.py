@@ -13,7 +13,7 @@ from shoal.storage.graph.graph import Graph
 
 
 def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data") -> Graph:
-    """The graph of a `Data`, or many small graphs of a list: edges made undirected and simple.
+    """The graph, called `name`, of a `Data`, or many small graphs of a list: edges made undirected and simple.
 
     Args:
         data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`, whose values are
@@ -21,7 +21,6 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
             may have `edge_weight`, positive numbers, `train_mask`, `val_mask`, `test_mask`, and `assignment`, the
             client of every node. Of a list each has edges without weights, `x` of one width, and one label `y`.
             `edge_attr`, features of edges, is not read.
-        name: What the graph is called.
         called: What `data` is called in error messages.
 
     Raises:
@@ -50,11 +49,7 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _of_many(graphs: Sequence[Any], name: str, called: str) -> Graph:
-    """Many small graphs behind one another, each with one label.
-
-    Raises:
-        ShoalError: There is none, or one of them has no nodes, or not what it needs; names it.
-    """
+    """Many small graphs behind one another, each with one label; the first that is not what it must be is named."""
     if not graphs:
         raise ShoalError(called, "an empty list; give at least one graph")
     parts: list[list[np.ndarray]] = [[], [], []]
@@ -89,11 +84,7 @@ def _of_many(graphs: Sequence[Any], name: str, called: str) -> Graph:
 
 
 def _array(value: Any, where: str) -> np.ndarray:
-    """A dense array of a tensor, or of a number.
-
-    Raises:
-        ShoalError: It is missing, or neither.
-    """
+    """A dense array of a tensor, or of a number."""
     if value is None:
         raise ShoalError(where, "missing; a graph needs edges, features and a label")
     array = to_array(torch.as_tensor(value) if isinstance(value, int | float) else value, where)

@@ -1,6 +1,6 @@
 """A graph in tables, as people have it: a folder with edges.csv and nodes.csv, or the same as .parquet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,7 @@ BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 17
 
 
 def table_of(folder: Path, name: str) -> Path | None:
-    """The table `name` in a folder, of either kind; None if there is none.
-
-    Raises:
-        ShoalError: There are both.
-    """
+    """The table `name` in a folder, of either kind; None if there is none, a ShoalError if there are both."""
     found = [path for kind in KINDS if (path := folder / f"{name}{kind}").is_file()]
     if len(found) > 1:
         raise ShoalError(found[0], f"there is also {found[1].name}; keep one of the two")
@@ -45,11 +41,10 @@ def read_tables(edges: Path, nodes: Path) -> dict[str, Any]:
     """The arrays of a graph, by the names of `graph_from_arrays`.
 
     `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
-    `weight`, a number. `nodes` has `id`
-    (integers or texts, each once), `label` (numbers or names; empty is none), optionally `split` (train, val, test, or
-    1, 2, 3; empty or 0 is none) and `assignment` (number of the client); every other column is a feature, of numbers,
-    named after what it stands for. Nodes are numbered in the order of their rows. Both are read in batches:
-    memory is taken for ids, features and numbered edges.
+    `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (numbers or names; empty is none),
+    optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and `assignment` (number of the client); every
+    other column is a feature, of numbers, named after what it stands for. Nodes are numbered in the order of their
+    rows. Both are read in batches: memory is taken for ids, features and numbered edges.
 
     Raises:
         ShoalError: A column is missing or unknown, an id is there twice or is not there, or a value is wrong; names
@@ -84,12 +79,8 @@ def read_tables(edges: Path, nodes: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _table(path: Path) -> tuple[list[str], Iterator[pa.RecordBatch]]:
-    """The columns of a table, and its rows in batches; of a CSV file texts, but for features.
-
-    Raises:
-        ShoalError: It cannot be read, or a column is there twice.
-    """
+def _table(path: Path) -> tuple[list[str], Iterable[pa.RecordBatch]]:
+    """The columns of a table, each once, and its rows in batches; of a CSV file texts, but for features."""
     if path.suffix == ".parquet":
         with reading(path, "write it again as Parquet"):
             file = pq.ParquetFile(path)
@@ -117,22 +108,14 @@ def _require_columns(path: Path, columns: list[str], needed: tuple[str, ...]) ->
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Numbers, names or categories as texts; whole numbers without a point, and NaN as nothing.
-
-    Raises:
-        ValueError: Numbers are not whole.
-    """
+    """Whole numbers, without a point, names or categories as texts, and NaN as nothing; else a ValueError."""
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
     return column.cast(pa.large_string())
 
 
 def _numbers(column: pa.Array, what: str) -> np.ndarray:
-    """A number of every row, float32; `what` says of which column, and what it is.
-
-    Raises:
-        ValueError: It is not of numbers, or one is missing.
-    """
+    """A number of every row, float32, else a ValueError; `what` says of which column, and what it is."""
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise ValueError(f"column {what} and must be numbers, found {kind}")
@@ -153,11 +136,7 @@ def _require_ids(path: Path, ids: pa.Array) -> None:
 
 
 def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
-    """Rows of the nodes that edges join, `edge_index` int32 `[2, E]`, and if there are `edge_weight` float32 `[E]`.
-
-    Raises:
-        ShoalError: A column is missing or unknown, an end is no id, or a weight is no number.
-    """
+    """Rows of the nodes that edges join, `edge_index` int32 `[2, E]`, and if there are `edge_weight` float32 `[E]`."""
     columns, batches = _table(path)
     _require_columns(path, columns, ENDS)
     for name in columns:
@@ -168,14 +147,8 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
     found: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
     row = 0
-    with reading(path, ADVICE):
-        known = pc.SetLookupOptions(value_set=ids)
-        batch_of = iter(batches)
-    while True:
-        with reading(path, ADVICE):
-            batch = next(batch_of, None)
-        if batch is None:
-            break
+    known = pc.SetLookupOptions(value_set=ids)
+    for batch in _read(path, batches):
         for kept, name in zip(found, ENDS):
             with reading(path, ADVICE):
                 texts = _texts(batch.column(name))
@@ -194,6 +167,11 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
         return {"edge_index": np.empty((2, 0), dtype=np.int32)}
     edge_index = np.stack([np.concatenate(kept) for kept in found])
     return {"edge_index": edge_index} | ({"edge_weight": np.concatenate(weights)} if weights else {})
+
+
+def _read(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with reading(path, ADVICE):
+        yield from batches
 
 
 def _parts(path: Path, texts: pa.Array) -> np.ndarray:

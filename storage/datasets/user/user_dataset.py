@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
-from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED
@@ -44,10 +43,7 @@ class Dataset(ABC):
         label), and if there are `train_mask`, `val_mask` and `test_mask`, truth values `[N]`, or `split` `[N]` (0 none,
         1 train, 2 val, 3 test), `assignment` `[N]` (the client of every node), `edge_weight` `[E]` (a positive number
         for every edge), and `graph` `[N]` (the graph of every node, where these are many small graphs; labels and split
-        are then those of graphs).
-
-        Args:
-            root: `data.root`, or the folder of published files.
+        are then those of graphs). `root` is `data.root`, or the folder of published files.
         """
 
     def files(self, root: Path) -> Sequence[Path]:
@@ -56,11 +52,7 @@ class Dataset(ABC):
 
 
 def load_user_dataset(name: str, options: DataSource) -> Graph:
-    """The graph of the user's own class, `my_file.py:Name`.
-
-    Raises:
-        ShoalError: The file fails, or gives no such graph; names the line, or the array and the row.
-    """
+    """The graph of the user's own class, `my_file.py:Name`; a ShoalError names the line, or the array and the row."""
     code = read_user_code(KEY, name)
     made = _made(code, options)
     with code.at_work(KEY):
@@ -79,11 +71,7 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
 
 
 def user_content(options: DataSource) -> dict[str, Any]:
-    """Identifies the dataset: its code, its options, and the content of the files that it names.
-
-    Raises:
-        ShoalError: The file fails, or one that it names cannot be read.
-    """
+    """Identifies the dataset: its code, its options, and the content of the files that it names."""
     code = read_user_code(KEY, options.dataset)
     made = _made(code, options)
     with code.at_work(KEY):
@@ -107,11 +95,7 @@ def _made(code: UserCode, options: DataSource) -> Dataset:
 
 
 def checked_options(options: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Values of `data.options`, each as the type that `known` has for its key.
-
-    Raises:
-        ShoalError: A key is unknown to `owner`, or a value of another type.
-    """
+    """Values of `data.options`, each as the type that `known` has for its key; others are refused."""
     values = {}
     for key, value in options.items():
         if key not in known:

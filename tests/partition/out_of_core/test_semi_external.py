@@ -1,7 +1,9 @@
+import kaminpar
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import refused
 
 from shoal.partition.methods.cover import assert_cover
 from shoal.partition.methods.metis import by_metis
@@ -9,26 +11,15 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.out_of_core import memory, semi_external
 from shoal.partition.out_of_core.balance import size_bound
+from shoal.partition.out_of_core.blocks import Level
+from shoal.partition.out_of_core.kaminpar import by_kaminpar, write_parhip
+from shoal.partition.out_of_core.memory import BLOCK, BUCKET, BUFFERS, CODE, OF_NODE, Memory, metis_bytes
 from shoal.partition.out_of_core.semi_external import by_semi_external
 from shoal.partition.quality import quality
-from shoal.storage.errors import ShoalError
 
 
 def parts(graph, clients, workspace=None, **options):
     return by_semi_external(graph, PartitionOptions("semi-external", clients, **options), workspace=workspace)
-
-
-@pytest.mark.exhaustive(2)
-@pytest.mark.parametrize("clients", [2, 4, 12, 60])
-def test_cuts_no_more_than_metis_by_a_tenth(planted, clients):
-    got = quality(planted, parts(planted, clients), clients)
-    metis = quality(planted, by_metis(planted, PartitionOptions("metis", clients)), clients)
-    assert got.cut_fraction <= 1.1 * metis.cut_fraction
-
-
-def test_cuts_about_as_few_edges_of_cora_as_metis(cora):
-    got = quality(cora, parts(cora, 10), 10)
-    assert got.cut_fraction <= 1.1 * quality(cora, by_metis(cora, PartitionOptions("metis", 10)), 10).cut_fraction
 
 
 def test_several_levels_find_what_one_finds(planted, monkeypatch):
@@ -42,13 +33,6 @@ def test_several_levels_find_what_one_finds(planted, monkeypatch):
     assert got.nodes_max <= size_bound(planted.nodes, 12, 1.03)
 
 
-def test_maps_give_what_arrays_give_and_nothing_stays_behind(planted, tmp_path, mapped_graph):
-    (tmp_path / "scratch").mkdir()
-    got = parts(mapped_graph(planted), 12, Workspace(tmp_path / "scratch"), seed=3)
-    np.testing.assert_array_equal(got, parts(planted, 12, seed=3))
-    assert list((tmp_path / "scratch").iterdir()) == []
-
-
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(("block", "bucket"), [(1, 1), (50, 10**6), (10**6, 50)])
 def test_blocks_and_buckets_change_nothing(planted, monkeypatch, block, bucket):
@@ -57,19 +41,11 @@ def test_blocks_and_buckets_change_nothing(planted, monkeypatch, block, bucket):
     np.testing.assert_array_equal(parts(planted, 12), expected)
 
 
-def test_a_limit_that_holds_everything_changes_nothing(planted):
-    np.testing.assert_array_equal(parts(planted, 12, Workspace(memory_limit=1 << 30)), parts(planted, 12))
-
-
-def test_an_impossible_limit_is_refused_and_nothing_stays_behind(planted, tmp_path):
-    with pytest.raises(ShoalError, match=r"^engine.memory_limit is 1MiB, .* needs at least \d+MiB: raise it to that$"):
+def test_a_limit_that_cannot_be_kept_is_refused_and_nothing_stays_behind(planted, tmp_path, monkeypatch):
+    with refused(says="engine.memory_limit is 1MiB"):
         parts(planted, 12, Workspace(tmp_path, memory_limit=1 << 20))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_limit_that_metis_cannot_keep_is_refused(planted, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "OF_METIS_ENTRY", 1 << 20)
-    with pytest.raises(ShoalError, match=r"for 12 clients the coarsest graph .* raise it to that or lower"):
+    with refused(says="for 12 clients the coarsest graph"):
         parts(planted, 12, Workspace(tmp_path, memory_limit=256 << 20))
     assert list(tmp_path.iterdir()) == []
 
@@ -90,23 +66,86 @@ def test_components_are_kept_whole(make_graph):
     assert got.nodes == (24,) * 5
 
 
-def test_without_edges_parts_are_even(make_graph):
-    assert sorted(np.bincount(parts(make_graph(7, []), 3)).tolist()) == [2, 2, 3]
+BOUNDED = {"semi-external": by_semi_external, "kaminpar": by_kaminpar}
 
 
-@pytest.mark.parametrize("clients", [1, 1800])
-def test_one_client_and_as_many_as_nodes(planted, clients):
-    assert_cover(parts(planted, clients), planted.nodes, clients)
+@pytest.mark.exhaustive(4)
+@pytest.mark.parametrize("method", BOUNDED)
+@pytest.mark.parametrize("clients", [2, 4, 12, 60])
+def test_cuts_no_more_than_metis_by_a_tenth(planted, method, clients):
+    got = quality(planted, BOUNDED[method](planted, PartitionOptions(method, clients)), clients)
+    metis = quality(planted, by_metis(planted, PartitionOptions("metis", clients)), clients)
+    assert got.cut_fraction <= 1.1 * metis.cut_fraction
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("method", BOUNDED)
+def test_maps_give_what_arrays_give_and_nothing_stays_behind(planted, tmp_path, mapped_graph, method):
+    (tmp_path / "scratch").mkdir()
+    options = PartitionOptions(method, 12, seed=3)
+    got = BOUNDED[method](mapped_graph(planted), options, workspace=Workspace(tmp_path / "scratch"))
+    np.testing.assert_array_equal(got, BOUNDED[method](planted, options))
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize("method", BOUNDED)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_the_bound_holds_and_no_client_is_empty(make_graph, data):
+def test_the_bound_holds_and_no_client_is_empty(make_graph, method, data):
     nodes = data.draw(st.integers(1, 60))
     clients = data.draw(st.integers(1, nodes))
     node = st.integers(0, nodes - 1)
     graph = make_graph(nodes, data.draw(st.lists(st.tuples(node, node), max_size=150)))
-    imbalance = data.draw(st.sampled_from([1.001, 1.03, 1.5, 3.0]))
-    assignment = parts(graph, clients, imbalance=imbalance, seed=data.draw(st.integers(0, 3)))
+    options = PartitionOptions(
+        method,
+        clients,
+        imbalance=data.draw(st.sampled_from([1.001, 1.03, 1.5, 3.0])),
+        seed=data.draw(st.integers(0, 3)),
+    )
+    assignment = BOUNDED[method](graph, options)
     assert_cover(assignment, nodes, clients)
-    assert np.bincount(assignment).max() <= size_bound(nodes, clients, imbalance)
+    assert np.bincount(assignment).max() <= size_bound(nodes, clients, options.imbalance)
+
+
+def test_kaminpar_reads_the_file_as_the_graph_it_is(make_graph, tmp_path):
+    graph = make_graph(5, [(0, 1), (0, 4), (1, 4), (2, 4)])
+    write_parhip(Level(graph.indptr, graph.indices), tmp_path / "graph")
+    got = kaminpar.load_graph(str(tmp_path / "graph"), kaminpar.GraphFileFormat.PARHIP)
+    assert (got.n(), got.m()) == (5, 8)
+    assert not got.is_edge_weighted()
+    assert not got.is_node_weighted()
+    neighbours = [[node for node, _ in got.neighbors(row)] for row in range(5)]
+    assert neighbours == [[1, 4], [0, 4], [4], [], [0, 1, 2]]
+
+
+MIB = 1 << 20
+
+
+def test_without_a_limit_buffers_have_their_useful_size_and_metis_any():
+    memory = Memory.of(None, 10**9)
+    assert (memory.block, memory.bucket) == (BLOCK, BUCKET)
+    memory.require_metis(10**9, 10**11, 500)
+
+
+def test_buffers_shrink_with_the_limit():
+    small, large = Memory.of(200 * MIB, 10**6), Memory.of(400 * MIB, 10**6)
+    assert 1 <= small.block < large.block <= BLOCK
+    assert 1 <= small.bucket < large.bucket <= BUCKET
+
+
+def test_a_limit_below_the_nodes_names_what_would_do():
+    enough = -(-(OF_NODE * 10**7 + BUFFERS + CODE) // MIB)
+    Memory.of(enough * MIB, 10**7)
+    with refused(says=f"at least {enough}MiB: raise it"):
+        Memory.of((enough - 1) * MIB, 10**7)
+
+
+def test_a_coarsest_graph_too_large_for_metis_names_what_would_do():
+    memory = Memory.of(1024 * MIB, 10**6)
+    with refused(says="for 500 clients the coarsest graph (100000 nodes, 10000000 edges) needs"):
+        memory.require_metis(100_000, 20_000_000, 500)
+    Memory.of(metis_bytes(100_000, 20_000_000), 10**6).require_metis(100_000, 20_000_000, 500)
+
+
+def test_too_many_coarse_nodes_are_refused():
+    with refused(says="contracting 1000000 nodes to 9000000"):
+        Memory.of(200 * MIB, 10**6).require_contraction(10**6, 9 * 10**6)

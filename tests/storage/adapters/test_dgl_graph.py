@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.errors import refused
 from torch import Tensor
 from torch_geometric.data import Data
 
 from shoal.storage.adapters import from_dgl, from_pyg, to_dgl
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.store.store import Store
 
@@ -55,13 +55,9 @@ def given(square: Square, **changes: Any) -> DGLGraph:
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_graph_in(dtype: torch.dtype, square: Square, assert_square: Callable[[Graph], None]) -> None:
-    assert_square(from_dgl(given(square, edge_index=square()["edge_index"].to(dtype))))
-
-
-def test_other_names_of_features_and_labels(square: Square, assert_square: Callable[[Graph], None]) -> None:
-    made = given(square)
+def test_graph_in(square: Square, assert_square: Callable[[Graph], None]) -> None:
+    made = given(square, edge_index=square()["edge_index"].int())
+    assert_square(from_dgl(made))
     made.ndata["h"], made.ndata["c"] = made.ndata.pop("feat"), made.ndata.pop("label")
     assert_square(from_dgl(made, "mine", x="h", y="c"))
 
@@ -96,12 +92,10 @@ def test_weights_in_and_out(
     assert len(out.edata["weight"]) == 10
     assert_weighted(from_dgl(out))
     out.edata["w"] = out.edata["weight"]
-    with pytest.raises(ShoalError, match=r"^graph\.edata: has weight and w, and an edge has one weight; .*"):
+    with refused("graph.edata"):
         from_dgl(out)
     made.edata[key] = -given_weights
-    with pytest.raises(
-        ShoalError, match=rf"^graph\.edata\['{key}'\]: row 0 is -0\.5; the weight of an edge is positive"
-    ):
+    with refused(f"graph.edata['{key}']"):
         from_dgl(made)
 
 
@@ -116,26 +110,21 @@ def test_weights_in_and_out(
     ],
 )
 def test_refuses(key: str, changes: dict[str, Any], message: str, square: Square) -> None:
-    with pytest.raises(ShoalError, match=rf"^graph\.ndata\['{key}'\]: .*{message}") as caught:
+    with refused(f"graph.ndata['{key}']", says=message):
         from_dgl(given(square, **changes))
-    assert "\n" not in caught.value.line
 
 
-def test_refuses_several_kinds_of_nodes(square: Square) -> None:
+def test_refuses_several_kinds_of_nodes_and_labels_of_graphs(square: Square) -> None:
     made = given(square)
     made.is_homogeneous = False
-    with pytest.raises(ShoalError, match=r"^graph: .*to_homogeneous"):
+    with refused("graph", says="to_homogeneous"):
         from_dgl(made)
+    graph = replace(from_pyg(Data(**square())), graph_of=np.zeros(4, dtype=np.int64), y=np.array([1]), split=None)
+    with refused("graph", says="many graphs"):
+        to_dgl(graph, module=object())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dgl") is not None, reason="DGL is installed")
 def test_without_dgl_one_line(square: Square) -> None:
-    with pytest.raises(ShoalError, match=r"^dgl: a DGLGraph needs it.*shoal doctor") as caught:
+    with refused("dgl"):
         to_dgl(from_dgl(given(square)))
-    assert "\n" not in caught.value.line
-
-
-def test_many_graphs_are_refused(square: Callable[..., dict[str, Any]]) -> None:
-    graph = replace(from_pyg(Data(**square())), graph_of=np.zeros(4, dtype=np.int64), y=np.array([1]), split=None)
-    with pytest.raises(ShoalError, match=r"^graph: many graphs with a label each, .*; take to_pyg$"):
-        to_dgl(graph, module=object())

@@ -4,9 +4,9 @@ from typing import Any
 
 import networkx as nx
 import pytest
+from support.errors import refused
 
 from shoal.storage.adapters import from_networkx
-from shoal.storage.errors import ShoalError
 
 
 def club() -> Any:
@@ -58,25 +58,22 @@ def test_numbers_of_the_library_are_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    ("change", "place", "says"),
     [
-        (lambda g: g.nodes["a"].pop("h"), r"graph\.nodes\['a'\]\['h'\]: missing; every node needs one"),
-        (lambda g: g.nodes[7].update(h=[1, 2]), r"graph\.nodes\[7\]\['h'\]: of another length than those of .*"),
-        (lambda g: g.nodes[7].update(h="x"), r"graph\.nodes\[\.\.\.\]\['h'\]: features must be numbers.*"),
-        (lambda g: g.nodes[7].pop("assignment"), r"graph\.nodes\[7\]\['assignment'\]: missing; .*"),
-        (
-            lambda g: g["a"][7].update(weight=-1),
-            r"graph: edge 'a', 7 has weight -1; the weight of an edge is positive .*",
-        ),
-        (lambda g: g["a"][7].update(weight="far"), r"graph: edge 'a', 7 has weight 'far'; the weight of an edge is .*"),
-        (lambda g: g["a"][7].update(weight=float("inf")), r"graph: edge 'a', 7 has weight inf; .*"),
-        (lambda g: g["a"][7].update(weight=float("nan")), r"graph: edge 'a', 7 has weight nan; .*"),
-        (lambda g: g["a"]["c"].update(weight=3), r"graph\.edges: the edge of nodes 0 and 1 weighs 1 and 3; .*"),
-        (lambda g: g.clear(), r"graph: has no nodes; .*"),
+        (lambda g: g.nodes["a"].pop("h"), "graph.nodes['a']['h']", "missing"),
+        (lambda g: g.nodes[7].update(h=[1, 2]), "graph.nodes[7]['h']", "of another length"),
+        (lambda g: g.nodes[7].update(h="x"), "graph.nodes[...]['h']", "features must be numbers"),
+        (lambda g: g.nodes[7].pop("assignment"), "graph.nodes[7]['assignment']", "missing"),
+        (lambda g: g["a"][7].update(weight=-1), "graph", "edge 'a', 7 has weight -1"),
+        (lambda g: g["a"][7].update(weight="far"), "graph", "edge 'a', 7 has weight 'far'"),
+        (lambda g: g["a"][7].update(weight=float("inf")), "graph", "has weight inf"),
+        (lambda g: g["a"][7].update(weight=float("nan")), "graph", "has weight nan"),
+        (lambda g: g["a"]["c"].update(weight=3), "graph.edges", "weighs 1 and 3"),
+        (lambda g: g.clear(), "graph", "has no nodes"),
     ],
 )
-def test_refuses(change: Any, line: str) -> None:
+def test_refuses(change: Any, place: str, says: str) -> None:
     graph = club()
     change(graph)
-    with pytest.raises(ShoalError, match=rf"^{line}$"):
+    with refused(place, says=says):
         from_networkx(graph, "h")

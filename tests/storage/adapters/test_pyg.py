@@ -1,23 +1,19 @@
 """PyG's own Data in, by hand; out, its own algebra on the result; every fault names the attribute."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from support.errors import refused
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCNConv
 from torch_geometric.transforms import ToSparseTensor
 
 from shoal.storage.adapters import from_pyg, to_pyg
-from shoal.storage.datasets.registry import load
-from shoal.storage.datasets.sources.source import DataSource
-from shoal.storage.datasets.user.files import save_graph
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.store.shard import Shard
@@ -60,35 +56,37 @@ def test_weights_in_and_out(square: Square, given_weights: torch.Tensor, assert_
     # Ones say nothing.
     assert "edge_weight" not in to_pyg(from_pyg(Data(**square(edge_weight=torch.ones(5)))))
     small = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=0, edge_weight=torch.tensor([2.0]))]
-    with pytest.raises(ShoalError, match=r"^data\[0\]\.edge_weight: many small graphs have no weights of edges here"):
+    with refused("data[0].edge_weight"):
         from_pyg(small)
 
 
+X = torch.arange(8, dtype=torch.float32).reshape(4, 2)
+
+
 @pytest.mark.parametrize(
-    "y",
+    "changes",
     [
-        torch.tensor([0.0, 1.0, torch.nan, 2.0]),
-        torch.tensor([[0], [1], [-1], [2]]),
-        torch.tensor([0, 1, -1, 2], dtype=torch.int8),
-        torch.tensor([0.0, 1.0, torch.nan, 2.0], dtype=torch.bfloat16),
+        {"y": torch.tensor([0.0, 1.0, torch.nan, 2.0])},
+        {"y": torch.tensor([[0], [1], [-1], [2]])},
+        {"y": torch.tensor([0, 1, -1, 2], dtype=torch.int8)},
+        {"y": torch.tensor([0.0, 1.0, torch.nan, 2.0], dtype=torch.bfloat16)},
+        *({"x": X.to(dtype)} for dtype in (torch.float64, torch.bfloat16, torch.int64)),
+        {"x": X.clone().requires_grad_()},
     ],
 )
-def test_labels_as_floats_column_or_bytes(y: torch.Tensor, square: Square, assert_square: Check) -> None:
-    assert_square(from_pyg(Data(**square(y=y))))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
-def test_features_become_float32(dtype: torch.dtype, square: Square, assert_square: Check) -> None:
-    graph = from_pyg(Data(**square(x=square()["x"].to(dtype))))
+def test_features_and_labels_of_any_type(changes: dict[str, Any], square: Square, assert_square: Check) -> None:
+    graph = from_pyg(Data(**square(**changes)))
     assert graph.x.dtype == np.float32
     assert_square(graph)
 
 
-def test_features_with_a_gradient_and_sparse_ones(square: Square, assert_square: Check) -> None:
-    assert_square(from_pyg(Data(**square(x=square()["x"].requires_grad_()))))
-    sparse = from_pyg(Data(**square(x=square()["x"].to_sparse_csr())))
+def test_sparse_features_and_no_edges(square: Square) -> None:
+    sparse = from_pyg(Data(**square(x=X.to_sparse_csr())))
     assert sp.issparse(sparse.x)
-    assert np.array_equal(sparse.x.toarray(), square()["x"])
+    assert np.array_equal(sparse.x.toarray(), X)
+    alone = from_pyg(Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=torch.ones(1, 2), y=torch.zeros(1)))
+    assert (alone.nodes, alone.entries, alone.classes) == (1, 0, 1)
+    assert to_pyg(alone).edge_index.shape == (2, 0)
 
 
 def test_masks_may_be_absent_and_clients_there(square: Square) -> None:
@@ -102,14 +100,6 @@ def test_masks_may_be_absent_and_clients_there(square: Square) -> None:
     assert some.split.tolist() == [1, 0, 0, 3]
 
 
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_no_edges(nodes: int) -> None:
-    data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=torch.ones(nodes, 2), y=torch.zeros(nodes))
-    graph = from_pyg(data)
-    assert (graph.nodes, graph.entries, graph.classes) == (nodes, 0, 1)
-    assert to_pyg(graph).edge_index.shape == (2, 0)
-
-
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
@@ -117,38 +107,37 @@ def test_no_edges(nodes: int) -> None:
         ("y", None, "missing"),
         ("edge_index", None, "missing"),
         ("x", [[1.0], [2.0]], "must be a tensor or an array, found list"),
-        ("x", torch.tensor([[1.0], [torch.nan], [2.0], [3.0]]), "row 1 .*NaN"),
+        ("x", torch.tensor([[1.0], [torch.nan], [2.0], [3.0]]), "row 1 "),
         ("x", torch.tensor([[1.0], [2.0], [3.0], [1e300]], dtype=torch.float64), "row 3 "),
-        ("x", torch.ones(4), r"\[N, F\]"),
-        ("y", torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), "multi-label"),
-        ("y", torch.tensor([0.0, 1.5, 0.0, 1.0]), r"row 1 is 1\.5, not an integer"),
+        ("x", torch.ones(4), "[N, F]"),
         ("y", torch.tensor([0, 1, 2]), "x has 4 rows"),
-        ("y", torch.full((4,), torch.nan), "no node has a label"),
         ("edge_index", torch.tensor([[0, 4], [1, 2]]), "names node 4"),
-        ("edge_index", torch.tensor([[0.0], [1.0]]), "must be integers"),
-        ("edge_index", torch.tensor([[0, 1], [1, 2], [2, 3]]), r"shape \[2, E\]"),
         ("train_mask", torch.ones(4, 10, dtype=torch.bool), "10 splits; take one"),
-        ("val_mask", torch.ones(3, dtype=torch.bool), r"4 nodes, found bool \[3\]"),
-        ("test_mask", torch.tensor([0, 1, 3]), r"found int64 \[3\]"),
+        ("val_mask", torch.ones(3, dtype=torch.bool), "4 nodes, found bool [3]"),
+        ("test_mask", torch.tensor([0, 1, 3]), "found int64 [3]"),
         ("val_mask", torch.tensor([True, False, False, False]), "node 0 is in another mask"),
         ("assignment", torch.tensor([0, 1, -1, 1]), "row 2 is -1"),
     ],
 )
 def test_refuses(attribute: str, value: Any, message: str, square: Square) -> None:
-    with pytest.raises(ShoalError, match=rf"^data\.{attribute}: .*{message}") as caught:
+    with refused(f"data.{attribute}", says=message):
         from_pyg(Data(**square(**{attribute: value})))
-    assert "\n" not in caught.value.line
 
 
-def test_refuses_an_adjacency_that_is_dense_or_not_square(square: Square) -> None:
-    for adj_t, message in ((torch.eye(4), "found Tensor"), (torch.ones(4, 5).to_sparse_csr(), r"found \[4, 5\]")):
-        with pytest.raises(ShoalError, match=rf"^data\.adj_t: .*{message}"):
-            from_pyg(Data(**square(edge_index=None, adj_t=adj_t)))
-
-
-@pytest.mark.parametrize("data", [HeteroData(), KarateClub(), None])
-def test_refuses_what_is_no_data(data: Any) -> None:
-    with pytest.raises(ShoalError, match=rf"^data: .*found {type(data).__name__}; "):
+@pytest.mark.parametrize(
+    ("data", "place", "message"),
+    [
+        (HeteroData(), "data", "found HeteroData; "),
+        (KarateClub(), "data", "found KarateClub; "),
+        (None, "data", "found NoneType; "),
+        ([], "data", "an empty list"),
+        ([HeteroData()], "data[0]", "found HeteroData"),
+        (Data(x=X, y=X[:, 0], adj_t=torch.eye(4)), "data.adj_t", "found Tensor"),
+        (Data(x=X, y=X[:, 0], adj_t=torch.ones(4, 5).to_sparse_csr()), "data.adj_t", "found [4, 5]"),
+    ],
+)
+def test_refuses_what_is_no_data_or_no_adjacency(data: Any, place: str, message: str) -> None:
+    with refused(place, says=message):
         from_pyg(data)
 
 
@@ -212,27 +201,6 @@ def test_writing_into_what_went_out_leaves_the_file(make_store: Callable[..., St
     assert np.array_equal(store.shard(0).x, before)
 
 
-def test_a_layer_of_pyg_takes_what_went_out(square: Square) -> None:
-    """GCN by dense algebra on the square: D^-1/2 (A + I) D^-1/2 X W."""
-    data = to_pyg(from_pyg(Data(**square())))
-    layer = GCNConv(2, 3, bias=False)
-    a = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]], dtype=torch.float32)
-    scale = a.sum(1) ** -0.5
-    expected = (scale[:, None] * a * scale) @ data.x @ layer.lin.weight.T
-    assert torch.allclose(layer(data.x, data.edge_index), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_saved_graph_is_loaded_equal(sparse: bool, square: Square, assert_square: Check, tmp_path: Path) -> None:
-    x = square()["x"]
-    graph = from_pyg(Data(**square(x=x.to_sparse_csr() if sparse else x, assignment=torch.tensor([1, 0, 0, 1]))))
-    read = load(DataSource("files", path=str(save_graph(graph, tmp_path / "mine"))))
-    assert sp.issparse(read.x) == sparse
-    assert_square(from_pyg(to_pyg(read)))
-    assert read.assignment is not None
-    assert read.assignment.tolist() == [1, 0, 0, 1]
-
-
 def three() -> list[Data]:
     """An edge, a node alone, and a path of three nodes given one way."""
     return [
@@ -255,16 +223,21 @@ def test_many_graphs_in_and_out() -> None:
     assert (out.batch.tolist(), out.y.tolist()) == ([0, 0, 1, 2, 2, 2], [2, 0, 1])
 
 
-def test_a_client_of_many_graphs_has_masks_of_graphs() -> None:
-    shard = Shard(
+def small_shard(label: list[int], **own: Any) -> Shard:
+    """Nodes 4, 5 and 9, with an edge between the first two."""
+    return Shard(
         client=0,
         node=np.array([4, 5, 9]),
-        label=np.array([1, 1, 0], dtype=np.int32),
+        label=np.array(label, dtype=np.int32),
         indptr=np.array([0, 1, 2, 2], dtype=np.int32),
         indices=np.array([1, 0], dtype=np.int32),
         x=np.ones((3, 2), dtype=np.float32),
-        graph=np.array([3, 3, 7]),
+        **own,
     )
+
+
+def test_a_client_of_many_graphs_has_masks_of_graphs() -> None:
+    shard = small_shard([1, 1, 0], graph=np.array([3, 3, 7]))
     parts = (np.array(rows, dtype=np.int32) for rows in ([1], [], [0]))
     out = to_pyg(shard, Split(*parts))
     assert (out.batch.tolist(), out.y.tolist(), out.n_id.tolist()) == ([0, 0, 1], [1, 0], [4, 5, 9])
@@ -274,15 +247,8 @@ def test_a_client_of_many_graphs_has_masks_of_graphs() -> None:
 def test_a_client_of_pairs_has_labels_and_masks_of_pairs() -> None:
     columns = [1, 2, 2], [1, 0, 0], [1, 3, 2]
     partner, label, part = (np.array(column, dtype=np.int8) for column in columns)
-    shard = Shard(
-        client=0,
-        node=np.array([4, 5, 9]),
-        label=np.full(3, -1, dtype=np.int32),
-        indptr=np.array([0, 1, 2, 2], dtype=np.int32),
-        indices=np.array([1, 0], dtype=np.int32),
-        x=np.ones((3, 2), dtype=np.float32),
-        pairs=Pairs(np.array([0, 2, 3, 3], dtype=np.int32), partner.astype(np.int32), label, part),
-    )
+    pairs = Pairs(np.array([0, 2, 3, 3], dtype=np.int32), partner.astype(np.int32), label, part)
+    shard = small_shard([-1] * 3, pairs=pairs)
     out = to_pyg(shard, Split(*(np.array([row], dtype=np.int32) for row in (0, 2, 1))))
     assert out.edge_index.tolist() == [[0, 1], [1, 0]]
     assert (out.edge_label_index.tolist(), out.edge_label.tolist()) == ([[0, 0, 1], [1, 2, 2]], [1, 0, 0])
@@ -292,33 +258,22 @@ def test_a_client_of_pairs_has_labels_and_masks_of_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "line"),
+    ("key", "value", "says"),
     [
-        ({"x": None}, r"^data\[1\]\.x: missing"),
-        ({"y": None}, r"^data\[1\]\.y: missing"),
-        ({"edge_index": None}, r"^data\[1\]\.edge_index: missing"),
-        ({"x": torch.ones(1, 3)}, r"^data\[1\]\.x: must be \[nodes, 2\] .*, found \[1, 3\]"),
-        ({"x": torch.ones(0, 2)}, r"^data\[1\]\.x: must be .* one node or more, found \[0, 2\]"),
-        ({"x": torch.ones(2)}, r"^data\[1\]\.x: must be .*found \[2\]"),
-        ({"y": torch.tensor([0, 1])}, r"^data\[1\]\.y: must be the one label of the graph, found \[2\]"),
-        ({"y": "a"}, r"^data\[1\]\.y: must be a tensor or an array, found str"),
-        ({"edge_index": torch.tensor([[0], [1]])}, r"^data\[1\]\.edge_index: names a node outside 0 to 0"),
-        ({"edge_index": torch.tensor([[-1], [0]])}, r"^data\[1\]\.edge_index: names a node outside 0 to 0"),
-        ({"edge_index": torch.ones(2, 1)}, r"^data\[1\]\.edge_index: must be integers"),
-        ({"edge_index": torch.zeros(1, 2, dtype=torch.int64)}, r"^data\[1\]\.edge_index: .*shape \[2, E\]"),
+        *((key, None, "missing") for key in ("x", "y", "edge_index")),
+        ("x", torch.ones(1, 3), "found [1, 3]"),
+        ("x", torch.ones(0, 2), "found [0, 2]"),
+        ("x", torch.ones(2), "found [2]"),
+        ("y", torch.tensor([0, 1]), "must be the one label of the graph, found [2]"),
+        ("y", "a", "found str"),
+        ("edge_index", torch.tensor([[0], [1]]), "names a node outside 0 to 0"),
+        ("edge_index", torch.tensor([[-1], [0]]), "names a node outside 0 to 0"),
+        ("edge_index", torch.ones(2, 1), "must be integers"),
+        ("edge_index", torch.zeros(1, 2, dtype=torch.int64), "shape [2, E]"),
     ],
 )
-def test_a_wrong_graph_among_many_is_named(changed: dict[str, Any], line: str) -> None:
+def test_a_wrong_graph_among_many_is_named(key: str, value: Any, says: str) -> None:
     graphs = three()
-    for key, value in changed.items():
-        setattr(graphs[1], key, value)
-    with pytest.raises(ShoalError, match=line) as caught:
+    setattr(graphs[1], key, value)
+    with refused(f"data[1].{key}", says=says):
         from_pyg(graphs)
-    assert "\n" not in caught.value.line
-
-
-def test_many_graphs_are_some_graphs() -> None:
-    with pytest.raises(ShoalError, match=r"^data: an empty list; give at least one graph$"):
-        from_pyg([])
-    with pytest.raises(ShoalError, match=r"^data\[0\]: must be a torch_geometric Data, found HeteroData$"):
-        from_pyg([HeteroData()])

@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from support.errors import refused
+from support.pyg_graphs import Trap
 
 from shoal.storage.datasets.registry import load
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import save_graph
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 
 LAYOUTS = ("npz", "folder")
@@ -32,16 +30,6 @@ def arrays(**changes: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in given.items() if value is not None}
 
 
-class Trap:
-    """Leaves a file behind when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
 def write(folder: Path, layout: str, **changes: Any) -> DataSource:
     if layout == "npz":
         np.savez(folder / "mine.npz", **arrays(**changes))
@@ -49,10 +37,6 @@ def write(folder: Path, layout: str, **changes: Any) -> DataSource:
     for name, array in arrays(**changes).items():
         np.save(folder / f"{name}.npy", array)
     return DataSource("files", path=str(folder))
-
-
-def named(folder: Path, layout: str, array: str) -> str:
-    return rf"^{folder}/mine\.npz( \({array}\))?: " if layout == "npz" else rf"^{folder}/{array}\.npy: "
 
 
 def assert_square(graph: Graph) -> None:
@@ -74,31 +58,11 @@ def test_brings_back_what_was_written(layout: str, tmp_path: Path) -> None:
     assert graph.cleaning.reversed_added == 4
 
 
-@given(
-    x=hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2), elements=st.floats(-9, 9, width=32)),
-    data=st.data(),
-)
-def test_both_layouts_agree(x: np.ndarray, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    node = st.integers(0, len(x) - 1)
-    edges = np.array(data.draw(st.lists(st.tuples(node, node)))).reshape(-1, 2).T.astype(np.int64)
-    y = data.draw(hnp.arrays(np.int64, len(x), elements=st.integers(0, 5)))
-    own = {"x": x, "edge_index": edges, "y": y, "split": None, "assignment": None}
-    one, two = (load(write(tmp_path_factory.mktemp("graph"), layout, **own)) for layout in LAYOUTS)
-    for field in ("indptr", "indices", "x", "y"):
-        assert np.array_equal(getattr(one, field), getattr(two, field))
-    assert np.array_equal(one.x, x)
-    assert np.array_equal(one.y, y)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_split_and_assignment_may_be_absent(layout: str, tmp_path: Path) -> None:
-    graph = load(write(tmp_path, layout, split=None, assignment=None))
+def test_split_and_assignment_may_be_absent_and_features_of_a_folder_stay_on_disk(tmp_path: Path) -> None:
+    graph = load(write(tmp_path, "folder", split=None, assignment=None))
     assert graph.split is None
     assert graph.assignment is None
-
-
-def test_features_of_a_folder_stay_on_disk(tmp_path: Path) -> None:
-    assert isinstance(load(write(tmp_path, "folder")).x, np.memmap)
+    assert isinstance(graph.x, np.memmap)
 
 
 @pytest.mark.parametrize("fmt", ["csr", "csc", "coo"])
@@ -114,106 +78,122 @@ def test_sparse_features_of_a_folder(fmt: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("given_dtype", "dtype"),
-    [
-        ("float64", "float32"),
-        (">f4", "float32"),
-        ("uint8", "float32"),
-        ("bool", "float32"),
-        ("float16", "float16"),
-    ],
-)
-def test_type_of_features(layout: str, given_dtype: str, dtype: str, tmp_path: Path) -> None:
-    x = arrays()["x"].astype(given_dtype)
+@pytest.mark.parametrize("dtype", ["float64", ">f4", "uint8", "bool", "float16"])
+def test_type_of_features(layout: str, dtype: str, tmp_path: Path) -> None:
+    x = arrays()["x"].astype(dtype)
     graph = load(write(tmp_path, layout, x=x))
-    assert graph.x.dtype == np.dtype(dtype)
+    assert graph.x.dtype == np.dtype("float16" if dtype == "float16" else "float32")
     assert (graph.x == x).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("y", [[0.0, 1.0, np.nan, 2.0], [[0], [1], [-1], [2]], np.array([0, 1, -1, 2], np.int8)])
-def test_labels_as_floats_column_or_bytes(layout: str, y: Any, tmp_path: Path) -> None:
-    assert_square(load(write(tmp_path, layout, y=y)))
+def test_labels_as_floats_column_or_bytes(y: Any, tmp_path: Path) -> None:
+    assert_square(load(write(tmp_path, "npz", y=y)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+def many(**changes: Any) -> dict[str, Any]:
+    """The nodes of the square as three graphs, 0-1, 2 and 3, with a label, a part and a client each."""
+    own = {
+        "edge_index": [[0], [1]],
+        "graph": [0, 0, 1, 2],
+        "y": [1, -1, 0],
+        "split": [1, 0, 3],
+        "assignment": [1, 0, 1],
+    }
+    return own | changes
+
+
 @pytest.mark.parametrize(
-    ("array", "value", "message"),
+    ("array", "value", "says"),
     [
         ("edge_index", [[0, 4], [1, 2]], "names node 4"),
-        ("edge_index", [[0, 1], [1, 2], [2, 3]], r"shape \[2, E\]"),
+        ("edge_index", [[0, 1], [1, 2], [2, 3]], "shape [2, E]"),
         ("edge_index", [[0.0], [1.0]], "integers"),
-        ("x", [1.0, 2.0, 3.0, 4.0], r"\[N, F\], found float64 \[4\]"),
-        ("x", np.empty((4, 0)), r"\[N, F\]"),
-        ("x", [["a"], ["b"], ["c"], ["d"]], r"must be numbers"),
-        ("y", [0, 1, 2], r"shape \[3\], but x has 4 rows"),
+        ("x", [1.0, 2.0, 3.0, 4.0], "[N, F], found float64 [4]"),
+        ("x", np.empty((4, 0)), "[N, F]"),
+        ("x", [["a"], ["b"], ["c"], ["d"]], "must be numbers"),
+        ("y", [0, 1, 2], "shape [3], but x has 4 rows"),
         ("y", [[0, 1], [1, 0], [1, 1], [0, 0]], "multi-label"),
-        ("y", [0, 1, 1.5, 0], r"row 2 is 1\.5, not an integer"),
+        ("y", [0, 1, 1.5, 0], "row 2 is 1.5, not an integer"),
         ("y", [0, 1, np.inf, 0], "row 2 is inf"),
-        ("y", ["a", "b", "a"], r"shape \[3\], but x has 4 rows"),
+        ("y", ["a", "b", "a"], "shape [3], but x has 4 rows"),
         ("y", [b"a", b"b", b"a", b"b"], "must be integers"),
         ("y", [0, -1, -2, 0], "row 2 is -2, not in -1"),
         ("y", [-1, -1, -1, -1], "no node has a label"),
-        ("split", [1, 2, 3], r"shape \[3\]"),
-        ("split", [1, 2, 0, 4], r"row 3 is 4, not in 0\.\.3"),
+        ("split", [1, 2, 3], "shape [3]"),
+        ("split", [1, 2, 0, 4], "row 3 is 4, not in 0..3"),
         ("split", [1, -1, 0, 2], "row 1 is -1"),
-        ("assignment", [0, 1], r"shape \[2\]"),
+        ("assignment", [0, 1], "shape [2]"),
         ("assignment", [0, 1, -1, 1], "row 2 is -1"),
         ("assignment", [0, 1, 2**40, 1], f"row 2 is {2**40}"),
     ],
 )
-def test_refuses(layout: str, array: str, value: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + f".*{message}") as caught:
-        load(write(tmp_path, layout, **{array: value}))
-    assert "\n" not in str(caught.value)
+def test_refuses(array: str, value: Any, says: str, tmp_path: Path) -> None:
+    with refused(f"{tmp_path}/mine.npz ({array})", says=says):
+        load(write(tmp_path, "npz", **{array: value}))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("array", "value", "says"),
+    [
+        ("graph", [0, 0, 1], "shape [3], but x has 4 rows; one graph a node"),
+        ("graph", [[0], [0], [1], [2]], "shape [4, 1]"),
+        ("graph", [1, 1, 2, 3], "row 0 is 1; graphs are numbered from 0 without a gap"),
+        ("graph", [0, 0, 2, 3], "row 2 is 2; graphs are numbered from 0 without a gap"),
+        ("graph", [0, 1, 0, 2], "row 2 is 0; graphs are numbered"),
+        ("graph", [0, 0, -1, 2], "row 2 is -1"),
+        ("graph", [0, 0.5, 1, 2], "row 1 is 0.5, not an integer"),
+        ("y", [1, 0, 0, 1], "shape [4], but there are 3 graphs; one value a graph"),
+        ("split", [1, 2, 3, 3], "shape [4], but there are 3 graphs; one value a graph"),
+        ("assignment", [0, 1], "shape [2], but there are 3 graphs; one value a graph"),
+        ("y", [-1, -1, -1], "no graph has a label"),
+        ("y", [0, 5000, -1], "but 2 graphs have a label"),
+        ("edge_index", [[0, 1], [1, 2]], "an edge joins node 1 of graph 0 and node 2 of graph 1"),
+    ],
+)
+def test_many_graphs_are_refused(array: str, value: Any, says: str, tmp_path: Path) -> None:
+    with refused(f"{tmp_path}/mine.npz ({array})", says=says):
+        load(write(tmp_path, "npz", **many(**{array: value})))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_refuses_features_that_are_not_finite_in_float32(layout: str, value: float, tmp_path: Path) -> None:
+def test_refuses_features_that_are_not_finite_in_float32(value: float, tmp_path: Path) -> None:
     x = arrays()["x"].astype(np.float64)
     x[3, 0] = value
-    with pytest.raises(ShoalError, match=named(tmp_path, layout, "x") + "row 3 "):
-        load(write(tmp_path, layout, x=x))
+    with refused(f"{tmp_path}/x.npy", says="row 3 "):
+        load(write(tmp_path, "folder", x=x))
+    (tmp_path / "x.npy").unlink()
+    sp.save_npz(tmp_path / "x.npz", sp.csr_array(x))
+    with refused(f"{tmp_path}/x.npz", says="row 3 "):
+        load(DataSource("files", path=str(tmp_path)))
 
 
-def test_refuses_sparse_features_that_are_not_finite(tmp_path: Path) -> None:
-    options = write(tmp_path, "folder", x=None)
-    sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.array([[0, 1], [0, 0], [np.nan, 0], [0, 1]])))
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/x\.npz: row 2 "):
-        load(options)
-
-
-def test_refuses_sparse_features_whose_columns_do_not_exist(tmp_path: Path) -> None:
-    options = write(tmp_path, "folder", x=None)
+def test_refuses_sparse_features_whose_columns_do_not_exist_and_features_given_twice(tmp_path: Path) -> None:
+    options = write(tmp_path, "folder")
     x = sp.csr_array(np.eye(4))
     x.indices[2] = 99
     sp.save_npz(tmp_path / "x.npz", x)
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/x\.npz: cannot be read"):
+    with refused(tmp_path / "x.npz", says="keep one"):
+        load(options)
+    (tmp_path / "x.npy").unlink()
+    with refused(tmp_path / "x.npz", says="cannot be read"):
         load(options)
 
 
-def test_refuses_features_given_twice(tmp_path: Path) -> None:
-    options = write(tmp_path, "folder")
-    sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.eye(4)))
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/x\.npz: .*x\.npy; keep one"):
-        load(options)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("array", ["edge_index", "x", "y"])
-def test_refuses_an_array_that_is_not_there(layout: str, array: str, tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + f"(no array {array}|not found)"):
-        load(write(tmp_path, layout, **{array: None}))
+def test_refuses_an_array_that_is_not_there(array: str, tmp_path: Path) -> None:
+    with refused(tmp_path / "mine.npz", says=f"no array {array}"):
+        load(write(tmp_path, "npz", **{array: None}))
+    with refused(tmp_path / f"{array}.npy", says="not found"):
+        load(write(tmp_path, "folder", **{array: None}))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("array", ["edge_index", "x", "y", "split", "assignment"])
-def test_never_unpickles(layout: str, array: str, tmp_path: Path) -> None:
+def test_never_unpickles(array: str, tmp_path: Path) -> None:
     objects = np.array([Trap(tmp_path / "opened"), 1, 2, 3], dtype=object)
-    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + "cannot be read .*objects$"):
-        load(write(tmp_path, layout, **{array: objects}))
+    for layout, file in (("npz", "mine.npz"), ("folder", f"{array}.npy")):
+        with refused(tmp_path / file, says="objects"):
+            load(write(tmp_path, layout, **{array: objects}))
     assert not (tmp_path / "opened").exists()
 
 
@@ -223,36 +203,20 @@ def test_refuses_a_truncated_file(layout: str, name: str, left: int, tmp_path: P
     options = write(tmp_path, layout)
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(ShoalError, match=rf"^{path}: cannot be read") as caught:
+    with refused(path, says="cannot be read"):
         load(options)
-    assert "\n" not in str(caught.value)
 
 
-def test_refuses_one_array_called_npz(tmp_path: Path) -> None:
+def test_refuses_what_is_no_graph_and_no_path(tmp_path: Path) -> None:
     options = write(tmp_path, "npz")
     with (tmp_path / "mine.npz").open("wb") as file:
         np.save(file, np.eye(3))
-    with pytest.raises(ShoalError, match=r"mine\.npz: cannot be read .*not an \.npz"):
+    with refused(tmp_path / "mine.npz", says="not an .npz"):
         load(options)
-
-
-def test_refuses_no_path_and_a_path_to_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=r"^data\.path: not set"):
+    with refused("data.path", says="not set"):
         load(DataSource("files"))
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/nothing: not found"):
+    with refused(tmp_path / "nothing", says="not found"):
         load(DataSource("files", path=str(tmp_path / "nothing")))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_saved_graph_is_loaded_equal(layout: str, tmp_path: Path) -> None:
-    (tmp_path / "given").mkdir()
-    loaded = load(write(tmp_path / "given", layout))
-    assert save_graph(loaded, tmp_path / "a" / "b") == tmp_path / "a" / "b"
-    saved = load(DataSource("files", path=str(tmp_path / "a" / "b")))
-    assert_square(saved)
-    assert saved.cleaning.entries_read == 4
-    for field in ("x", "split", "assignment"):
-        assert np.array_equal(getattr(saved, field), getattr(loaded, field))
 
 
 def test_saved_graph_takes_the_place_of_another(tmp_path: Path) -> None:
@@ -272,45 +236,34 @@ def test_saved_graph_takes_the_place_of_another(tmp_path: Path) -> None:
     assert_square(load(options))
 
 
-def test_saved_graph_without_edges(tmp_path: Path) -> None:
-    graph = load(write(tmp_path, "folder", edge_index=np.empty((2, 0), dtype=np.int64)))
-    save_graph(graph, tmp_path)
-    assert load(DataSource("files", path=str(tmp_path))).entries == 0
-
-
 def test_half_saved_graph_is_none(tmp_path: Path) -> None:
     """The disk takes no split.npy: a folder lies there."""
     options = write(tmp_path, "folder")
     graph = load(options)
     (tmp_path / "split.npy").unlink()
     (tmp_path / "split.npy.unfinished").mkdir()
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/split\.npy: cannot be written"):
+    with refused(tmp_path / "split.npy", says="cannot be written"):
         save_graph(graph, tmp_path)
-    with pytest.raises(ShoalError, match=r"y\.npy: not found"):
+    with refused(tmp_path / "y.npy", says="not found"):
         load(options)
     (tmp_path / "file").touch()
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/file[^\n]*: cannot be written[^\n]*$"):
+    with refused(tmp_path / "file", says="cannot be written"):
         save_graph(graph, tmp_path / "file")
 
 
 def test_unreadable_note_is_named(tmp_path: Path) -> None:
     options = write(tmp_path, "folder")
     (tmp_path / "SYNTHETIC.json").write_text("{")
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/SYNTHETIC\.json: cannot be read"):
+    with refused(tmp_path / "SYNTHETIC.json"):
         load(options)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("way", ["columns first", "other byte order"])
-def test_the_order_of_bytes_and_axes_is_not_the_graph(layout: str, way: str, tmp_path: Path) -> None:
-    def turned(array: np.ndarray) -> np.ndarray:
-        return np.asfortranarray(array) if way == "columns first" else array.astype(array.dtype.newbyteorder(">"))
-
-    graph = load(write(tmp_path, layout, **{name: turned(array) for name, array in arrays().items()}))
+def test_the_order_of_bytes_and_axes_is_not_the_graph(layout: str, tmp_path: Path) -> None:
+    turned = {name: np.asfortranarray(array.astype(array.dtype.newbyteorder(">"))) for name, array in arrays().items()}
+    graph = load(write(tmp_path, layout, **turned))
     assert_square(graph)
     assert graph.x.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert graph.split is not None
-    assert graph.split.tolist() == [1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -320,20 +273,8 @@ def test_refuses_a_header_of_more_than_there_is(layout: str, tmp_path: Path) -> 
     content = path.read_bytes()
     assert content.count(b"'shape': (4,), }              ") > 0
     path.write_bytes(content.replace(b"'shape': (4,), }              ", b"'shape': (4398046511104,), }  "))
-    with pytest.raises(ShoalError, match=rf"^{path}: cannot be read .*(announces|Bad CRC)"):
+    with refused(path, says="cannot be read"):
         load(options)
-
-
-def many(**changes: Any) -> dict[str, Any]:
-    """The nodes of the square as three graphs, 0-1, 2 and 3, with a label, a part and a client each."""
-    own = {
-        "edge_index": [[0], [1]],
-        "graph": [0, 0, 1, 2],
-        "y": [1, -1, 0],
-        "split": [1, 0, 3],
-        "assignment": [1, 0, 1],
-    }
-    return own | changes
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -355,28 +296,3 @@ def test_sparse_features_of_many_graphs(tmp_path: Path) -> None:
     options = write(tmp_path, "folder", **many(x=None))
     sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.eye(4)))
     assert (load(options).x.toarray() == np.eye(4)).all()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("array", "value", "message"),
-    [
-        ("graph", [0, 0, 1], r"shape \[3\], but x has 4 rows; one graph a node"),
-        ("graph", [[0], [0], [1], [2]], r"shape \[4, 1\]"),
-        ("graph", [1, 1, 2, 3], "row 0 is 1; graphs are numbered from 0 without a gap"),
-        ("graph", [0, 0, 2, 3], "row 2 is 2; graphs are numbered from 0 without a gap"),
-        ("graph", [0, 1, 0, 2], "row 2 is 0; graphs are numbered .*, and their nodes lie in this order"),
-        ("graph", [0, 0, -1, 2], "row 2 is -1"),
-        ("graph", [0, 0.5, 1, 2], "row 1 is 0.5, not an integer"),
-        ("y", [1, 0, 0, 1], r"shape \[4\], but there are 3 graphs; one value a graph"),
-        ("split", [1, 2, 3, 3], r"shape \[4\], but there are 3 graphs; one value a graph"),
-        ("assignment", [0, 1], r"shape \[2\], but there are 3 graphs; one value a graph"),
-        ("y", [-1, -1, -1], "no graph has a label"),
-        ("y", [0, 5000, -1], "but 2 graphs have a label"),
-        ("edge_index", [[0, 1], [1, 2]], "an edge joins node 1 of graph 0 and node 2 of graph 1"),
-    ],
-)
-def test_many_graphs_are_refused(layout: str, array: str, value: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + f".*{message}") as caught:
-        load(write(tmp_path, layout, **many(**{array: value})))
-    assert "\n" not in caught.value.line

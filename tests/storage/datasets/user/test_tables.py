@@ -2,18 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.errors import refused
 
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.registry import fingerprint, load, load_all
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import save_graph
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 
 EDGES = "source,target\nann,bob\nbob,7\n7,ann\nzoe,7\nann,bob\n"
@@ -100,13 +99,6 @@ def test_labels_with_gaps_are_in_their_order(
         assert (again.y.tolist(), again.label_names) == (y, names)
 
 
-def test_text_labels_of_an_array(tmp_path: Path) -> None:
-    arrays: dict[str, Any] = {"edge_index": [[0], [1]], "x": np.eye(3), "y": np.array(["b", "", "a"])}
-    np.savez(tmp_path / "g.npz", **arrays)
-    graph = load(DataSource("files", path=str(tmp_path / "g.npz")))
-    assert (graph.y.tolist(), graph.label_names) == ([1, -1, 0], ("a", "b"))
-
-
 def test_equal_names_of_several_graphs_are_one_class(tmp_path: Path) -> None:
     sources = []
     for name, labels in (("one", "ba"), ("two", "ca")):
@@ -117,13 +109,13 @@ def test_equal_names_of_several_graphs_are_one_class(tmp_path: Path) -> None:
     assert (graph.label_names, graph.classes) == (("a", "b", "c"), 3)
     assert graph.y.tolist() == [1, 0, -1, 2, 0, -1]
     write(tmp_path / "two", "source,target\n0,1\n", "id,label,a\n0,0,1\n1,1,1\n")
-    with pytest.raises(ShoalError, match=r"^data\.dataset: labels of two are numbers and those of others names"):
+    with refused("data.dataset"):
         load_all(sources)
 
 
 def test_features_may_be_missing_where_they_are_made(tmp_path: Path) -> None:
     plain = write(tmp_path, "source,target\n0,1\n1,2\n", "id,label\n0,0\n1,1\n2,0\n")
-    with pytest.raises(ShoalError, match=r"nodes\.csv: no column is a feature; .*data\.features"):
+    with refused(f"{tmp_path}/nodes.csv"):
         load(plain)
     made = DataSource("files", path=str(tmp_path), made=MadeFeatures("degree", 3), title="mine")
     assert (load(made).x.toarray().tolist(), load(made).name) == ([[0, 1, 0], [0, 0, 1], [0, 1, 0]], "mine")
@@ -153,50 +145,46 @@ def test_weights_of_edges(tmp_path: Path) -> None:
         assert load(DataSource("files", path=str(path), edge_weights="drop")).edge_weight is None
         assert "edge_weight" in " ".join(fingerprint(DataSource("files", path=str(path)))["files"])
     np.save(folder / "edge_weight.npy", arrays["edge_weight"][1:])
-    with pytest.raises(ShoalError, match=r"/edge_weight\.npy: must be numbers \[4\], .*, found float32 \[3\]$"):
+    with refused(f"{folder}/edge_weight.npy"):
         load(DataSource("files", path=str(folder)))
 
 
 @pytest.mark.parametrize(
-    ("edges", "nodes", "line"),
+    ("edges", "nodes", "place", "says"),
     [
-        ("source,to\n7,7\n", NODES, r"edges\.csv: no column 'target'; it needs source and target, found source, to"),
-        (EDGES, "id,x\n7,1\n", r"nodes\.csv: no column 'label'; .*"),
-        ("source,target,weight\n7,ann,0\n", NODES, r"edges\.csv \(weight\): row 0 is 0\.0; .* positive and finite: .*"),
-        ("source,target,weight\n7,ann,\n", NODES, r"edges\.csv: cannot be read .*'weight'.* no value in some row.*"),
-        ("source,target,weight\n7,ann,far\n", NODES, r"edges\.csv: cannot be read .*invalid value 'far'.*"),
-        (
-            "source,target,weight\n7,ann,2\nann,7,3\n",
-            NODES,
-            r"edges\.csv \(weight\): the edge of nodes 1 and 2 weighs 2 and 3; .* data\.edge_weights to drop",
-        ),
-        ("source,target,time\n7,ann,2\n", NODES, r"edges\.csv: column 'time' would not be used; .*"),
-        ("source,target\n7,ann\nbob,eve\n", NODES, r"edges\.csv: target of row 1 is 'eve', .* id of no node"),
-        ("source,target\n7,\n", NODES, r"edges\.csv: target of row 0 is None, .*"),
-        (EDGES, NODES + "bob,1,ape,1,1,1\n", r"nodes\.csv: id 'bob' is there twice; .*"),
-        (EDGES, NODES + ",1,ape,1,1,1\n", r"nodes\.csv: row 4 has no id; .*"),
-        (EDGES, NODES.replace("1.5", ""), r"nodes\.csv: cannot be read .*'height'.* has no value in some row.*"),
-        (EDGES, NODES.replace("1.5", "tall"), r"nodes\.csv: cannot be read .*invalid value 'tall'.*"),
-        (EDGES, NODES.replace("1.5", "nan"), r"nodes\.csv: row 0 of the features has NaN .*"),
-        (EDGES, NODES.replace("none", "later"), r"nodes\.csv: split 'later'; it is train, val or test, or nothing"),
-        (EDGES, NODES.replace("4,1", "4,one"), r"nodes\.csv: cannot be read .*'one'.*; column assignment is .*"),
-        (EDGES, "id,label,a,a\n7,1,1,1\n", r"nodes\.csv: column 'a' is there twice; give each once"),
-        (EDGES, "id,label,a\n", r"nodes\.csv: no row; .*"),
-        (EDGES, "", r"nodes\.csv: cannot be read .*"),
-        ("source,target\n", "id,label,a\n7,,1\n", r"nodes\.csv \(label\): no node has a label; .*"),
+        ("source,to\n7,7\n", NODES, "edges.csv", "no column 'target'"),
+        (EDGES, "id,x\n7,1\n", "nodes.csv", "no column 'label'"),
+        ("source,target,weight\n7,ann,0\n", NODES, "edges.csv (weight)", "row 0 is 0.0"),
+        ("source,target,weight\n7,ann,\n", NODES, "edges.csv", "no value in some row"),
+        ("source,target,weight\n7,ann,far\n", NODES, "edges.csv", "invalid value 'far'"),
+        ("source,target,weight\n7,ann,2\nann,7,3\n", NODES, "edges.csv (weight)", "weighs 2 and 3"),
+        ("source,target,time\n7,ann,2\n", NODES, "edges.csv", "column 'time' would not be used"),
+        ("source,target\n7,ann\nbob,eve\n", NODES, "edges.csv", "target of row 1 is 'eve'"),
+        ("source,target\n7,\n", NODES, "edges.csv", "target of row 0 is None"),
+        (EDGES, NODES + "bob,1,ape,1,1,1\n", "nodes.csv", "id 'bob' is there twice"),
+        (EDGES, NODES + ",1,ape,1,1,1\n", "nodes.csv", "row 4 has no id"),
+        (EDGES, NODES.replace("1.5", ""), "nodes.csv", "'height' is a feature and has no value in some row"),
+        (EDGES, NODES.replace("1.5", "tall"), "nodes.csv", "invalid value 'tall'"),
+        (EDGES, NODES.replace("1.5", "nan"), "nodes.csv", "row 0 of the features has NaN"),
+        (EDGES, NODES.replace("none", "later"), "nodes.csv", "split 'later'"),
+        (EDGES, NODES.replace("4,1", "4,one"), "nodes.csv", "column assignment is"),
+        (EDGES, "id,label,a,a\n7,1,1,1\n", "nodes.csv", "column 'a' is there twice"),
+        (EDGES, "id,label,a\n", "nodes.csv", "no row"),
+        (EDGES, "", "nodes.csv", "cannot be read"),
+        ("source,target\n", "id,label,a\n7,,1\n", "nodes.csv (label)", "no node has a label"),
     ],
 )
-def test_refuses(edges: str, nodes: str, line: str, tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/{line}$"):
+def test_refuses(edges: str, nodes: str, place: str, says: str, tmp_path: Path) -> None:
+    with refused(f"{tmp_path}/{place}", says=says):
         load(write(tmp_path, edges, nodes))
 
 
 def test_two_tables_of_a_kind_and_one_alone_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path)
     (tmp_path / "nodes.parquet").touch()
-    with pytest.raises(ShoalError, match=r"nodes\.csv: there is also nodes\.parquet; keep one of the two$"):
+    with refused(tmp_path / "nodes.csv"):
         load(source)
     for name in ("nodes.csv", "nodes.parquet"):
         (tmp_path / name).unlink()
-    with pytest.raises(ShoalError, match=r"there is edges\.csv, but no nodes\.csv or nodes\.parquet$"):
+    with refused(tmp_path, says="edges.csv, but no nodes"):
         load(source)
