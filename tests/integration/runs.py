@@ -25,8 +25,8 @@ CONFIG: dict[str, Any] = {
     "partition": {"method": "metis", "clients": 12},
     "propagation": {"hops": 2},
     "model": {"name": "gamlp", "hidden": 32},
-    # Long enough for what is killed to be missed before the run ends: a worker looks for its raylet once a second.
-    "train": {"epochs": 80},
+    # Long enough for a kill to come in the midst of a cell.
+    "train": {"epochs": 24},
     "algorithm": {"name": "fedgta", "eps": 0.8},
     "participation": {"ratio": 0.6},
     "evaluation": {"every": 2},
@@ -71,6 +71,11 @@ class Runs:
     def run(self) -> Path:
         (run,) = self.folder.glob("same-*")
         return run
+
+    def log(self) -> str:
+        """What is logged so far; the file is made with its first line."""
+        log = self.run / "run.log"
+        return log.read_text() if log.exists() else ""
 
     def rounds(self) -> int:
         logs = list(self.folder.glob("same-*/metrics.jsonl"))

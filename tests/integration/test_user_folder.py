@@ -47,13 +47,8 @@ def test_user_folder_modules_of_our_names_raise(folder: Path) -> None:
         assert f"RuntimeError: imported {folder / name}" in done.stderr
 
 
-def test_user_folder_runs_in_process(folder: Path) -> None:
-    shoal(folder, "run", "engine.backend=local", "run.root=local")
-    assert finished(folder, "local") == 1
-
-
-def test_user_folder_runs_on_two_ray_hosts(folder: Path) -> None:
-    shoal(folder, "run", "engine.backend=ray", "engine.hosts=2", "run.root=ray")
+def test_user_folder_runs_on_ray(folder: Path) -> None:
+    shoal(folder, "run", "engine.backend=ray", "engine.hosts=1", "run.root=ray")
     assert finished(folder, "ray") == 1
 
 
