@@ -61,7 +61,7 @@ def last(folder: Path) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in state.items()}
 
 
-def test_stopped_edited_and_resumed_on_a_host(own: Path, plain: dict[str, Any], tmp_path: Path) -> None:
+def test_stopped_edited_and_resumed(own: Path, plain: dict[str, Any], tmp_path: Path) -> None:
     whole, stopped = (Runs(_made(tmp_path / name), tmp_path / "data", **plain) for name in ("whole", "stopped"))
     before = whole.here()
     with pytest.raises(KeyboardInterrupt):
@@ -76,8 +76,7 @@ def test_stopped_edited_and_resumed_on_a_host(own: Path, plain: dict[str, Any], 
     assert run_path(edited) != interrupted
     assert store_path(edited) == store_path(load_config(interrupted))
     shutil.rmtree(own)
-    on_ray = ["engine.backend=ray", "engine.hosts=1", "run.max_seconds=null"]
-    resumed = run(load_config(interrupted, on_ray), resume=True)
+    resumed = run(load_config(interrupted, ["run.max_seconds=null"]), resume=True)
     assert resumed == interrupted
     assert last(resumed) == last(before)
     assert [line["loss"] for line in read_metrics(resumed)] == [line["loss"] for line in read_metrics(before)]
@@ -314,9 +313,8 @@ def test_wrong_options_of_a_partitioner(tmp_path: Path, fields: str | None, opti
     (tmp_path / "mine.py").write_text(text)
     partition = {"method": f"{tmp_path}/mine.py:Mine", "clients": 3, "options": options}
     plain = {"name": "x", "data": {"dataset": "sbm"}, "partition": partition, "algorithm": "fedavg"}
-    with pytest.raises(ShoalError) as caught:
+    with refused(says=line):
         require_known(parse_config(plain, "x"))
-    assert line in str(caught.value)
 
 
 def test_a_file_that_is_not_there_and_a_name_that_is_none(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def test_user_folder_modules_of_our_names_raise(folder: Path) -> None:
 
 
 def test_user_folder_runs_on_ray(folder: Path) -> None:
-    shoal(folder, "run", "engine.backend=ray", "engine.hosts=1", "run.root=ray")
+    """With a model of the user's own, which the host reads from the run's folder."""
+    model = [f"model.name={ROOT / 'examples' / 'model.py'}:Residual", "algorithm.name=fedavg"]
+    shoal(folder, "run", "engine.backend=ray", "engine.hosts=1", "run.root=ray", *model)
     assert finished(folder, "ray") == 1
 
 
