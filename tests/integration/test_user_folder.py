@@ -54,6 +54,7 @@ def test_user_folder_runs_on_ray(folder: Path) -> None:
     assert finished(folder, "ray") == 1
 
 
+@pytest.mark.slow
 def test_user_folder_sweeps_in_parallel(folder: Path) -> None:
     shoal(folder, "sweep", "seed=0,1", "engine.backend=local", "run.root=sweep", "--at-once", "2")
     assert finished(folder, "sweep") == 2
