@@ -10,7 +10,7 @@ import yaml
 from integration.server_here import ServerHere
 from support.errors import refused
 
-from attack.wrong_methods import CLASS, HEAD, RAISES, WRONG
+from attack.wrong_methods import HEAD, RAISES, WRONG, hook
 from shoal.engine.cli.main import command as main
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
@@ -129,43 +129,37 @@ def test_failing_client_is_left_out_and_logged(start: Start, tmp_path: Path, nam
     assert line["loss"] is not None
 
 
-def test_round_ignoring_replies_runs(start: Start, tmp_path: Path) -> None:
-    text = CLASS + "    def round(self, server, ctx, cohort):\n        yield Ask('train', {'w': Reduce.MEAN})\n"
-    server = start({**MODEL, "algorithm.name": write(tmp_path, text)[0]})
+@pytest.fixture
+def start_with(start: Start, tmp_path: Path) -> Start:
+    """Starts FedAvg with one hook of its own."""
+
+    def start_with(name: str, body: str) -> Server:
+        return start({**MODEL, "algorithm.name": write(tmp_path, hook(name, body).text)[0]})
+
+    return start_with
+
+
+def test_round_ignoring_replies_runs(start_with: Start) -> None:
+    server = start_with("round", "yield Ask('train', {'w': Reduce.MEAN})")
     before = server.state.server["w"].clone()
     server.round()
     assert torch.equal(server.state.server["w"], before)
 
 
-def test_note_not_finite_is_null_in_metrics(start: Start, tmp_path: Path) -> None:
-    text = CLASS + (
-        "    def round(self, server, ctx, cohort):\n"
-        "        ctx.notes.update(a=float('nan'), b=np.float32(2), c=3)\n"
-        "        yield from super().round(server, ctx, cohort)\n"
-    )
-    line = start({**MODEL, "algorithm.name": write(tmp_path, text)[0]}).round()
+def test_note_not_finite_is_null_in_metrics(start_with: Start) -> None:
+    notes = "ctx.notes.update(a=float('nan'), b=np.float32(2), c=3)"
+    line = start_with("round", f"{notes}\nyield from super().round(server, ctx, cohort)").round()
     assert line["notes"] == {"a": None, "b": 2.0, "c": 3.0}
 
 
-def test_predict_minus_infinity_rules_a_class_out(start: Start, tmp_path: Path) -> None:
-    text = CLASS + (
-        "    def predict(self, client, received, part):\n"
-        "        scores = super().predict(client, received, part).clone()\n"
-        "        scores[:, 1:] = -float('inf')\n"
-        "        return scores\n"
-    )
-    line = start({**MODEL, "algorithm.name": write(tmp_path, text)[0]}).round()
+def test_predict_minus_infinity_rules_a_class_out(start_with: Start) -> None:
+    scores = "scores = super().predict(client, received, part).clone()"
+    line = start_with("predict", f"{scores}\nscores[:, 1:] = -float('inf')\nreturn scores").round()
     assert 0 < line["scopes"]["served"]["test"]["rows"] < 1
 
 
-def test_keyboard_interrupt_in_a_method_interrupts(start: Start, tmp_path: Path) -> None:
-    text = CLASS + (
-        "    def upload(self, client, received, phase):\n"
-        "        import signal\n"
-        "        signal.raise_signal(signal.SIGINT)\n"
-        "        return super().upload(client, received, phase)\n"
-    )
-    server = start({**MODEL, "algorithm.name": write(tmp_path, text)[0]})
+def test_keyboard_interrupt_in_a_method_interrupts(start_with: Start) -> None:
+    server = start_with("upload", "import signal\nsignal.raise_signal(signal.SIGINT)")
     with pytest.raises(KeyboardInterrupt):
         server.round()
 

@@ -172,7 +172,8 @@ UPLOADS = {
 WRITES = {
     "data.x.zero_()": "x",
     "data.x.numpy().fill(0)": "x",
-    "data.x.data[3].add_(1)": "x",
+    "data.x.data.zero_()": "x",
+    "data.x[3].add_(1)": "x",
     "data.x.zero_(); 1 / 0": "x",
     "data.hop(1).mul_(2)": "hop(1)",
     "data.label.zero_()": "label",

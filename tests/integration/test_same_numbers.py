@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from integration.runs import PATIENCE, Runs, assert_same_numbers, until, working
+from integration.runs import PATIENCE, Runs, assert_same_numbers, assert_same_so_far, until, working
 
 from shoal.engine.records.metrics import read_metrics
 
@@ -42,6 +42,7 @@ def test_hosts_server_and_driver_killed_in_mid_round(runs: Runs, undisturbed: Pa
         assert all(2**20 < held < 2**34 for held in (memory["driver"], memory["server"], *memory["hosts"].values()))
         assert seconds["aggregate"] + seconds["transfer"] + seconds["wait"] == pytest.approx(seconds["round"])
         assert min(seconds.values()) >= 0
+    assert_same_so_far(runs.run, undisturbed)
     assert_same_numbers(runs.here(resume=True), undisturbed)
 
 

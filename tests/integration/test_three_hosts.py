@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from integration.runs import PATIENCE, Runs, assert_same_numbers, until
+from integration.runs import PATIENCE, Runs, assert_same_numbers, assert_same_so_far, until
 from integration.three_hosts import Cluster
 
 from shoal.engine.records.metrics import read_metrics
@@ -68,6 +68,7 @@ def test_a_link_cut_a_machine_killed_and_the_driver_killed(cluster: Cluster, run
         until(lambda before=before: noticed(runs) > before, process)
     process.kill()
     process.wait()
+    assert_same_so_far(runs.run, undisturbed)
     assert_same_numbers(runs.here(resume=True), undisturbed)
 
 
