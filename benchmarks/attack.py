@@ -33,8 +33,8 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 KINDS = {
     "configs": ("attack.config_mutations", 0.70),
     "data": ("attack.data_mutations", 0.24),
-    "stores": ("attack.store_damages", 0.03),
-    "runs": ("attack.run_damages", 0.03),
+    "stores": ("attack.test_damaged_store", 0.03),
+    "runs": ("attack.test_damaged_run", 0.03),
 }
 HANG_SECONDS = 60.0
 CASES_A_CALL = 50
@@ -70,7 +70,7 @@ def work(pipe: Connection) -> None:
             attack = importlib.import_module(KINDS[kind][0]).attack
             for seed in seeds:
                 try:
-                    pipe.send((seed, attack(seed), ""))
+                    pipe.send((seed, "refused" if attack(seed) else "accepted", ""))
                 except BaseException as error:
                     silent = "silently other numbers" in str(error)
                     pipe.send((seed, FAULTS[3] if silent else FAULTS[0], "".join(traceback.format_exception(error))))

@@ -127,20 +127,6 @@ def test_listed_exceptions_are_all_needed() -> None:
     assert not sorted(exceptions() - found()), "python tests/test_vocabulary.py --write drops them"
 
 
-def test_of_name_sees_whole_words_only() -> None:
-    assert list(of_name("lentRows", "storage/x.py")) == ["lent"]
-    assert list(of_name("talent_memory", "storage/x.py")) == []
-    assert list(of_name("given", "algorithms/base.py")) == ["given"]
-    assert list(of_name("given_split", "algorithms/base.py")) == []
-    assert list(of_name("sketches_at_once", "algorithms/x.py")) == ["at_once"]
-    assert list(of_name("at_once", "engine/x.py")) == []
-
-
-def test_messages_are_those_of_errors_and_logs() -> None:
-    tree = ast.parse('raise ValueError(f"was told {x}")\nlog.info("heard")\ny = "alike"\n')
-    assert [term for text in messages(tree) for term in of_text(text)] == ["told", "told", "heard"]
-
-
 if __name__ == "__main__":
     still = sorted(found())
     print("\n".join(" ".join(entry) for entry in still))

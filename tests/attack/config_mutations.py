@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from rooms import ROOT
 
-from attack.verdict import verdict_of
+from attack.verdict import line_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import device_choice, load_config
@@ -78,25 +78,13 @@ KEYS = [
 NAMES = {
     "task": ["node", "edge", "graph"],
     "data.dataset": [
-        "cora",
-        "sbm",
-        "digits",
-        "files",
-        "arxiv-like",
-        "papers100m-like",
-        "Reddit",
-        "photo",
-        "nci1",
-        "collab",
-        "ogbg-molhiv",
-        "ogbg-molpcba",
-        "induced-edge",
-        "sbm-graphs",
+        "cora", "sbm", "digits", "files", "arxiv-like", "papers100m-like", "Reddit", "photo", "nci1", "collab",
+        "ogbg-molhiv", "ogbg-molpcba", "induced-edge", "sbm-graphs",
     ],
     "evaluation.metric": ["accuracy", "roc_auc", "average_precision"],
     "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp", "sign", "s2gc", "gbp", "transformer"],
     "algorithm.name": [*METHODS],
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,13 +112,13 @@ def cases(seed: int) -> Iterator[Case]:
         yield Case(content, tuple(_override(rng) for _ in range(count)))
 
 
-def attack(seed: int) -> str:
-    """Reads one case as `shoal run` does before it works: `accepted` or `refused`; raises if it was neither."""
+def attack(seed: int) -> str | None:
+    """Reads one case as `shoal run` does before it works: the line that refuses it, None if it is accepted."""
     case = next(cases(seed))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_bytes(case.content)
-        return verdict_of(lambda: _look_at(file, case.overrides))
+        return line_of(lambda: _look_at(file, case.overrides))
 
 
 def _look_at(file: Path, overrides: tuple[str, ...]) -> None:

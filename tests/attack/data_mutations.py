@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from attack.verdict import verdict_of
+from attack.verdict import line_of
 from shoal.engine.config.config import parse_config
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.sampling import read_trace
@@ -80,8 +80,8 @@ def cases(seed: int) -> Iterator[Case]:
         yield Case(files, layout, rng.randrange(PREPARED) == 0)
 
 
-def attack(seed: int) -> str:
-    """Reads one data set: `accepted` or `refused`; raises if it was neither."""
+def attack(seed: int) -> str | None:
+    """Reads one data set: the line that refuses it, None if it is accepted."""
     case = next(cases(seed))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,7 +94,7 @@ def attack(seed: int) -> str:
                 os.mkfifo(path)
             else:
                 path.write_bytes(content)
-        return verdict_of(lambda: _look_at(Path(folder), case))
+        return line_of(lambda: _look_at(Path(folder), case))
 
 
 def _look_at(root: Path, case: Case) -> None:
@@ -257,25 +257,10 @@ def _changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
             array[at] = rng.choice((np.nan, np.inf, -np.inf, 1e300, 0.5, -1.0, 1e10))
         return array
     if way < 7:
-        names = (
-            "i1",
-            "u1",
-            ">i4",
-            "<u8",
-            ">i8",
-            "f2",
-            "f4",
-            ">f4",
-            "f8",
-            "c8",
-            "?",
-            "U3",
-            "S2",
-            "O",
-            "M8[s]",
-            "V4",
+        names = [
+            "i1", "u1", ">i4", "<u8", ">i8", "f2", "f4", ">f4", "f8", "c8", "?", "U3", "S2", "O", "M8[s]", "V4",
             "i1,f4",
-        )
+        ]  # fmt: skip
         try:
             with np.errstate(invalid="ignore", over="ignore"):
                 return array.astype(rng.choice(names))

@@ -17,12 +17,12 @@ MOST_MEMORY = 1 << 20  # KiB
 @pytest.mark.parametrize("mutations", [config_mutations, data_mutations])
 def test_mutated_input_is_accepted_or_refused_in_one_line(mutations: ModuleType, part: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    verdicts = []
+    refused = []
     for seed in range(part, CASES, PARTS):
         try:
-            verdicts.append(mutations.attack(seed))
+            refused.append(mutations.attack(seed) is not None)
         except Exception as error:
             raise AssertionError(f"{mutations.__name__}.attack({seed}): {type(error).__name__}") from error
     # The mutations are neither all harmless nor all alike.
-    assert 0 < verdicts.count("accepted") < len(verdicts) / 2
+    assert len(refused) / 2 < sum(refused) < len(refused)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEMORY

@@ -107,7 +107,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return numbers(run(load_config(config(tmp_path_factory.mktemp("whole"), "local"))))
 
 
-@pytest.mark.exhaustive(4)
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize(("backend", "part"), [(backend, part) for backend in PARTS for part in range(PARTS[backend])])
 def test_signal_at_any_moment_leaves_a_run_to_resume(
     tmp_path: Path, expected: list[Any], backend: str, part: int

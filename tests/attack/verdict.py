@@ -5,20 +5,16 @@ from collections.abc import Callable
 from shoal.storage.errors import ShoalError
 
 
-def verdict_of(look: Callable[[], object]) -> str:
-    """`accepted` or `refused`.
-
-    Raises:
-        Exception: Whatever else than a `ShoalError` came out.
-        AssertionError: The error is no line for a user.
-    """
+def line_of(act: Callable[[], object]) -> str | None:
+    """The line that refuses; None if nothing does. Whatever else than a `ShoalError` comes out is raised."""
     try:
-        look()
+        act()
     except ShoalError as error:
-        line = str(error)
-        assert line.strip(), "an empty line"
-        assert line.isprintable(), f"not one line: {line!r}"
-        assert len(line) <= 1100, f"{len(line)} characters"
-        assert "Traceback" not in line
-        return "refused"
-    return "accepted"
+        line = error.line
+    else:
+        return None
+    assert line.strip(), "an empty line"
+    assert line.isprintable(), f"not one line: {line!r}"
+    assert len(line) <= 1100, f"{len(line)} characters"
+    assert "Traceback" not in line
+    return line

@@ -15,6 +15,7 @@ from integration.three_hosts import Cluster
 from safetensors.numpy import load_file
 
 from shoal.engine.config.config import load_config
+from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
 
 ROUNDS = 9
@@ -25,8 +26,8 @@ CONFIG: dict[str, Any] = {
     "partition": {"method": "metis", "clients": 12},
     "propagation": {"hops": 2},
     "model": {"name": "gamlp", "hidden": 32},
-    # Long enough for what is killed to be missed before the run ends: a worker looks for its raylet once a second.
-    "train": {"epochs": 80},
+    # Long enough for a kill to come in the midst of a cell.
+    "train": {"epochs": 24},
     "algorithm": {"name": "fedgta", "eps": 0.8},
     "participation": {"ratio": 0.6},
     "evaluation": {"every": 2},
@@ -72,6 +73,11 @@ class Runs:
         (run,) = self.folder.glob("same-*")
         return run
 
+    def log(self) -> str:
+        """What is logged so far; the file is made with its first line."""
+        log = self.run / "run.log"
+        return log.read_text() if log.exists() else ""
+
     def rounds(self) -> int:
         logs = list(self.folder.glob("same-*/metrics.jsonl"))
         return len(logs[0].read_text().splitlines()) if logs else 0
@@ -91,6 +97,12 @@ def assert_same_numbers(run: Path, other: Path) -> None:
             del line[name]
     assert logs[0] == logs[1]
     assert len(logs[0]) == ROUNDS
+
+
+def assert_same_so_far(run: Path, other: Path) -> None:
+    """Of a run that was killed: a resume may begin before its last lines and hide them."""
+    losses = [[(line["round"], line["loss"]) for line in read_metrics(path)] for path in (run, other)]
+    assert losses[0] == losses[1][: len(losses[0])]
 
 
 def until(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:

@@ -23,7 +23,7 @@ class ServerHere(LocalBackend):
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         self.ray.await_hosts()
-        pool = RayPool(self.ray.hosts, job, cell_timeout=60.0, retries=0)
+        pool = RayPool(self.ray.hosts, job, cell_timeout=60.0, retries=3)
         pool.require_data(range(len(job.model_of)))
         self._server = Server(job, plan, pool, state)
 

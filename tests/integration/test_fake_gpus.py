@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,13 +12,13 @@ import torch
 from ray import PlacementGroupID
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from support.errors import refused
 
 from shoal.engine.cluster.cluster import _require_resources, gpu_places
 from shoal.engine.cluster.host_actor import start_hosts
-from shoal.engine.config.config import Config, parse_config
+from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
-from shoal.storage.errors import ShoalError
 
 
 @pytest.fixture(scope="module")
@@ -41,60 +41,37 @@ def _leave(hosts: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("_two_gpus")
-def test_shares_of_two_devices() -> None:
-    def require(hosts: int, gpus: float) -> None:
-        resources = {"cpus_per_host": 0.5, "gpus_per_host": gpus}
-        _require_resources(
-            parse_config(
-                {
-                    "name": "fake",
-                    "data": {"dataset": "sbm"},
-                    "algorithm": "fedavg",
-                    "engine": {"hosts": hosts},
-                    "resources": resources,
-                },
-                "test",
-            )
-        )
-
-    require(4, 0.5)
-    hosts = start_hosts(4, 0.5, 0.5)
-    devices = ray.get([host.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for host in hosts])
-    assert Counter(devices) == {"0": 2, "1": 2}
-    _leave(hosts)
+@pytest.mark.parametrize(
+    ("hosts", "share", "fit"),
     # Three of 0.6 are less than two devices together, and no two of them fit one.
-    for hosts_wanted, share in ((3, 0.6), (5, 0.5), (3, 1.0), (2, 2.0)):
-        with pytest.raises(ShoalError, match="room for"):
-            require(hosts_wanted, share)
+    [(4, 0.5, True), (3, 0.6, False), (5, 0.5, False), (3, 1.0, False), (2, 2.0, False)],
+)
+def test_shares_without_room_raise(configure: Callable[..., Config], hosts: int, share: float, fit: bool) -> None:
+    keys = {"engine.hosts": hosts, "resources.cpus_per_host": 0.5, "resources.gpus_per_host": share}
+    with nullcontext() if fit else refused(says="room for"):
+        _require_resources(configure(keys))
 
 
 @pytest.mark.usefixtures("_two_gpus")
-def test_shares_are_spread_over_the_devices() -> None:
-    def devices(hosts: list[Any]) -> list[str]:
-        return ray.get([host.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for host in hosts])
-
-    def end(hosts: list[Any]) -> None:
-        for host in hosts:
-            ray.kill(host)
-
+def test_shares_are_spread_over_the_devices(configure: Callable[..., Config]) -> None:
     three = start_hosts(3, 0.5, 0.25)
-    first, second, third = devices(three)
+    first, second, third = ray.get(
+        [host.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for host in three]
+    )
     assert {first, second} == {"0", "1"}
     assert third == first
     _leave(three)
     # Where one of them is taken in part, or wanted by the server, hosts go where there is room.
     assert gpu_places(2, 0.5, 0.25, server_gpus=0.5) == []
-    (other,) = start_hosts(1, 0.5, 0.5)
-    devices([other])
-    two = start_hosts(2, 0.5, 0.25)
-    assert len(devices(two)) == 2
-    _leave([other, *two])
-
-
-@pytest.mark.usefixtures("_two_gpus")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_host_computes_on_its_share_or_says_why_not(configure: Callable[..., Config]) -> None:
     (host,) = start_hosts(1, 0.5, 0.5)
+    ray.get(host.ping.remote())
+    assert gpu_places(2, 0.5, 0.25) == []
+    if not torch.cuda.is_available():
+        require_its_share_or_why_not(host, configure)
+    _leave([host])
+
+
+def require_its_share_or_why_not(host: Any, configure: Callable[..., Config]) -> None:
     keys = {"engine.backend": "ray", "resources.gpus_per_host": 0.5}
     config = configure(keys)
     job = make_job(config, prepare(config), "fake")

@@ -1,14 +1,14 @@
 """Same config, same numbers, to the last bit: on any number of hosts, after kills, after resumes. Real processes."""
 
-import json
-import random
 import signal
 import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
-from integration.runs import PATIENCE, ROUNDS, Runs, assert_same_numbers, until, working
+from integration.runs import PATIENCE, Runs, assert_same_numbers, assert_same_so_far, until, working
+
+from shoal.engine.records.metrics import read_metrics
 
 
 @pytest.fixture
@@ -16,42 +16,34 @@ def runs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path, tmp_path_factory.getbasetemp() / "data")
 
 
-def test_driver_killed_at_random_rounds_and_resumed_on_any_number_of_hosts(runs: Runs, undisturbed: Path) -> None:
-    """Begun without Ray, resumed on three hosts, and without Ray again."""
-    first, second = sorted(random.Random("driver").sample(range(1, ROUNDS - 1), 2))
-    for stop, arguments in ((first, []), (second, ["--resume", "engine.backend=ray", "engine.hosts=3"])):
-        process = runs.start(*arguments)
-        until(lambda stop=stop: runs.rounds() >= stop, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert_same_numbers(runs.here(resume=True), undisturbed)
+def test_hosts_server_and_driver_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
+    """Begun on two hosts, ended without Ray."""
 
+    def kill(title: str, after: int) -> None:
+        until(lambda: runs.rounds() >= after, process)
+        until(lambda: next(working(process, title), None), process).kill()
 
-def test_host_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
     process = runs.start("engine.backend=ray", "engine.hosts=2")
-    for stop in (2, 5):
-        until(lambda stop=stop: runs.rounds() >= stop, process)
-        until(lambda: next(working(process, "ray::HostActor.run"), None), process).kill()
-    assert process.wait(timeout=PATIENCE) == 0
-    lines = [json.loads(line) for line in (runs.run / "metrics.jsonl").read_text().splitlines()]
-    assert sum(line["retries"] for line in lines) >= 2
-    assert (runs.run / "run.log").read_text().count("lost with host") >= 2
+    kill("ray::HostActor.run", after=1)
+    until(lambda: runs.rounds() >= 3, process)
+    lines = read_metrics(runs.run)
+    kill("ray::ServerActor", after=3)
+    # The server's rounds begin again after the checkpoint of round 2.
+    until(lambda: "server lost" in runs.log(), process)
+    kill("ray::HostActor.run", after=5)
+    until(lambda: runs.rounds() >= 6, process)
+    process.kill()
+    process.wait()
+    assert "lost with host" in runs.log()
+    assert sum(line["retries"] for line in lines) >= 1
+    assert set(lines[-1]["memory"]["hosts"]) == {"0", "1"}
     for line in lines:
         memory, seconds = line["memory"], line["seconds"]
         assert all(2**20 < held < 2**34 for held in (memory["driver"], memory["server"], *memory["hosts"].values()))
         assert seconds["aggregate"] + seconds["transfer"] + seconds["wait"] == pytest.approx(seconds["round"])
         assert min(seconds.values()) >= 0
-    assert set(lines[-1]["memory"]["hosts"]) == {"0", "1"}
-    assert_same_numbers(runs.run, undisturbed)
-
-
-def test_server_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
-    process = runs.start("engine.backend=ray", "engine.hosts=2")
-    until(lambda: runs.rounds() >= 3, process)
-    until(lambda: next(working(process, "ray::ServerActor"), None), process).kill()
-    assert process.wait(timeout=PATIENCE) == 0
-    assert_same_numbers(runs.run, undisturbed)
-    assert "server lost" in (runs.run / "run.log").read_text()
+    assert_same_so_far(runs.run, undisturbed)
+    assert_same_numbers(runs.here(resume=True), undisturbed)
 
 
 def end_of(process: "subprocess.Popen[bytes]", name: str) -> str:
@@ -81,7 +73,7 @@ def test_ray_itself_killed(runs: Runs, name: str, expected: str) -> None:
     line = end_of(process, name)
     assert expected in line
     assert "--resume" in line
-    assert expected in (runs.run / "run.log").read_text()
+    assert expected in runs.log()
     done = runs.rounds()
     process = runs.start(*long, "--resume")
     until(lambda: runs.rounds() > done, process)
@@ -98,4 +90,4 @@ def test_host_stopped(runs: Runs, undisturbed: Path) -> None:
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors.decode()
     assert_same_numbers(runs.run, undisturbed)
-    assert "silent for 5 s" in (runs.run / "run.log").read_text()
+    assert "silent for 5 s" in runs.log()

@@ -47,16 +47,14 @@ def test_user_folder_modules_of_our_names_raise(folder: Path) -> None:
         assert f"RuntimeError: imported {folder / name}" in done.stderr
 
 
-def test_user_folder_runs_in_process(folder: Path) -> None:
-    shoal(folder, "run", "engine.backend=local", "run.root=local")
-    assert finished(folder, "local") == 1
-
-
-def test_user_folder_runs_on_two_ray_hosts(folder: Path) -> None:
-    shoal(folder, "run", "engine.backend=ray", "engine.hosts=2", "run.root=ray")
+def test_user_folder_runs_on_ray(folder: Path) -> None:
+    """With a model of the user's own, which the host reads from the run's folder."""
+    model = [f"model.name={ROOT / 'examples' / 'model.py'}:Residual", "algorithm.name=fedavg"]
+    shoal(folder, "run", "engine.backend=ray", "engine.hosts=1", "run.root=ray", *model)
     assert finished(folder, "ray") == 1
 
 
+@pytest.mark.slow
 def test_user_folder_sweeps_in_parallel(folder: Path) -> None:
     shoal(folder, "sweep", "seed=0,1", "engine.backend=local", "run.root=sweep", "--at-once", "2")
     assert finished(folder, "sweep") == 2
