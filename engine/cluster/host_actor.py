@@ -48,11 +48,7 @@ class HostActor(Host):
         return outcomes
 
     def enter(self, job: Job) -> DataLocality:
-        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has.
-
-        Raises:
-            ShoalError: The store or the method does not fit the job.
-        """
+        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has."""
         locality = local_clients(job, ray.util.get_node_ip_address())
         if locality.clients:
             self.open(job)
@@ -60,14 +56,7 @@ class HostActor(Host):
 
 
 def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
-    """Starts host actors, which Ray restarts when they die; `await_hosts` waits for them.
-
-    Args:
-        count: How many.
-        cpus: CPUs of each.
-        gpus: GPUs of each, or a share of one.
-        server_gpus: GPUs of the server.
-    """
+    """Starts host actors, which Ray restarts when they die; `await_hosts` waits for them."""
     places = gpu_places(count, cpus, gpus, server_gpus) or ["SPREAD"] * count
     actor = ray.remote(HostActor)
     return [
@@ -79,11 +68,7 @@ def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) 
 
 
 def await_hosts(hosts: Sequence[Any]) -> None:
-    """Waits until all hosts are up for the first time.
-
-    Raises:
-        ShoalError: They did not come up in time.
-    """
+    """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
     try:
         ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
     except (GetTimeoutError, RayError) as error:

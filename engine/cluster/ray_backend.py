@@ -42,10 +42,7 @@ class ClusterHealth:
         self._answered = self._checked = time.monotonic()
 
     def require(self, now: bool = False) -> None:
-        """Checks the cluster, unless it just did.
-
-        Args:
-            now: Checks again, and only this machine: a control service that does not answer may come back.
+        """Checks the cluster, unless it just did; `now` asks again, of this machine alone: a silent service may return.
 
         Raises:
             ShoalError: The control service has been gone for some time, or Ray's process on this machine has ended.
@@ -75,11 +72,7 @@ class ClusterHealth:
 
 
 class RayBackend:
-    """Hosts as Ray actors, and a server as an actor beside them.
-
-    Attributes:
-        hosts: Actor handles.
-    """
+    """Hosts as Ray actors (`hosts`), and a server as an actor beside them."""
 
     def __init__(self, config: Config) -> None:
         """Connects to Ray and starts the hosts; `open` waits for them.
@@ -193,11 +186,7 @@ class ServerActor:
             self._refusal = ShoalError(*error.args, detail=error.detail)
 
     def ready(self) -> None:
-        """Waits until every client, and every graph to evaluate, has a host that can read its data.
-
-        Raises:
-            ShoalError: A client has none, or the constructor failed.
-        """
+        """Waits until every client and graph has a host that can read its data; raises a ShoalError if one has none."""
         if self._refusal is not None:
             raise self._refusal
         self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])

@@ -20,12 +20,9 @@ from shoal.storage.errors import ShoalError
 
 @dataclass(eq=False)
 class Task:
-    """A cell, or one client of a cell, to run on a host.
+    """A cell, or one client of a cell, to run on a host; `position` is that of the whole cell in its phase.
 
-    Attributes:
-        position: Place of the whole cell among the cells of a phase.
-        cell: What a host runs.
-        losses: Number of times it was lost with its host.
+    `losses` counts how often it was lost with its host.
     """
 
     position: int
@@ -65,15 +62,8 @@ def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence
     """Assigns cells to the hosts that ran them last, if load allows; the most costly cells first.
 
     A host keeps its earlier cells, whose data it has open, up to an even share of all costs, or while its load is the
-    lowest. Other cells go to the host of the lowest load, so a host that joins later gets a share.
-
-    Args:
-        costs: Cost of each cell.
-        able: Hosts that can read the data of each cell, at least one.
-        homes: Host that ran each cell last; None: none did.
-
-    Returns:
-        The host of every cell.
+    lowest. Other cells go to the host of the lowest load, so a host that joins later gets a share. `able` has the hosts
+    that can read the data of each cell, at least one; `homes` the host that ran it last.
     """
     load = dict.fromkeys((host for hosts in able for host in hosts), 0.0)
     share = (1 + SLACK) * sum(costs) / max(len(load), 1)
@@ -162,13 +152,9 @@ class RayPool:
     """
 
     def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
-        """Takes host actors; `require_data` and `run_cells` make them open the job.
+        """Takes host actors, which open the job when they are first called.
 
-        Args:
-            hosts: Actor handles.
-            job: The job.
-            cell_timeout: Seconds of silence after which a host is replaced.
-            retries: Number of times that one task may be lost.
+        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times.
         """
         self.roster = Roster(hosts, job)
         self.job, self.timeout, self.retries = job, cell_timeout, retries

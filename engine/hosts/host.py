@@ -22,8 +22,8 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.local_training import LocalTrainer, finite_loss
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
-from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, placed, take_device
-from shoal.engine.hosts.gpu import Deferred
+from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
+from shoal.engine.hosts.gpu import ClientResult, Deferred
 from shoal.engine.hosts.write_guard import MethodWrites, ReadOnly, require_unwritten
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -58,10 +58,8 @@ class _Kind:
     Attributes:
         models: The host's models, by name.
         keys: Names of their parameters in a client's state.
-        built: What they were built from.
         initials: Parameters `[P]` that all these clients start from; a model of which each draws its own is missing.
         shapes: Shapes of the parameters, by their names in a client's state.
-        trainer: Trains one client after another.
         batched: Trains several in one batch; None: they are trained one by one.
     """
 
@@ -78,25 +76,16 @@ class OpenedJob:
     """Method, models, trainers and data views of a job on a host; all of it can be made again.
 
     Attributes:
-        job: The job.
-        device: Where the host computes.
-        creating: Inside this context, tensors that a method makes anew lie there; so in `training` while it trains.
-        algorithm: The method.
+        creating: Inside this context, tensors that a method makes anew lie on the device; so in `training`.
         infos: Sizes of all clients, and after them of the whole graphs that are evaluated.
         scored_infos: The same of what clients are scored on, which is more where training sees training nodes alone.
-        views: Data of the clients.
-        scored_views: What they are scored on; the same object where that is what training sees.
+        scored_views: What they are scored on; the same object as `views` where that is what training sees.
         kinds: By the number of a client's model.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
     def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
         """Builds what training needs.
-
-        Args:
-            job: The job.
-            device: Where the host computes.
-            cache: The host's cache.
 
         Raises:
             ShoalError: The store or the method does not fit the job.
@@ -122,7 +111,10 @@ class OpenedJob:
         self.views = views(training, most)
         self.scored_views = views(store, most) if job.training else self.views
         built = job.build_models(store, self.algorithm)
-        flats = {name: placed([one.flat for one in several], device) for name, several in built.items()}
+        flats = {
+            name: [one.flat if device == CPU else one.flat.on(device) for one in several]
+            for name, several in built.items()
+        }
         paths = job.trainers(store, self.algorithm, flats[MODEL], device.type)
         self.kinds = []
         for number, path in enumerate(paths):
@@ -144,11 +136,7 @@ class OpenedJob:
             self.kinds.append(kind)
 
     def begin_round(self, number: int) -> None:
-        """Trains with the options of a round from now on.
-
-        Raises:
-            ShoalError: The schedule gives the round no rate.
-        """
+        """Trains with the options of a round from now on; raises a ShoalError if the schedule gives it no rate."""
         options = self.job.train.in_round(number)
         for kind in self.kinds:
             kind.trainer.use(options)
@@ -197,14 +185,7 @@ class Visit:
     """
 
     def __init__(self, opened: OpenedJob, client_id: int, cell: Cell, shared: Tree, guard: ReadOnly | None) -> None:
-        """Begins the visit.
-
-        Args:
-            opened: The host's job.
-            client_id: The client.
-            cell: Its cell.
-            shared: Download of all clients, on the host's device.
-            guard: Watches over it, where writes are looked for.
+        """Begins the visit, with the download of all clients on the host's device and the guard that watches over it.
 
         Raises:
             ShoalError: The client's data is missing or damaged, or `receive` failed.
@@ -315,11 +296,7 @@ class Visit:
         return self._receive(down)
 
     def end(self) -> None:
-        """Ends the visit.
-
-        Raises:
-            MethodWrites: The method wrote into a download, an inbox, or the client's data.
-        """
+        """Ends the visit; raises MethodWrites if the method wrote into a download, an inbox, or the client's data."""
         if not self._guards:
             return
         where = self._opened.where(self._cell, self._id)
@@ -348,9 +325,6 @@ class Visit:
         return found
 
 
-Result = tuple[int, float | Tensor, Upload | None, Tree, np.ndarray | None]
-
-
 class _CellAtWork:
     """One cell: its clients one after another, trained one by one or, before that, in batches."""
 
@@ -363,11 +337,7 @@ class _CellAtWork:
         self._uploads: list[Upload] = []
 
     def run(self) -> Outcome:
-        """Visits the clients, and reduces their uploads.
-
-        Raises:
-            ShoalError: A client failed, and the run does not skip those that do.
-        """
+        """Visits the clients, and reduces their uploads; raises a ShoalError for a failure that may not be skipped."""
         self.visit_clients()
         # 3. Uploads are added up in the order of clients, on the processor.
         if self._uploads:
@@ -387,7 +357,7 @@ class _CellAtWork:
                     raise trained
                 result = self.visit_client(client_id, trained)
                 # On a GPU results are taken later, with those of others.
-                (self._take if deferred is None else deferred.keep)(*result)
+                (self._take if deferred is None else deferred.keep)(result)
             except MethodWrites:
                 raise
             except Exception as error:
@@ -400,15 +370,10 @@ class _CellAtWork:
         if deferred is not None:
             deferred.flush(self._take, self._fail, self._outcome.seconds, last=True)
 
-    def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> Result:
-        """One client, from its download to its result.
+    def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> ClientResult:
+        """One client, from its download to its result: loss, upload (None: only evaluated), new state, counts.
 
-        Args:
-            client_id: The client.
-            trained: How it was trained in a batch; None: it was not.
-
-        Returns:
-            Client, loss, upload (None where it was only evaluated), new state, counts of its predictions.
+        `trained` says how it was trained in a batch; None: it was not.
         """
         cell, seconds = self._cell, self._outcome.seconds
         # 1. Its data, its state and the download.
@@ -438,33 +403,28 @@ class _CellAtWork:
         seconds["evaluate"] += time.perf_counter() - began
         # 5. Nothing that is read-only was written to.
         visit.end()
-        return client_id, loss, upload, state, counts
+        return ClientResult(client_id, loss, upload, state, counts)
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
-    def _take(
-        self, client: int, loss: float | Tensor, upload: Upload | None, state: Tree, counts: np.ndarray | None
-    ) -> None:
+    def _take(self, result: ClientResult) -> None:
         """Keeps what a visit gave, all of it on the processor."""
-        outcome = self._outcome
+        outcome, upload = self._outcome, result.upload
         if upload is not None:
             require_sound(upload, self._cell.up)
-            outcome.states[client] = state
+            outcome.states[result.client] = result.state
             self._uploads.append(upload)
-            outcome.losses.append(float(loss))
+            outcome.losses.append(float(result.loss))
             outcome.bytes_up.append(upload_bytes(upload))
-        outcome.ids.append(client)
-        if counts is not None:
-            outcome.scores[client] = counts
+        outcome.ids.append(result.client)
+        if result.counts is not None:
+            assert isinstance(result.counts, np.ndarray)
+            outcome.scores[result.client] = result.counts
 
     def _fail(self, client_id: int, error: Exception) -> None:
-        """Notes a client that failed.
-
-        Raises:
-            ShoalError: The run does not skip it, or its GPU or its data cannot be used any more.
-        """
+        """Notes a client that failed; raises a ShoalError if it may not be skipped, or its GPU or data is spoiled."""
         opened, cell = self._opened, self._cell
         who = f"round {cell.round}, {opened.job.who(client_id)}"
         if why := lost(opened.device):
@@ -518,11 +478,6 @@ class Host:
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened.
 
-        Args:
-            job_id: Of the job that they belong to.
-            cells: The cells.
-            shared: Download of all their clients.
-
         Yields:
             The outcome of each; None if the job is not open here (a host that was started again).
 
@@ -553,10 +508,6 @@ class Host:
                 raise
 
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:
-        """Begins the visit of one client, for a look at its model.
-
-        Raises:
-            ShoalError: Its data is missing or damaged.
-        """
+        """Begins the visit of one client, for a look at its model; raises a ShoalError if its data is damaged."""
         assert self._opened is not None
         return Visit(self._opened, client_id, cell, copied(down, self._opened.device), None)

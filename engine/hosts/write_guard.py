@@ -15,24 +15,12 @@ class ReadOnly:
     """Notices when tensors are written to, by torch or behind its back."""
 
     def __init__(self, tree: Tree, what: str) -> None:
-        """Remembers the tensors as they are.
-
-        Args:
-            tree: The tensors.
-            what: What an error calls them.
-        """
+        """Remembers the tensors as they are; an error calls them `what`."""
         self._what = what
         self._seen = {name: (t, t._version, _sum(t)) for name, t in tree.items()}
 
     def require_unchanged(self, where: str) -> None:
-        """Compares.
-
-        Args:
-            where: What an error says of the time and the client.
-
-        Raises:
-            MethodWrites: A tensor was written to; names it.
-        """
+        """Raises MethodWrites if a tensor was written to; names it, and says `where`: the time and the client."""
         for name, (tensor, version, total) in self._seen.items():
             now = _sum(tensor)
             if tensor._version != version or not (now == total or (now != now and total != total)):
@@ -43,15 +31,7 @@ class ReadOnly:
 
 
 def require_unwritten(data: View, where: str) -> None:
-    """Checks that the data of a client is as it was opened, by counts of writes and not by its numbers.
-
-    Args:
-        data: The data, which every later visit reads.
-        where: What an error says of the time and the client.
-
-    Raises:
-        MethodWrites: It was written to; names what.
-    """
+    """Raises MethodWrites if a client's data was written to since it was opened, by counts of writes; names what."""
     if (written := data.written()) is not None:
         raise MethodWrites(
             f"{where} writes into client.data.{written}, which is read-only: later visits read it, too; "

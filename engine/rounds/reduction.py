@@ -39,15 +39,14 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Ou
     """
     for entry, how in up.items():
         tensors = [upload.entries[entry] for upload in uploads]
-        if how is Reduce.GATHER:
-            _require_one_type(entry, zip(outcome.ids, tensors))
-            outcome.lists[entry] = tensors
-            continue
-        _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
+        if how is not Reduce.GATHER:
+            _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
         if how is not Reduce.MEAN:
             _require_one_type(entry, zip(outcome.ids, tensors))
-        if how is not Reduce.MEAN:
-            outcome.tensors[entry] = torch.stack(tensors)
+            if how is Reduce.GATHER:
+                outcome.lists[entry] = tensors
+            else:
+                outcome.tensors[entry] = torch.stack(tensors)
             continue
         weights = [upload.weight.get(entry, 1.0) for upload in uploads]
         products = (counted(tensor, weight) * _double(weight) for tensor, weight in zip(tensors, weights))
@@ -57,10 +56,7 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Ou
 
 
 def merge(singles: Sequence[Outcome]) -> Outcome:
-    """The outcome of a cell whose clients ran one by one: to the bit that of the cell in one call.
-
-    Args:
-        singles: Of the clients, ascending.
+    """The outcome of a cell whose clients, ascending, ran one by one: to the bit that of the cell in one call.
 
     Raises:
         ShoalError: Clients give an entry in different shapes.
@@ -181,33 +177,28 @@ def _double(weight: float | Tensor) -> float | Tensor:
     return weight.double() if isinstance(weight, Tensor) else weight
 
 
-def _require_one_shape(entry: str, shapes: Sequence[tuple[int, torch.Size]]) -> None:
+def _require_one_shape(entry: str, shapes: Iterable[tuple[int, torch.Size]]) -> None:
     """Compares the shapes that clients give an entry, each with the client's number."""
-    for client, shape in shapes[1:]:
-        if shape != shapes[0][1]:
-            raise ShoalError(
-                f"upload() gives {entry!r} as {list(shapes[0][1])} at client {shapes[0][0]} and as {list(shape)} at "
-                f"client {client}; clients must agree on its shape"
-            )
+    _require_same(entry, "shape", [(client, list(shape)) for client, shape in shapes])
 
 
 def _require_one_type(entry: str, tensors: Iterable[tuple[int, Tensor]]) -> None:
     """Compares the types of clients' tensors: put together they would silently become the wider one."""
-    kinds = [(client, str(tensor.dtype).removeprefix("torch.")) for client, tensor in tensors]
-    for client, kind in kinds[1:]:
-        if kind != kinds[0][1]:
+    _require_same(entry, "type", [(client, str(t.dtype).removeprefix("torch.")) for client, t in tensors])
+
+
+def _require_same(entry: str, what: str, found: Sequence[tuple[int, object]]) -> None:
+    for client, value in found[1:]:
+        first, of_first = found[0]
+        if value != of_first:
             raise ShoalError(
-                f"upload() gives {entry!r} as {kinds[0][1]} at client {kinds[0][0]} and as {kind} at client {client}; "
-                "clients must agree on its type"
+                f"upload() gives {entry!r} as {of_first} at client {first} and as {value} at client {client}; "
+                f"clients must agree on its {what}"
             )
 
 
 def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
-    """Checks the numbers of what one client sends.
-
-    Raises:
-        ShoalError: An entry holds NaN or infinity where it has weight.
-    """
+    """Raises a ShoalError if an entry of what one client sends holds NaN or infinity where it has weight."""
     for entry, how in up.items():
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is Reduce.MEAN:
@@ -217,15 +208,7 @@ def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
 
 
 def require_finite(tree: Tree, where: str) -> None:
-    """Checks what the server's part of a method made.
-
-    Args:
-        tree: Tensors by name.
-        where: What an error says of the round, the method and the place.
-
-    Raises:
-        ShoalError: A tensor holds NaN or infinity.
-    """
+    """Raises a ShoalError if a tensor that the server's part of a method made holds NaN or infinity."""
     for name, tensor in tree.items():
         if not _finite(tensor):
             raise ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
