@@ -32,11 +32,7 @@ class Calls:
             self._each("after_evaluation", lambda callback: callback.after_evaluation(self.running, line))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """At the end of a run, finished or not; each callback is called once.
-
-        Raises:
-            ShoalError: The run is finished, and a callback that is not one of those that only write failed.
-        """
+        """At the end of a run, once; of a finished one a failed callback raises, if it does more than write."""
         last, self._callbacks = self._callbacks, {}
         failures = []
         for name, callback in last.items():

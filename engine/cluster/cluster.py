@@ -36,11 +36,7 @@ PRIVATE = {
 
 
 def connect(config: Config) -> None:
-    """Starts Ray or joins the cluster of `ray.address`, then checks that the run's hosts fit.
-
-    Raises:
-        ShoalError: No cluster at the address, or one too small for the hosts.
-    """
+    """Starts Ray or joins the cluster of `ray.address`; raises a ShoalError if none is there or hosts do not fit."""
     address = config.ray.address
     _token(joining=address is not None)
     # Ray's own messages would drown the table; errors still come through as exceptions.

@@ -20,10 +20,7 @@ from shoal.storage.errors import ShoalError
 
 @dataclass(eq=False)
 class Task:
-    """A cell, or one client of a cell, to run on a host; `position` is that of the whole cell in its phase.
-
-    `losses` counts how often it was lost with its host.
-    """
+    """A cell, or one client of the cell at `position` in its phase, to run on a host; `losses` counts lost hosts."""
 
     position: int
     cell: Cell
@@ -101,15 +98,9 @@ def take(
 ) -> list[Task]:
     """Takes tasks for one call: enough to pay for the call, and few enough that the hosts finish together.
 
-    A task that was lost before runs in a call without others, so that only it can cause the next loss.
-
-    Args:
-        queues: The waiting tasks of every host.
-        host: The host.
-        reads: Clients whose data it can read.
-        pace: Expected seconds of a task; infinite while unknown.
-        alone: No other host is ready.
-        never_lost: Takes only tasks that were never lost.
+    A task that was lost before runs in a call without others, so that only it can cause the next loss; `never_lost`
+    leaves such tasks. `reads` has the clients that the host can read, `pace` gives the expected seconds of a task,
+    `alone` says that no other host is ready.
     """
     most = len(queues[host]) or max(map(len, queues))
     share = most if alone else math.ceil(SHARE_OF_A_CALL * most)
@@ -176,11 +167,7 @@ class RayPool:
         return events
 
     def require_data(self, clients: Sequence[int]) -> None:
-        """Waits until every client has a host that can read its files.
-
-        Raises:
-            ShoalError: All hosts have answered, or their time is over, and none can read a client's files.
-        """
+        """Waits until every client has a host that can read its files; raises a ShoalError if none of all hosts can."""
         deadline = time.monotonic() + COME_BACK_SECONDS
         while missing := self.roster.unreadable(clients):
             if len(self.roster.ready) == len(self.roster.hosts) or time.monotonic() > deadline:

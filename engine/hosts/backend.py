@@ -56,11 +56,7 @@ class Backend(Protocol):
 
 
 def server_device(config: Config) -> torch.device:
-    """The device of the server, ready for use in this process.
-
-    Raises:
-        ShoalError: The config gives the server a share of a GPU, and torch finds none.
-    """
+    """The device of the server, ready for use; raises a ShoalError if it is to be a GPU and there is none."""
     share = config.resources.server_gpus
     try:
         return take_device("cuda" if share else "cpu", min(share, 1.0), config.engine.precision)

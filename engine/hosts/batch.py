@@ -95,11 +95,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
 def _trained(
     trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Inputs]]
 ) -> dict[int, Trained[VisitT] | Exception]:
-    """One batch.
-
-    Raises:
-        torch.OutOfMemoryError: Nothing has changed, and fewer clients may fit.
-    """
+    """One batch; raises torch.OutOfMemoryError where nothing has changed, and fewer clients may fit."""
     visits, w_P, inputs = zip(*group)
     w_BP, ids = torch.stack(w_P), [visit.client.info.client for visit in visits]
     try:

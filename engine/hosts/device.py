@@ -46,11 +46,7 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
 
 
 def tensor_bytes(share: float, total: int) -> int:
-    """Bytes of a share, in (0, 1], of a GPU that are for tensors: all but what CUDA keeps for the process itself.
-
-    Raises:
-        ShoalError: Nothing is left.
-    """
+    """Bytes for tensors in a share, in (0, 1], of a GPU, without what CUDA keeps; raises a ShoalError if none are."""
     left = int(share * total) - CONTEXT_BYTES
     if left <= 0:
         raise ShoalError(
@@ -93,11 +89,7 @@ KEPT, LARGEST_KEPT = 2**28, 2**25
 
 
 class PeakMemory:
-    """Samples the memory of a process tree in the background.
-
-    Attributes:
-        peak: Largest sum so far, in bytes: proportional set size, so that shared pages count once.
-    """
+    """Samples a process tree in the background; `peak` is the largest sum of proportional set sizes, in bytes."""
 
     def __init__(self, seconds: float = 2.0) -> None:
         """Starts sampling every `seconds`, or less often where a sample takes long: a look at every mapped page."""

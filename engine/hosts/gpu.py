@@ -276,11 +276,7 @@ class Predicted(NamedTuple):
 
 
 def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
-    """Predictions of the parts that are scored, not yet known to be finite.
-
-    Raises:
-        ShoalError: The method's code failed, or gave scores of another shape.
-    """
+    """Predictions of the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
     found = []
     for part in PARTS:
         label_N = class_label(client.data, part)

@@ -24,7 +24,6 @@ from shoal.algorithms.training.local_training import LocalTrainer, finite_loss
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.gpu import ClientResult, Deferred
-from shoal.engine.hosts.write_guard import MethodWrites, ReadOnly, require_unwritten
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
@@ -49,6 +48,43 @@ def most_views() -> int:
     """How many views may be open in a process: half of its maps are for them, the rest for libraries and memory."""
     allowed = int(MAX_MAPS.read_text()) if MAX_MAPS.exists() else USUAL_MAX_MAPS
     return max(1, allowed // 2 // MAPS_OF_A_VIEW)
+
+
+class MethodWrites(ShoalError):
+    """A method wrote into what it was lent: a fault of its code, which no client can be blamed for."""
+
+
+class ReadOnly:
+    """Notices when tensors are written to, by torch or behind its back."""
+
+    def __init__(self, tree: Tree, what: str) -> None:
+        """Remembers the tensors as they are; an error calls them `what`."""
+        self._what = what
+        self._seen = {name: (t, t._version, _sum(t)) for name, t in tree.items()}
+
+    def require_unchanged(self, where: str) -> None:
+        """Raises MethodWrites if a tensor was written to; names it, and says `where`: the time and the client."""
+        for name, (tensor, version, total) in self._seen.items():
+            now = _sum(tensor)
+            if tensor._version != version or not (now == total or (now != now and total != total)):
+                raise MethodWrites(
+                    f"{where} writes into the {self._what} {name!r}, which is read-only: other clients read it, too; "
+                    f"take a copy first, as in {name}.clone()"
+                )
+
+
+def require_unwritten(data: View, where: str) -> None:
+    """Raises MethodWrites if a client's data was written to since it was opened, by counts of writes; names what."""
+    if (written := data.written()) is not None:
+        raise MethodWrites(
+            f"{where} writes into client.data.{written}, which is read-only: later visits read it, too; "
+            "take a copy first, as clone() makes one"
+        )
+
+
+def _sum(tensor: torch.Tensor) -> float:
+    """Their sum, where it costs no wait for a device."""
+    return float(tensor.sum()) if tensor.device.type == "cpu" and tensor.dtype != torch.bool else 0.0
 
 
 @dataclass(frozen=True)
@@ -85,11 +121,7 @@ class OpenedJob:
     """
 
     def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
-        """Builds what training needs.
-
-        Raises:
-            ShoalError: The store or the method does not fit the job.
-        """
+        """Builds what training needs; raises a ShoalError if the store or the method does not fit the job."""
         store = job.open_store()
         self.job, self.device, self.creating = job, device, creating_on(device)
         self.algorithm = job.algorithm()
@@ -177,12 +209,7 @@ def _leave(view: View) -> None:
 
 
 class Visit:
-    """One client's step on a host: download, train, upload, score.
-
-    Attributes:
-        client: The client, with its data, its state and a download applied; the next visit takes its models.
-        received: What `Algorithm.receive` made of the download.
-    """
+    """One client's step on a host: download, train, upload, score; the next visit takes the models of `client`."""
 
     def __init__(self, opened: OpenedJob, client_id: int, cell: Cell, shared: Tree, guard: ReadOnly | None) -> None:
         """Begins the visit, with the download of all clients on the host's device and the guard that watches over it.
@@ -228,11 +255,7 @@ class Visit:
             raise_named(algorithm, "receive", error)
 
     def train(self) -> float:
-        """Trains the client, and gives its loss, NaN where the method reports none.
-
-        Raises:
-            ShoalError: The method's code failed, or the loss is not finite.
-        """
+        """Trains the client, and gives its loss, NaN if the method has none; raises a ShoalError if it is infinite."""
         opened, algorithm = self._opened, self._opened.algorithm
         try:
             with opened.training:
@@ -460,11 +483,7 @@ class Host:
         self._cache = Cache(0)
 
     def open(self, job: Job) -> None:
-        """Gets ready for a job; the views of the previous one are let go.
-
-        Raises:
-            ShoalError: The store or the method does not fit the job.
-        """
+        """Gets ready for a job, whose store and method must fit it; the views of the previous one are let go."""
         if self._opened is not None and self._opened.job.id == job.id:
             return
         torch.set_num_threads(job.threads)

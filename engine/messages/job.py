@@ -118,11 +118,7 @@ class Job:
         return load(self.method)
 
     def build_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
-        """The models that clients of a store hold, by name; those of the config in its order.
-
-        Raises:
-            ShoalError: A file that one of them is to start from does not fit it.
-        """
+        """The models that clients hold, by name; raises a ShoalError if a file that one starts from does not fit."""
         return self._fitting(built_models(algorithm, self.models, self.embedding, **self._shape(store)))
 
     def sketch_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:

@@ -73,7 +73,7 @@ def require_fitting(
 
 
 def built_models(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> BuiltModels:
-    """Builds all models that clients of a method hold; `embedding` and `shape` are what `build_models` takes.
+    """All models that clients of a method hold; `embedding` and `shape` are what `build_models` takes.
 
     Raises:
         ShoalError: As `build_models` does, or the method describes its models wrongly.
@@ -172,14 +172,9 @@ def build_models(
         specs: What to build.
         embedding: Width of all embeddings; None: that of the first of several, or a single model's own.
         features: Width F of a hop.
-        classes: Number of classes C.
-        hops: Hops K.
-        dropout: Of all backbones.
-        bfloat16: Multiply in bfloat16.
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
-        task: As for `shoal.algorithms.models.build.build`.
-        texts: As there.
+        task: As `texts` what `shoal.algorithms.models.build.build` takes.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.

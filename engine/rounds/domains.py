@@ -33,12 +33,9 @@ WINS = KINDS
 
 
 def score_graph(algorithm: Algorithm, client: Client, received: Received, metric: str = ACCURACY) -> np.ndarray:
-    """Counts of a whole graph, int64 `[3, 4, C]`: as those of a client, and what `twice_wins` gives.
+    """Counts of a whole graph, int64 `[3, 4, C]`: as those of `score`, and what `twice_wins` gives.
 
     With the metric `average_precision` there is a fifth kind behind them, what `ranks` gives.
-
-    Raises:
-        ShoalError: As for `scores_of`.
     """
     classes = client.info.classes
     precise = metric == AVERAGE_PRECISION
@@ -58,11 +55,7 @@ def score_graph(algorithm: Algorithm, client: Client, received: Received, metric
 
 
 class Domains:
-    """The domains of a federation.
-
-    Attributes:
-        graphs: Numbers under which their whole graphs are evaluated, behind those of clients; empty: they are not.
-    """
+    """The domains of a federation; `graphs` are the numbers under which whole graphs are evaluated, if they are."""
 
     def __init__(self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo], metric: str = ACCURACY) -> None:
         """Takes a store's domains, the sizes of their whole graphs where these are evaluated, and the run's metric."""

@@ -32,11 +32,7 @@ def upload_bytes(upload: Upload) -> int:
 
 
 def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Outcome) -> None:
-    """Puts the reduced uploads of a cell into its outcome.
-
-    Raises:
-        ShoalError: Clients give an entry in different shapes.
-    """
+    """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
     for entry, how in up.items():
         tensors = [upload.entries[entry] for upload in uploads]
         if how is not Reduce.GATHER:
@@ -56,11 +52,7 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Ou
 
 
 def merge(singles: Sequence[Outcome]) -> Outcome:
-    """The outcome of a cell whose clients, ascending, ran one by one: to the bit that of the cell in one call.
-
-    Raises:
-        ShoalError: Clients give an entry in different shapes.
-    """
+    """The outcome of a cell whose clients, ascending, ran one by one: to the bit that of the cell in one call."""
     merged = Outcome()
     for single in singles:
         merged.ids += single.ids
@@ -88,12 +80,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
 
 
 class Sums:
-    """The cells' sums added up in cell order as cells come back, so that none has to be kept until the last is there.
-
-    Attributes:
-        total: Sum of the cells' sums by entry, float64.
-        weight: Sum of their weights.
-    """
+    """The cells' sums in cell order as cells come back, so that none has to be kept: `total` and `weight`, float64."""
 
     def __init__(self) -> None:
         """Starts with nothing."""
@@ -104,11 +91,7 @@ class Sums:
         self._next = 0
 
     def take(self, position: int, outcome: Outcome) -> None:
-        """Takes the sums out of a cell's outcome, at once if all cells before it are there.
-
-        Raises:
-            ShoalError: Clients give an entry in different shapes.
-        """
+        """Takes a cell's sums, at once if all cells before it are there; raises as `reduce_cell` does."""
         self._waiting[position] = outcome
         while (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
@@ -129,14 +112,7 @@ def combine(
 ) -> tuple[Replies, Tree]:
     """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries, `[clients, …]`.
 
-    Args:
-        outcomes: Of the cells, in cell order.
-        ids: All clients that answered, in the order of the cells.
-        up: Reductions.
-        sums: Of all the cells.
-
-    Raises:
-        ShoalError: Clients give an entry in different shapes.
+    Outcomes are in cell order, `ids` are all clients that answered, in that order. Raises as `reduce_cell` does.
     """
     if not outcomes:
         return Replies([], {}, {}), {}

@@ -45,11 +45,7 @@ def draw_cohort(
 
 
 def read_trace(file: str, clients: int) -> np.ndarray:
-    """Reads `participation.trace`: a `.npy` of truth values (or 0 and 1), `[rounds, clients]`.
-
-    Raises:
-        ShoalError: It cannot be read, or has another number of clients.
-    """
+    """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
     try:
         trace = load_npy(file)
     except NOT_READ as error:

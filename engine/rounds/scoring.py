@@ -20,11 +20,8 @@ def twice_wins(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
 
     Of all pairs of a row of the class and another row, one whose first row is more probably of the class counts 2, a
     tie counts 1. Rows are compared by the logit of the class's softmax probability p in float64,
-    log p - log(1 - p) = s_c - log sum_{j != c} exp(s_j): the order of p, without its rounding near 0 and 1.
-
-    Args:
-        scores_NC: Scores of N rows, the largest of each finite.
-        label_N: Their classes, int64.
+    log p - log(1 - p) = s_c - log sum_{j != c} exp(s_j): the order of p, without its rounding near 0 and 1. The largest
+    score of each row is finite; labels are int64.
     """
     twice_C = np.zeros(scores_NC.shape[1], dtype=np.int64)
     for c, margin_N, own_N in _margins(scores_NC, label_N):
@@ -40,10 +37,6 @@ def average_precisions(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
     P_k is the share of the class among rows down to the k-th margin and R_k the share of its rows that are among them.
     Rows that tie come together, as in scikit-learn's `average_precision_score`. The sum is rounded once, so that it
     has the same bits everywhere.
-
-    Args:
-        scores_NC: Scores of N rows, the largest of each finite.
-        label_N: Their classes, int64.
     """
     average_C = np.zeros(scores_NC.shape[1])
     for c, margin_N, own_N in _margins(scores_NC, label_N):
@@ -132,9 +125,6 @@ def score(algorithm: Algorithm, client: Client, received: Received, metric: str 
     """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
 
     With another metric than accuracy there is a fourth kind behind them, what `ranks` gives.
-
-    Raises:
-        ShoalError: As for `scores_of`.
     """
     counts = np.zeros((2, KINDS + (metric != ACCURACY), client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):

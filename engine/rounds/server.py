@@ -47,7 +47,6 @@ class Server:
         state: After the last committed round.
         infos: Sizes of what training sees of all clients.
         graphs: Sizes of the whole graphs that are evaluated, one a domain, under numbers behind those of clients.
-        schedule: Which clients take part when.
     """
 
     def __init__(
@@ -260,7 +259,6 @@ class Exchange:
 
     Attributes:
         cohort: Clients of the round, ascending; those that fail are taken out.
-        next_state: The state that the round works on.
         reply: What the method's last request gave; None before the first.
     """
 
@@ -353,7 +351,7 @@ class Exchange:
         result = torch.empty(*rows.shape[:-1], flat.shape[1])
         for start in range(0, flat.shape[1], COLUMNS_AT_A_TIME):
             result[..., start : start + COLUMNS_AT_A_TIME] = rows @ flat[:, start : start + COLUMNS_AT_A_TIME]
-        result = result.reshape(*rows.shape[:-1], *held.shape[1:])
+        result = result.reshape((*rows.shape[:-1], *held.shape[1:]))
         require_finite({mix.entry: result}, "the result of Mix")
         for row, client in enumerate(mix.dst or ()):
             # A copy, so that a client's inbox does not hold the whole product in memory.
