@@ -14,47 +14,25 @@ log = logging.getLogger(__name__)
 
 
 class Calls:
-    """The callbacks of one run.
-
-    Attributes:
-        running: The run as callbacks see it.
-    """
+    """The callbacks of one run, by the names that messages use; `running` is the run as they see it."""
 
     def __init__(self, callbacks: Mapping[str, Callback], running: Running, say: Callable[[str], None]) -> None:
-        """Calls nothing yet.
-
-        Args:
-            callbacks: By the names that messages use.
-            running: The run as callbacks see it.
-            say: Reports a failed one to the user.
-        """
+        """Calls nothing yet; `say` reports a failed callback to the user."""
         self._callbacks, self.running, self._say = dict(callbacks), running, say
 
     def start(self) -> None:
-        """Before the first round, and again where rounds were lost.
-
-        Raises:
-            ShoalError: A callback that may end the run failed.
-        """
+        """Before the first round, and again where rounds were lost; a callback that may end the run raises."""
         self.running.stopped = None
         self._each("start", lambda callback: callback.start(self.running))
 
     def after(self, line: Line) -> None:
-        """After a round.
-
-        Raises:
-            ShoalError: A callback that may end the run failed.
-        """
+        """After a round; a callback that may end the run raises."""
         self._each("after_round", lambda callback: callback.after_round(self.running, line))
         if "scopes" in line:
             self._each("after_evaluation", lambda callback: callback.after_evaluation(self.running, line))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """At the end of a run, finished or not; each callback is called once.
-
-        Raises:
-            ShoalError: The run is finished, and a callback that is not one of those that only write failed.
-        """
+        """At the end of a run, once; of a finished one a failed callback raises, if it does more than write."""
         last, self._callbacks = self._callbacks, {}
         failures = []
         for name, callback in last.items():

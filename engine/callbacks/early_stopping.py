@@ -44,11 +44,7 @@ class EarlyStopping(Callback):
         self._count(run, line)
 
     def after_evaluation(self, run: Running, line: Line) -> None:
-        """Refuses a number that the run does not have.
-
-        Raises:
-            ShoalError: No round up to the first evaluation has it.
-        """
+        """Raises a ShoalError if no round up to the first evaluation has the number."""
         if self._best is None:
             found = numbers_of(line)
             if self.figure not in found:

@@ -36,11 +36,7 @@ PRIVATE = {
 
 
 def connect(config: Config) -> None:
-    """Starts Ray or joins the cluster of `ray.address`, then checks that the run's hosts fit.
-
-    Raises:
-        ShoalError: No cluster at the address, or one too small for the hosts.
-    """
+    """Starts Ray or joins the cluster of `ray.address`; raises a ShoalError if none is there or hosts do not fit."""
     address = config.ray.address
     _token(joining=address is not None)
     # Ray's own messages would drown the table; errors still come through as exceptions.
@@ -72,8 +68,7 @@ def connect(config: Config) -> None:
 def _sigterm_kept() -> Iterator[None]:
     """Keeps the handler of SIGTERM inside of the block.
 
-    Ray installs one while it starts, which raises an exception. Raised in a callback of a fork, that exception is
-    printed and lost, and the run ignores the signal.
+    Ray installs one that raises. Raised in a callback of a fork, its exception is lost, and the run ignores the signal.
     """
     change = signal.signal
 
@@ -127,11 +122,7 @@ def _from_array(array: np.ndarray) -> torch.Tensor:
 
 
 def _require_resources(config: Config) -> None:
-    """Refuses hosts that can never be placed: Ray would wait for ever.
-
-    Raises:
-        ShoalError: The cluster has too few resources.
-    """
+    """Refuses, with a ShoalError, hosts that can never be placed: Ray would wait for ever."""
     share = config.resources
     deadline = time.monotonic() + (10 if config.ray.address else 0)
     while True:
@@ -178,18 +169,10 @@ SECONDS_TO_RESERVE = 10.0
 
 
 def gpu_places(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
-    """Spreads hosts evenly over GPUs: one scheduling strategy a host.
+    """Spreads hosts evenly over GPUs: one scheduling strategy a host; nothing where there is no choice.
 
-    A bundle of a placement group reserves each shared GPU whole, for as long as the hosts live.
-
-    Args:
-        count: How many hosts.
-        cpus: CPUs of each.
-        gpus: Share of a GPU of each.
-        server_gpus: GPUs of the server.
-
-    Returns:
-        Nothing where there is no choice: without shares, with one host, or with fewer than two free GPUs.
+    There is none without shares, with one host, or with fewer than two free GPUs. A bundle of a placement group
+    reserves each shared GPU whole, for as long as the hosts live. `cpus` and `gpus` are those of one host.
     """
     free = math.floor(ray.available_resources().get("GPU", 0.0) - math.ceil(server_gpus))
     several = min(count, free)

@@ -5,11 +5,7 @@ from shoal.engine.hosts.backend import Backend, LocalBackend, server_device
 
 
 def open_backend(config: Config) -> Backend:
-    """Starts what `engine.backend` names.
-
-    Raises:
-        ShoalError: The cluster cannot be reached or is too small, or the server's GPU is missing.
-    """
+    """Starts what `engine.backend` names; raises a ShoalError for no or too small a cluster, or no GPU."""
     if config.engine.backend == "local":
         return LocalBackend(server_device(config))
     from shoal.engine.cluster.ray_backend import RayBackend

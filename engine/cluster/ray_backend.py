@@ -1,22 +1,27 @@
-"""The backend on Ray: the server of a run as an actor, beside host actors that stay warm between runs."""
+"""The backend on Ray: the server of a run as an actor, beside hosts as actors that stay warm between runs."""
 
+import os
 import socket
 import time
+import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shoal.engine.cluster.cluster import connect, share_tensors
-from shoal.engine.cluster.host_actor import await_hosts, start_hosts
+from shoal.algorithms.protocol import Tree
+from shoal.engine.cluster.cluster import connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.cluster.roster import plain_error
+from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
-from shoal.engine.hosts.device import resident
+from shoal.engine.hosts.device import DeviceLost, resident
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Live, Watch, unwatched
 from shoal.engine.rounds.evaluation import Columns
@@ -31,6 +36,66 @@ SECONDS_GONE = 20.0
 SECONDS_TO_ANSWER = 2.0
 
 
+START_SECONDS = 120.0
+
+
+class HostActor(Host):
+    """A host as a Ray actor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        share_tensors()
+
+    def ping(self) -> int:
+        """Process id of the host, once it is up."""
+        return os.getpid()
+
+    def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
+        """Runs the cells of one call; their outcomes have the memory that the process holds afterwards.
+
+        A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
+        """
+        try:
+            outcomes = list(self.run_cells(job_id, cells, shared))
+        except DeviceLost:
+            traceback.print_exc()
+            os._exit(1)
+        held = resident()
+        for outcome in outcomes:
+            if outcome is not None:
+                outcome.memory = held
+        return outcomes
+
+    def enter(self, job: Job) -> DataLocality:
+        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has."""
+        locality = local_clients(job, ray.util.get_node_ip_address())
+        if locality.clients:
+            self.open(job)
+        return locality
+
+
+def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
+    """Starts host actors, which Ray restarts when they die; `await_hosts` waits for them."""
+    places = gpu_places(count, cpus, gpus, server_gpus) or ["SPREAD"] * count
+    actor = ray.remote(HostActor)
+    return [
+        actor.options(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy=place
+        ).remote()
+        for place in places
+    ]
+
+
+def await_hosts(hosts: Sequence[Any]) -> None:
+    """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
+    try:
+        ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
+    except (GetTimeoutError, RayError) as error:
+        raise ShoalError(
+            "engine.hosts", f"{len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
+        ) from error
+
+
 class ClusterHealth:
     """Checks now and then that the control service (GCS) answers, and that this machine is still in the cluster."""
 
@@ -42,10 +107,7 @@ class ClusterHealth:
         self._answered = self._checked = time.monotonic()
 
     def require(self, now: bool = False) -> None:
-        """Checks the cluster, unless it just did.
-
-        Args:
-            now: Checks again, and only this machine: a control service that does not answer may come back.
+        """Checks the cluster, unless it just did; `now` asks again, of this machine alone: a silent service may return.
 
         Raises:
             ShoalError: The control service has been gone for some time, or Ray's process on this machine has ended.
@@ -75,18 +137,10 @@ class ClusterHealth:
 
 
 class RayBackend:
-    """Hosts as Ray actors, and a server as an actor beside them.
-
-    Attributes:
-        hosts: Actor handles.
-    """
+    """Hosts as Ray actors (`hosts`), and a server as an actor beside them."""
 
     def __init__(self, config: Config) -> None:
-        """Connects to Ray and starts the hosts; `open` waits for them.
-
-        Raises:
-            ShoalError: The cluster cannot be reached or is too small.
-        """
+        """Connects to Ray, which may raise a ShoalError, and starts the hosts; `open` waits for them."""
         connect(config)
         self._config = config
         share = config.resources
@@ -104,11 +158,7 @@ class RayBackend:
         self._get(self._server.ready.remote())
 
     def await_hosts(self) -> None:
-        """Waits until all hosts are up for the first time.
-
-        Raises:
-            ShoalError: They did not come up in time.
-        """
+        """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
         if not self._up:
             await_hosts(self.hosts)
             self._up = True
@@ -146,12 +196,7 @@ class RayBackend:
         return actor.remote(self._config, self.hosts, job, plan, state)
 
     def _get(self, ref: Any, watch: Watch = unwatched) -> Any:
-        """Waits as long as the server answers `alive`.
-
-        Raises:
-            ServerLost: The server died or went silent.
-            ShoalError: The server raised one, or the cluster is gone.
-        """
+        """Waits while the server answers `alive`; raises ServerLost if it does not, ShoalError as it or the cluster."""
         silence = self._config.engine.cell_timeout
         answered = time.monotonic()
         beat = self._server.alive.remote()
@@ -193,11 +238,7 @@ class ServerActor:
             self._refusal = ShoalError(*error.args, detail=error.detail)
 
     def ready(self) -> None:
-        """Waits until every client, and every graph to evaluate, has a host that can read its data.
-
-        Raises:
-            ShoalError: A client has none, or the constructor failed.
-        """
+        """Waits until every client and graph has a host that can read its data; raises a ShoalError if one has none."""
         if self._refusal is not None:
             raise self._refusal
         self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])

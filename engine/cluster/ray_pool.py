@@ -20,13 +20,7 @@ from shoal.storage.errors import ShoalError
 
 @dataclass(eq=False)
 class Task:
-    """A cell, or one client of a cell, to run on a host.
-
-    Attributes:
-        position: Place of the whole cell among the cells of a phase.
-        cell: What a host runs.
-        losses: Number of times it was lost with its host.
-    """
+    """A cell, or one client of the cell at `position` in its phase, to run on a host; `losses` counts lost hosts."""
 
     position: int
     cell: Cell
@@ -65,15 +59,8 @@ def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence
     """Assigns cells to the hosts that ran them last, if load allows; the most costly cells first.
 
     A host keeps its earlier cells, whose data it has open, up to an even share of all costs, or while its load is the
-    lowest. Other cells go to the host of the lowest load, so a host that joins later gets a share.
-
-    Args:
-        costs: Cost of each cell.
-        able: Hosts that can read the data of each cell, at least one.
-        homes: Host that ran each cell last; None: none did.
-
-    Returns:
-        The host of every cell.
+    lowest. Other cells go to the host of the lowest load, so a host that joins later gets a share. `able` has the hosts
+    that can read the data of each cell, at least one; `homes` the host that ran it last.
     """
     load = dict.fromkeys((host for hosts in able for host in hosts), 0.0)
     share = (1 + SLACK) * sum(costs) / max(len(load), 1)
@@ -111,15 +98,9 @@ def take(
 ) -> list[Task]:
     """Takes tasks for one call: enough to pay for the call, and few enough that the hosts finish together.
 
-    A task that was lost before runs in a call without others, so that only it can cause the next loss.
-
-    Args:
-        queues: The waiting tasks of every host.
-        host: The host.
-        reads: Clients whose data it can read.
-        pace: Expected seconds of a task; infinite while unknown.
-        alone: No other host is ready.
-        never_lost: Takes only tasks that were never lost.
+    A task that was lost before runs in a call without others, so that only it can cause the next loss; `never_lost`
+    leaves such tasks. `reads` has the clients that the host can read, `pace` gives the expected seconds of a task,
+    `alone` says that no other host is ready.
     """
     most = len(queues[host]) or max(map(len, queues))
     share = most if alone else math.ceil(SHARE_OF_A_CALL * most)
@@ -162,13 +143,9 @@ class RayPool:
     """
 
     def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
-        """Takes host actors; `require_data` and `run_cells` make them open the job.
+        """Takes host actors, which open the job when they are first called.
 
-        Args:
-            hosts: Actor handles.
-            job: The job.
-            cell_timeout: Seconds of silence after which a host is replaced.
-            retries: Number of times that one task may be lost.
+        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times.
         """
         self.roster = Roster(hosts, job)
         self.job, self.timeout, self.retries = job, cell_timeout, retries
@@ -190,11 +167,7 @@ class RayPool:
         return events
 
     def require_data(self, clients: Sequence[int]) -> None:
-        """Waits until every client has a host that can read its files.
-
-        Raises:
-            ShoalError: All hosts have answered, or their time is over, and none can read a client's files.
-        """
+        """Waits until every client has a host that can read its files; raises a ShoalError if none of all hosts can."""
         deadline = time.monotonic() + COME_BACK_SECONDS
         while missing := self.roster.unreadable(clients):
             if len(self.roster.ready) == len(self.roster.hosts) or time.monotonic() > deadline:

@@ -19,12 +19,9 @@ from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path
 
 @dataclass(frozen=True)
 class DataLocality:
-    """What a host reports when it opens a job.
+    """What a host reports when it opens a job: its machine's address, its environment, the clients it can read.
 
-    Attributes:
-        machine: Address of its machine.
-        clients: Clients whose files it can read, and evaluated whole graphs.
-        environment: Versions and processor, on which last bits depend.
+    `clients` has those whose files are there, and evaluated whole graphs.
     """
 
     machine: str
@@ -62,7 +59,6 @@ class Roster:
     """The host actors of a pool.
 
     Attributes:
-        hosts: Actor handles.
         ready: Hosts that have opened the job, and the data each can read.
         entering: Hosts that are opening the job, by the call.
         events: Losses and returns of hosts, a line each.

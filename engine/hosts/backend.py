@@ -56,11 +56,7 @@ class Backend(Protocol):
 
 
 def server_device(config: Config) -> torch.device:
-    """The device of the server, ready for use in this process.
-
-    Raises:
-        ShoalError: The config gives the server a share of a GPU, and torch finds none.
-    """
+    """The device of the server, ready for use; raises a ShoalError if it is to be a GPU and there is none."""
     share = config.resources.server_gpus
     try:
         return take_device("cuda" if share else "cpu", min(share, 1.0), config.engine.precision)
@@ -76,11 +72,7 @@ class LocalBackend:
     hosts = (1, 1)
 
     def __init__(self, device: torch.device = CPU) -> None:
-        """Starts without a job.
-
-        Args:
-            device: Where the method's server part computes.
-        """
+        """Starts without a job; the method's server part computes on `device`."""
         self._host, self._device = Host(), device
         self._job_id = ""
         self._server: Server | None = None
@@ -101,21 +93,18 @@ class LocalBackend:
         self._server = Server(job, plan, self.enter(job), state, self._device)
 
     def round(self, watch: Watch) -> dict[str, Any]:
-        return self._opened.round(watch)
+        assert self._server is not None, "open() comes first"
+        return self._server.round(watch)
 
     def client_scores(self) -> Columns:
-        return self._opened.client_scores()
+        assert self._server is not None, "open() comes first"
+        return self._server.client_scores()
 
     def state(self) -> FederationState:
-        return self._opened.state
+        assert self._server is not None, "open() comes first"
+        return self._server.state
 
     def end(self) -> None:
         self._server = None
 
-    def close(self) -> None:
-        self._server = None
-
-    @property
-    def _opened(self) -> Server:
-        assert self._server is not None, "open() comes first"
-        return self._server
+    close = end

@@ -27,12 +27,9 @@ VisitT = TypeVar("VisitT", bound=Begun)
 
 @dataclass(frozen=True)
 class Trained(Generic[VisitT]):
-    """A client that was trained in one batch with others.
+    """A client that was trained in one batch with others: its visit, its parameters `[P]`, its loss.
 
-    Attributes:
-        visit: Its visit, which goes on when its turn comes.
-        w: Its parameters now, `[P]`.
-        loss: Its loss, a scalar on the device; on the processor a number.
+    The loss is a scalar on the device; on the processor a number.
     """
 
     visit: VisitT
@@ -52,8 +49,7 @@ class Batched(Generic[VisitT]):
     """The clients of a cell that were trained in batches.
 
     Attributes:
-        clients: By client how it was trained, or its error, raised when its turn comes. One that is not here is to be
-            trained alone.
+        clients: By client how it was trained, or its error, raised when its turn comes; others train alone.
         halved: How often a batch did not fit into the memory of the device and was halved, or its only client left out.
     """
 
@@ -61,27 +57,15 @@ class Batched(Generic[VisitT]):
     halved: int = 0
 
 
-@dataclass(frozen=True)
-class _Waiting(Generic[VisitT]):
-    """A client that waits for its batch: its visit, its parameters `[P]`, what its model reads to train."""
-
-    visit: VisitT
-    w: torch.Tensor
-    gathered: Inputs
-
-
 def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[int], VisitT]) -> Batched[VisitT]:
     """Trains the clients of a cell that have training rows, those of similar size in one batch.
 
     A batch for which there is no memory is halved. If one fails in another way, each of its clients has failed.
-
-    Args:
-        trainer: Of their model.
-        ids: Clients.
-        receive: Begins the visit of a client.
+    `receive` begins the visit of a client.
     """
     found: Batched[VisitT] = Batched()
-    waiting: list[_Waiting[VisitT]] = []
+    # Clients that wait for a batch: visits, parameters `[P]`, what their model reads to train.
+    waiting: list[tuple[VisitT, torch.Tensor, Inputs]] = []
     for client_id in ids:
         try:
             visit = receive(client_id)
@@ -90,8 +74,13 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
             found.clients[client_id] = error
             continue
         if visit.client.info.train:
-            waiting.append(_Waiting(visit, visit.client.model.snapshot(), rows))
-    groups = [[waiting[i] for i in group] for group in _groups(waiting)] if waiting else []
+            waiting.append((visit, visit.client.model.snapshot(), rows))
+    groups = []
+    if waiting:
+        visit, w, _ = waiting[0]
+        rows_of, numbers = zip(*(numbers_of_row(inputs, visit.client.model.coupled) for *_, inputs in waiting))
+        # Parameters, their gradients and two moments, beside the rows.
+        groups = [[waiting[i] for i in group] for group in size_groups(rows_of, 4 * numbers[0], 4 * 4 * len(w))]
     while groups:
         group = groups.pop(0)
         try:
@@ -103,41 +92,24 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     return found
 
 
-def _groups(waiting: Sequence[_Waiting[VisitT]]) -> list[list[int]]:
-    coupled = waiting[0].visit.client.model.coupled
-    rows, numbers = zip(*(numbers_of_row(client.gathered, coupled) for client in waiting))
-    # Parameters, their gradients and two moments, beside the rows.
-    return size_groups(rows, 4 * numbers[0], 4 * 4 * len(waiting[0].w))
-
-
-def _trained(trainer: BatchedTrainer, group: Sequence[_Waiting[VisitT]]) -> dict[int, Trained[VisitT] | Exception]:
-    """One batch.
-
-    Raises:
-        torch.OutOfMemoryError: Nothing has changed, and fewer clients may fit.
-    """
-    clients = [one.visit.client for one in group]
-    w_BP = torch.stack([one.w for one in group])
+def _trained(
+    trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Inputs]]
+) -> dict[int, Trained[VisitT] | Exception]:
+    """One batch; raises torch.OutOfMemoryError where nothing has changed, and fewer clients may fit."""
+    visits, w_P, inputs = zip(*group)
+    w_BP, ids = torch.stack(w_P), [visit.client.info.client for visit in visits]
     try:
-        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group])
+        loss_B = trainer.fit([visit.client for visit in visits], w_BP, inputs)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise
-        return dict(_all_failed(clients, error))
+        why = f"in one batch with clients {ids}: {in_one_line(error)}; engine.trainer=autograd trains them one by one"
+        failure = ShoalError(why)
+        failure.__cause__ = error
+        return dict.fromkeys(ids, failure)
     # A number that is read is a wait for the device.
     losses = loss_B.tolist() if loss_B.device.type == "cpu" else loss_B
-    return {
-        client.info.client: Trained(one.visit, w, loss) for client, one, w, loss in zip(clients, group, w_BP, losses)
-    }
-
-
-def _all_failed(clients: Sequence[Client], error: Exception) -> dict[int, Exception]:
-    """Marks every client of a batch as failed when the batch as a whole raised."""
-    ids = [client.info.client for client in clients]
-    why = f"in one batch with clients {ids}: {in_one_line(error)}; engine.trainer=autograd trains them one by one"
-    failure = ShoalError(why)
-    failure.__cause__ = error
-    return dict.fromkeys(ids, failure)
+    return {i: Trained(visit, w, loss) for i, visit, w, loss in zip(ids, visits, w_BP, losses)}
 
 
 def in_one_line(error: Exception) -> str:

@@ -4,12 +4,10 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Sequence
 
 import psutil
 import torch
 
-from shoal.algorithms.client import FlatModel
 from shoal.storage.errors import ShoalError
 
 CONTEXT_BYTES = int(0.7 * 2**30)  # what CUDA keeps of a GPU for a process beside torch's memory
@@ -18,12 +16,9 @@ CACHE_SHARE = 0.5
 
 
 def take_device(name: str, share: float, precision: str) -> torch.device:
-    """The device of this process, ready for use: on a GPU with its share of the memory as a limit.
+    """The device of this process, ready for use: on a GPU with its share, in (0, 1], of the memory as a limit.
 
-    Args:
-        name: `cpu` or `cuda`; Ray shows a process no GPU but its own.
-        share: Of the GPU, in (0, 1].
-        precision: `float32`, `tf32`, or `bfloat16`.
+    `name` is `cpu` or `cuda` (Ray shows a process no GPU but its own), `precision` `float32`, `tf32` or `bfloat16`.
 
     Raises:
         ShoalError: There is no GPU that torch can use.
@@ -51,15 +46,7 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
 
 
 def tensor_bytes(share: float, total: int) -> int:
-    """What of a share of a GPU is for tensors: all but what CUDA keeps for the process itself.
-
-    Args:
-        share: Of the GPU, in (0, 1].
-        total: Its memory, in bytes.
-
-    Raises:
-        ShoalError: Nothing is left.
-    """
+    """Bytes for tensors in a share, in (0, 1], of a GPU, without what CUDA keeps; raises a ShoalError if none are."""
     left = int(share * total) - CONTEXT_BYTES
     if left <= 0:
         raise ShoalError(
@@ -96,22 +83,13 @@ class DeviceLost(ShoalError):
     """The GPU of this process answers no more, whatever the client."""
 
 
-def placed(models: Sequence[FlatModel], device: torch.device) -> list[FlatModel]:
-    """The models where a host computes."""
-    return list(models) if device.type == "cpu" else [model.on(device) for model in models]
-
-
 MOST_OF_A_CORE = 0.01
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT, LARGEST_KEPT = 2**28, 2**25
 
 
 class PeakMemory:
-    """Samples the memory of a process tree in the background.
-
-    Attributes:
-        peak: Largest sum so far, in bytes: proportional set size, so that shared pages count once.
-    """
+    """Samples a process tree in the background; `peak` is the largest sum of proportional set sizes, in bytes."""
 
     def __init__(self, seconds: float = 2.0) -> None:
         """Starts sampling every `seconds`, or less often where a sample takes long: a look at every mapped page."""
@@ -140,8 +118,7 @@ class PeakMemory:
 def keep_freed_memory() -> None:
     """Lets this process keep 256 MiB of freed memory, in pieces of up to 32 MiB; does nothing without glibc.
 
-    What a step of training frees, the next one takes again. By itself glibc hands it back to the system in between, and
-    every step has a page fault for every 4 KiB.
+    By itself glibc hands memory back to the system between two steps of training: a page fault for every 4 KiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -66,12 +66,7 @@ class Deferred:
         return dict(zip(tree, sent(list(tree.values()), self._opened.device)))
 
     def receive(self, cell: Cell, following: Cell | None) -> Cell:
-        """A cell as its clients are given it, with its values on the device.
-
-        Args:
-            cell: The cell.
-            following: The next one, for which values are brought at the end of this one.
-        """
+        """A cell with its clients' values on the device, where those of the following one come at its end."""
         values, begun = self._values, self._begun
         self._values, self._begun, self._next = None, False, following
         if not begun:
@@ -93,20 +88,18 @@ class Deferred:
         self._scored[client.info.client] = scored
         return True
 
-    def keep(
-        self, client: int, loss: float | Tensor, upload: Upload | None, state: Tree, counts: np.ndarray | None
-    ) -> None:
+    def keep(self, result: "ClientResult") -> None:
         """Keeps a result on the device until `flush`."""
-        self._results.append(ClientResult(client, loss, upload, state, counts))
+        self._results.append(result)
 
     @property
     def is_full(self) -> bool:
         """Whether results take so much memory that they are to be fetched."""
-        return sum(result.bytes for result in self._results) > MAX_RESULT_BYTES
+        return sum(t.nbytes for result in self._results for t in result.tensors()) > MAX_RESULT_BYTES
 
     def flush(
         self,
-        take: Callable[[int, float, Upload | None, Tree, np.ndarray | None], None],
+        take: Callable[["ClientResult"], None],
         fail: Callable[[int, Exception], None],
         seconds: dict[str, float],
         last: bool = False,
@@ -125,8 +118,8 @@ class Deferred:
         try:
             if scored:
                 classes = self._opened.infos[0].classes
-                counts = dict(zip(scored, counts_of(list(scored.values()), classes)))
-                waiting = [replace(one, counts=counts.get(one.client, one.counts)) for one in waiting]
+                of = dict(zip(scored, counts_of(list(scored.values()), classes)))
+                waiting = [replace(one, counts=of.get(one.client, one.counts)) for one in waiting]
             if last:
                 before = time.perf_counter()
                 self._bring()
@@ -143,7 +136,9 @@ class Deferred:
             return
         for one in found:
             try:
-                take(one.client, one.loss_value(), one.upload, one.state, one.counts_value())
+                loss = finite_loss(float(one.loss)) if isinstance(one.loss, Tensor) else one.loss
+                counts = without_lost(one.counts.numpy()) if isinstance(one.counts, Tensor) else one.counts
+                take(replace(one, loss=loss, counts=counts))
             except Exception as error:
                 fail(one.client, error)
         seconds["upload"] += time.perf_counter() - began
@@ -180,7 +175,6 @@ class ClientResult:
     """The result of one client; nothing writes into its tensors any more.
 
     Attributes:
-        client: Its number.
         loss: A float, NaN if the method reports none, or a device scalar not yet synchronised.
         upload: What it sends; None where it was only evaluated.
         state: What it keeps.
@@ -191,12 +185,7 @@ class ClientResult:
     loss: float | Tensor
     upload: Upload | None
     state: Tree
-    counts: np.ndarray | Tensor | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.nbytes for t in self.tensors())
+    counts: np.ndarray | Tensor | None
 
     def tensors(self) -> Iterator[Tensor]:
         """All of them, wherever they are."""
@@ -205,22 +194,6 @@ class ClientResult:
         if self.upload is not None:
             yield from self.upload.entries.values()
             yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
-
-    def loss_value(self) -> float:
-        """The loss.
-
-        Raises:
-            ShoalError: It is a scalar that is NaN or infinite.
-        """
-        return finite_loss(float(self.loss)) if isinstance(self.loss, Tensor) else self.loss
-
-    def counts_value(self) -> np.ndarray | None:
-        """The counts.
-
-        Raises:
-            ShoalError: A row's largest score was not finite.
-        """
-        return without_lost(self.counts.numpy()) if isinstance(self.counts, Tensor) else self.counts
 
     def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
         """The same with other tensors."""
@@ -295,13 +268,7 @@ LOST = KINDS
 
 
 class Predicted(NamedTuple):
-    """Predictions of one part of a client, on its device.
-
-    Attributes:
-        label_N: Labels, int64.
-        class_N: Predicted classes, int64.
-        best_N: The scores of these.
-    """
+    """Predictions of one part of a client, on its device: labels, predicted classes, both int64, and their scores."""
 
     label_N: Tensor
     class_N: Tensor
@@ -309,11 +276,7 @@ class Predicted(NamedTuple):
 
 
 def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
-    """Predictions of the parts that are scored, not yet known to be finite.
-
-    Raises:
-        ShoalError: The method's code failed, or gave scores of another shape.
-    """
+    """Predictions of the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
     found = []
     for part in PARTS:
         label_N = class_label(client.data, part)
@@ -339,11 +302,7 @@ def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
 
 
 def without_lost(counts_PKC: np.ndarray) -> np.ndarray:
-    """Counts of a client's parts, int64 `[parts, 3, C]`.
-
-    Raises:
-        ShoalError: A row's largest score was not finite.
-    """
+    """Counts of a client's parts, int64 `[parts, 3, C]`; raises a ShoalError if a largest score was not finite."""
     for part, lost in zip(PARTS, counts_PKC[:, LOST, 0]):
         require_winner(part, not lost)
     return counts_PKC[:, :KINDS]
@@ -355,12 +314,7 @@ NUMBERS_OF_A_PASS = 2**26
 
 @dataclass(frozen=True)
 class Held:
-    """A client that waits for a pass.
-
-    Attributes:
-        client: On the data that it is scored on.
-        w: Its parameters, `[P]`, which do not change any more.
-    """
+    """A client that waits for a pass, on the data that it is scored on, and its parameters `[P]`, now fixed."""
 
     client: Client
     w: Tensor

@@ -22,9 +22,8 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.local_training import LocalTrainer, finite_loss
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
-from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, placed, take_device
-from shoal.engine.hosts.gpu import Deferred
-from shoal.engine.hosts.write_guard import MethodWrites, ReadOnly, require_unwritten
+from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
+from shoal.engine.hosts.gpu import ClientResult, Deferred
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
@@ -51,6 +50,43 @@ def most_views() -> int:
     return max(1, allowed // 2 // MAPS_OF_A_VIEW)
 
 
+class MethodWrites(ShoalError):
+    """A method wrote into what it was lent: a fault of its code, which no client can be blamed for."""
+
+
+class ReadOnly:
+    """Notices when tensors are written to, by torch or behind its back."""
+
+    def __init__(self, tree: Tree, what: str) -> None:
+        """Remembers the tensors as they are; an error calls them `what`."""
+        self._what = what
+        self._seen = {name: (t, t._version, _sum(t)) for name, t in tree.items()}
+
+    def require_unchanged(self, where: str) -> None:
+        """Raises MethodWrites if a tensor was written to; names it, and says `where`: the time and the client."""
+        for name, (tensor, version, total) in self._seen.items():
+            now = _sum(tensor)
+            if tensor._version != version or not (now == total or (now != now and total != total)):
+                raise MethodWrites(
+                    f"{where} writes into the {self._what} {name!r}, which is read-only: other clients read it, too; "
+                    f"take a copy first, as in {name}.clone()"
+                )
+
+
+def require_unwritten(data: View, where: str) -> None:
+    """Raises MethodWrites if a client's data was written to since it was opened, by counts of writes; names what."""
+    if (written := data.written()) is not None:
+        raise MethodWrites(
+            f"{where} writes into client.data.{written}, which is read-only: later visits read it, too; "
+            "take a copy first, as clone() makes one"
+        )
+
+
+def _sum(tensor: torch.Tensor) -> float:
+    """Their sum, where it costs no wait for a device."""
+    return float(tensor.sum()) if tensor.device.type == "cpu" and tensor.dtype != torch.bool else 0.0
+
+
 @dataclass(frozen=True)
 class _Kind:
     """What a host has for the clients that train one of the config's models.
@@ -58,10 +94,8 @@ class _Kind:
     Attributes:
         models: The host's models, by name.
         keys: Names of their parameters in a client's state.
-        built: What they were built from.
         initials: Parameters `[P]` that all these clients start from; a model of which each draws its own is missing.
         shapes: Shapes of the parameters, by their names in a client's state.
-        trainer: Trains one client after another.
         batched: Trains several in one batch; None: they are trained one by one.
     """
 
@@ -78,29 +112,16 @@ class OpenedJob:
     """Method, models, trainers and data views of a job on a host; all of it can be made again.
 
     Attributes:
-        job: The job.
-        device: Where the host computes.
-        creating: Inside this context, tensors that a method makes anew lie there; so in `training` while it trains.
-        algorithm: The method.
+        creating: Inside this context, tensors that a method makes anew lie on the device; so in `training`.
         infos: Sizes of all clients, and after them of the whole graphs that are evaluated.
         scored_infos: The same of what clients are scored on, which is more where training sees training nodes alone.
-        views: Data of the clients.
-        scored_views: What they are scored on; the same object where that is what training sees.
+        scored_views: What they are scored on; the same object as `views` where that is what training sees.
         kinds: By the number of a client's model.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
     def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
-        """Builds what training needs.
-
-        Args:
-            job: The job.
-            device: Where the host computes.
-            cache: The host's cache.
-
-        Raises:
-            ShoalError: The store or the method does not fit the job.
-        """
+        """Builds what training needs; raises a ShoalError if the store or the method does not fit the job."""
         store = job.open_store()
         self.job, self.device, self.creating = job, device, creating_on(device)
         self.algorithm = job.algorithm()
@@ -122,7 +143,10 @@ class OpenedJob:
         self.views = views(training, most)
         self.scored_views = views(store, most) if job.training else self.views
         built = job.build_models(store, self.algorithm)
-        flats = {name: placed([one.flat for one in several], device) for name, several in built.items()}
+        flats = {
+            name: [one.flat if device == CPU else one.flat.on(device) for one in several]
+            for name, several in built.items()
+        }
         paths = job.trainers(store, self.algorithm, flats[MODEL], device.type)
         self.kinds = []
         for number, path in enumerate(paths):
@@ -144,11 +168,7 @@ class OpenedJob:
             self.kinds.append(kind)
 
     def begin_round(self, number: int) -> None:
-        """Trains with the options of a round from now on.
-
-        Raises:
-            ShoalError: The schedule gives the round no rate.
-        """
+        """Trains with the options of a round from now on; raises a ShoalError if the schedule gives it no rate."""
         options = self.job.train.in_round(number)
         for kind in self.kinds:
             kind.trainer.use(options)
@@ -189,22 +209,10 @@ def _leave(view: View) -> None:
 
 
 class Visit:
-    """One client's step on a host: download, train, upload, score.
-
-    Attributes:
-        client: The client, with its data, its state and a download applied; the next visit takes its models.
-        received: What `Algorithm.receive` made of the download.
-    """
+    """One client's step on a host: download, train, upload, score; the next visit takes the models of `client`."""
 
     def __init__(self, opened: OpenedJob, client_id: int, cell: Cell, shared: Tree, guard: ReadOnly | None) -> None:
-        """Begins the visit.
-
-        Args:
-            opened: The host's job.
-            client_id: The client.
-            cell: Its cell.
-            shared: Download of all clients, on the host's device.
-            guard: Watches over it, where writes are looked for.
+        """Begins the visit, with the download of all clients on the host's device and the guard that watches over it.
 
         Raises:
             ShoalError: The client's data is missing or damaged, or `receive` failed.
@@ -247,11 +255,7 @@ class Visit:
             raise_named(algorithm, "receive", error)
 
     def train(self) -> float:
-        """Trains the client, and gives its loss, NaN where the method reports none.
-
-        Raises:
-            ShoalError: The method's code failed, or the loss is not finite.
-        """
+        """Trains the client, and gives its loss, NaN if the method has none; raises a ShoalError if it is infinite."""
         opened, algorithm = self._opened, self._opened.algorithm
         try:
             with opened.training:
@@ -315,11 +319,7 @@ class Visit:
         return self._receive(down)
 
     def end(self) -> None:
-        """Ends the visit.
-
-        Raises:
-            MethodWrites: The method wrote into a download, an inbox, or the client's data.
-        """
+        """Ends the visit; raises MethodWrites if the method wrote into a download, an inbox, or the client's data."""
         if not self._guards:
             return
         where = self._opened.where(self._cell, self._id)
@@ -348,9 +348,6 @@ class Visit:
         return found
 
 
-Result = tuple[int, float | Tensor, Upload | None, Tree, np.ndarray | None]
-
-
 class _CellAtWork:
     """One cell: its clients one after another, trained one by one or, before that, in batches."""
 
@@ -363,11 +360,7 @@ class _CellAtWork:
         self._uploads: list[Upload] = []
 
     def run(self) -> Outcome:
-        """Visits the clients, and reduces their uploads.
-
-        Raises:
-            ShoalError: A client failed, and the run does not skip those that do.
-        """
+        """Visits the clients, and reduces their uploads; raises a ShoalError for a failure that may not be skipped."""
         self.visit_clients()
         # 3. Uploads are added up in the order of clients, on the processor.
         if self._uploads:
@@ -387,7 +380,7 @@ class _CellAtWork:
                     raise trained
                 result = self.visit_client(client_id, trained)
                 # On a GPU results are taken later, with those of others.
-                (self._take if deferred is None else deferred.keep)(*result)
+                (self._take if deferred is None else deferred.keep)(result)
             except MethodWrites:
                 raise
             except Exception as error:
@@ -400,15 +393,10 @@ class _CellAtWork:
         if deferred is not None:
             deferred.flush(self._take, self._fail, self._outcome.seconds, last=True)
 
-    def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> Result:
-        """One client, from its download to its result.
+    def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> ClientResult:
+        """One client, from its download to its result: loss, upload (None: only evaluated), new state, counts.
 
-        Args:
-            client_id: The client.
-            trained: How it was trained in a batch; None: it was not.
-
-        Returns:
-            Client, loss, upload (None where it was only evaluated), new state, counts of its predictions.
+        `trained` says how it was trained in a batch; None: it was not.
         """
         cell, seconds = self._cell, self._outcome.seconds
         # 1. Its data, its state and the download.
@@ -438,33 +426,28 @@ class _CellAtWork:
         seconds["evaluate"] += time.perf_counter() - began
         # 5. Nothing that is read-only was written to.
         visit.end()
-        return client_id, loss, upload, state, counts
+        return ClientResult(client_id, loss, upload, state, counts)
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
-    def _take(
-        self, client: int, loss: float | Tensor, upload: Upload | None, state: Tree, counts: np.ndarray | None
-    ) -> None:
+    def _take(self, result: ClientResult) -> None:
         """Keeps what a visit gave, all of it on the processor."""
-        outcome = self._outcome
+        outcome, upload = self._outcome, result.upload
         if upload is not None:
             require_sound(upload, self._cell.up)
-            outcome.states[client] = state
+            outcome.states[result.client] = result.state
             self._uploads.append(upload)
-            outcome.losses.append(float(loss))
+            outcome.losses.append(float(result.loss))
             outcome.bytes_up.append(upload_bytes(upload))
-        outcome.ids.append(client)
-        if counts is not None:
-            outcome.scores[client] = counts
+        outcome.ids.append(result.client)
+        if result.counts is not None:
+            assert isinstance(result.counts, np.ndarray)
+            outcome.scores[result.client] = result.counts
 
     def _fail(self, client_id: int, error: Exception) -> None:
-        """Notes a client that failed.
-
-        Raises:
-            ShoalError: The run does not skip it, or its GPU or its data cannot be used any more.
-        """
+        """Notes a client that failed; raises a ShoalError if it may not be skipped, or its GPU or data is spoiled."""
         opened, cell = self._opened, self._cell
         who = f"round {cell.round}, {opened.job.who(client_id)}"
         if why := lost(opened.device):
@@ -500,11 +483,7 @@ class Host:
         self._cache = Cache(0)
 
     def open(self, job: Job) -> None:
-        """Gets ready for a job; the views of the previous one are let go.
-
-        Raises:
-            ShoalError: The store or the method does not fit the job.
-        """
+        """Gets ready for a job, whose store and method must fit it; the views of the previous one are let go."""
         if self._opened is not None and self._opened.job.id == job.id:
             return
         torch.set_num_threads(job.threads)
@@ -517,11 +496,6 @@ class Host:
 
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened.
-
-        Args:
-            job_id: Of the job that they belong to.
-            cells: The cells.
-            shared: Download of all their clients.
 
         Yields:
             The outcome of each; None if the job is not open here (a host that was started again).
@@ -553,10 +527,6 @@ class Host:
                 raise
 
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:
-        """Begins the visit of one client, for a look at its model.
-
-        Raises:
-            ShoalError: Its data is missing or damaged.
-        """
+        """Begins the visit of one client, for a look at its model; raises a ShoalError if its data is damaged."""
         assert self._opened is not None
         return Visit(self._opened, client_id, cell, copied(down, self._opened.device), None)

@@ -14,11 +14,8 @@ class Cell:
     """Clients to visit, and what they are given.
 
     Attributes:
-        round: Number of the round.
         ids: Clients, ascending.
         phase: Phase of the method; empty for a mere evaluation.
-        up: Reductions of the uploads.
-        train: Train before the upload.
         private: Download of single clients beside the shared one.
         states: What the clients kept.
         inboxes: Results of mixing addressed to them.

@@ -1,9 +1,8 @@
 """What a host has to know of a run: sent once, small, plain values."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +36,24 @@ class Job:
         id: Tells the runs of a sweep apart.
         store: Folder of the store.
         content: Of the store, as far as the run reads it; see `Manifest.content`.
-        split: Name of the split.
-        kernel: Name of the hops; None if only the features are used.
+        propagation: Name of the hops; None if only the features are used.
         hops: K.
-        method: The algorithm.
-        models: The backbones that clients train.
         model_of: Number of every client's model.
         embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
-        train: Local training.
-        seed: Of the run.
-        threads: Threads of the mathematics.
-        memo_bytes: Limit of a host's cache.
+        cache_bytes: Limit of a host's cache.
         memory_limit: Bytes that the run may use, its models among them.
         trainer: How clients are trained: `autograd`, `batched`, `analytic`, or as fits the device (`auto`).
         device: `cpu` or `cuda`.
         gpu_share: Of a GPU, that a host may use.
-        precision: Of products.
         first_read: Check every file of the store when a process opens it for the first time.
+        skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
         domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
         graphs: Content of the store of these graphs; empty without any.
         training: Content of the store of training nodes, where these are all that training sees; else empty.
-        in_round: Number of clients in a round where all are online.
         metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
+        in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
-        skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
     id: str
@@ -99,27 +91,15 @@ class Job:
         return Path(self.store)
 
     def open_store(self) -> Store:
-        """The store, as this process sees it.
-
-        Raises:
-            ShoalError: There is none, or another one than the run was made for.
-        """
+        """The store, as this process sees it; raises a ShoalError if it is another one than the run was made for."""
         return self._as_started(Store(self.store_path, self.first_read), self.content)
 
     def open_graphs(self, store: Store) -> Store | None:
-        """The whole graphs of the domains, as this process sees them; None if none is evaluated.
-
-        Raises:
-            ShoalError: As for `open_store`.
-        """
+        """The whole graphs of the domains; None if none is evaluated. Raises as `open_store` does."""
         return self._as_started(store.domain_graphs(), self.graphs) if self.domains else None
 
     def open_training(self, store: Store) -> Store:
-        """What methods see of a store's clients: their training nodes alone, or the store itself.
-
-        Raises:
-            ShoalError: As for `open_store`.
-        """
+        """What methods see of clients: training nodes alone, or the store itself. Raises as `open_store` does."""
         return self._as_started(store.training(self.split), self.training) if self.training else store
 
     def _as_started(self, store: Store, content: str) -> Store:
@@ -134,20 +114,12 @@ class Job:
         return store
 
     def algorithm(self) -> Algorithm:
-        """The method with its hyper-parameters.
-
-        Raises:
-            ShoalError: A hyper-parameter is unknown or out of its range.
-        """
+        """The method; raises a ShoalError if a hyper-parameter is unknown or out of its range."""
         return load(self.method)
 
     def build_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
-        """The models that clients of a store hold, by name; those of the config in its order.
-
-        Raises:
-            ShoalError: A file that one of them is to start from does not fit it.
-        """
-        return self._fitting(built_models(algorithm, self.models, self.embedding, None, **self._shape(store)))
+        """The models that clients hold, by name; raises a ShoalError if a file that one starts from does not fit."""
+        return self._fitting(built_models(algorithm, self.models, self.embedding, **self._shape(store)))
 
     def sketch_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
         """The same models on the device `meta`, before any process takes memory for them.
@@ -164,14 +136,7 @@ class Job:
     ) -> list[str]:
         """How clients are trained, by the models of the config; see `trainers_of`.
 
-        Args:
-            store: The store.
-            algorithm: The method.
-            models: Of the config.
-            device: Type of the device of a host; None: that of the job.
-
-        Raises:
-            ShoalError: `engine.trainer` cannot be had with a model or the method.
+        `device` is the type of a host's device; None: that of the job.
         """
         clients = Clients(self.infos(self.open_training(store)), store.manifest.features, self.in_round)
         return trainers_of(self.trainer, device or self.device, algorithm, models, self.train, clients)
@@ -199,10 +164,6 @@ class Job:
         drawn = built.flat.initial(key(self.seed, *purpose, *([client] if built.spec.init == "own" else [])))
         path = built.spec.pretrained
         return drawn if path is None else start_from(built.flat, self.pretrained[path])
-
-    def random(self, round_number: int, client: int) -> Callable[[str], int]:
-        """Seeds of one visit, by purpose."""
-        return partial(key, self.seed, round_number, client)
 
     def view(self, store: Store, client: int, cache: Cache, device: torch.device = CPU) -> View:
         """The data of a client of one of the stores."""
@@ -302,12 +263,15 @@ def _training(config: Config, store: Store) -> str:
     """
     if not config.data.inductive:
         return ""
-    split, hops = config.data.split_name, config.propagation
-    training = store.training(split)
+    return _content(store.training(config.data.split_name), config)
+
+
+def _content(store: Store, config: Config) -> str:
+    hops = config.propagation
     try:
-        return training.manifest.content(split, hops.name if hops.stored else None)
+        return store.manifest.content(config.data.split_name, hops.name if hops.stored else None)
     except KeyError as missing:
-        raise ShoalError(training.path, f"has no {missing} of this config; run `shoal prepare` on it") from None
+        raise ShoalError(store.path, f"has no {missing} of this config; run `shoal prepare` on it") from None
 
 
 def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str, ...], str]:
@@ -316,7 +280,7 @@ def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str
     Raises:
         ShoalError: They are to be evaluated, and were not prepared, or from other graphs than the clients' ones.
     """
-    clients, hops = store.manifest, config.propagation
+    clients = store.manifest
     if not (clients.domains and config.evaluation.domains and overrides(load(method), "global_model")):
         return (), ""
     graphs = store.domain_graphs()
@@ -328,8 +292,4 @@ def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str
             f"holds other graphs than those that the clients of {store.path} come from; delete that "
             "folder and run `shoal prepare` again",
         )
-    try:
-        content = found.content(config.data.split_name, hops.name if hops.stored else None)
-    except KeyError as missing:
-        raise ShoalError(graphs.path, f"has no {missing} of this config; run `shoal prepare` on it") from None
-    return tuple(domain.name for domain in clients.domains), content
+    return tuple(domain.name for domain in clients.domains), _content(graphs, config)

@@ -30,12 +30,7 @@ OF_PARAMETER = 16
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model of the run, built.
-
-    Attributes:
-        choice: What it was built from.
-        flat: The model.
-    """
+    """A model of the run, and what it was built from."""
 
     spec: ModelSpec
     flat: FlatModel
@@ -57,40 +52,16 @@ def model_of(built: BuiltModels, info: ClientInfo, name: str) -> BuiltModel:
     return several[info.model if len(several) > 1 else 0]
 
 
-def built_models(
-    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int | None, **shape: Any
-) -> BuiltModels:
-    """Builds all models that clients of a method hold.
-
-    Args:
-        algorithm: The method.
-        choices: The models of the config.
-        embedding: As for `build_models`.
-        memory_limit: Bytes that they may take; None: `require_fitting` was called before.
-        shape: What else `build_models` takes.
-
-    Raises:
-        ShoalError: As `build_models` does, the method describes its models wrongly, or they do not fit the memory.
-    """
-    if memory_limit is not None:
-        require_fitting(algorithm, specs, embedding, memory_limit, **shape)
-    return _built(algorithm, specs, embedding, **shape)
-
-
 def require_fitting(
     algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
 ) -> BuiltModels:
-    """Refuses models that `built_models` would refuse, before they take any memory; the arguments are the same.
-
-    Returns:
-        The models on the device `meta`: shapes without values.
+    """The same models on the device `meta`, as shapes without values, before any memory is taken.
 
     Raises:
-        ShoalError: As `built_models` does.
+        ShoalError: As `built_models` does, or training would take more than `memory_limit` bytes.
     """
     with torch.device("meta"):
-        # Here models have shapes alone.
-        sketched = _built(algorithm, specs, embedding, **shape)
+        sketched = built_models(algorithm, specs, embedding, **shape)
     parameters = sum(built.flat.w.numel() for several in sketched.values() for built in several)
     if parameters * OF_PARAMETER > memory_limit:
         raise ShoalError(
@@ -101,7 +72,12 @@ def require_fitting(
     return sketched
 
 
-def _built(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> BuiltModels:
+def built_models(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> BuiltModels:
+    """All models that clients of a method hold; `embedding` and `shape` are what `build_models` takes.
+
+    Raises:
+        ShoalError: As `build_models` does, or the method describes its models wrongly.
+    """
     method = type(algorithm).__name__
     with code_of(algorithm, "models"):
         wanted = algorithm.models()
@@ -128,9 +104,8 @@ def _with_head(
 ) -> ModelSpec:
     """The model with the classifier of its paper, where the config leaves open which one it has.
 
-    It is linear where the method reads the embedding below it, where clients train different models, which are compared
-    by it, where a training step reads drawn neighbours, where all layers come from a file, and where nothing would be
-    left below. The same goes for a model that the method describes, by its own options.
+    It is linear where the method reads the embedding below it, where models that differ are compared by it, where a
+    step reads drawn neighbours, where all layers come from a file, and where nothing would be left below.
     """
     options, task = spec.options, shape["task"]
     linear = algorithm.reads_embedding or len(beside) > 1 or task != "node" or spec.pretrained is not None
@@ -194,17 +169,12 @@ def build_models(
     """The models of a run; several have embeddings of one width, by adapters.
 
     Args:
-        choices: What to build.
+        specs: What to build.
         embedding: Width of all embeddings; None: that of the first of several, or a single model's own.
         features: Width F of a hop.
-        classes: Number of classes C.
-        hops: Hops K.
-        dropout: Of all backbones.
-        bfloat16: Multiply in bfloat16.
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
-        task: As for `shoal.algorithms.models.build.build`.
-        texts: As there.
+        task: As `texts` what `shoal.algorithms.models.build.build` takes.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
@@ -241,11 +211,7 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
 
 
 def require_supported(config: Config, algorithm: Algorithm) -> None:
-    """Refuses a method that is not for the task of a config.
-
-    Raises:
-        ShoalError: It is not.
-    """
+    """Raises a ShoalError if a method is not for the task of a config."""
     if config.task not in algorithm.supports:
         tasks = " and ".join(sorted(algorithm.supports & TASKS))
         raise ShoalError(

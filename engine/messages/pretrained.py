@@ -40,13 +40,7 @@ def gnn_parameters(backbone: nn.Module) -> dict[str, nn.Parameter]:
 def write_pretrained(path: Path, backbone: nn.Module, described: Mapping[str, Any]) -> None:
     """Writes the parameters of a backbone's GNN as safetensors; the same ones and the same words are the same bytes.
 
-    Args:
-        path: The file, which is replaced as a whole.
-        backbone: The backbone.
-        described: What it is and how it was made, for the metadata: plain values.
-
-    Raises:
-        ShoalError: It cannot be written.
+    `described` says in plain values what the backbone is and how it was made. The file is replaced as a whole.
     """
     tensors = {name: p.detach().cpu().contiguous() for name, p in gnn_parameters(backbone).items()}
     content = save(tensors, {METADATA: json.dumps(described)})
@@ -57,12 +51,8 @@ def write_pretrained(path: Path, backbone: nn.Module, described: Mapping[str, An
 def read_pretrained(models: Sequence[ModelSpec], most_bytes: int) -> dict[str, bytes]:
     """The contents of the files that models start from, by path.
 
-    Args:
-        models: The models of a config.
-        most_bytes: A larger file is refused.
-
     Raises:
-        ShoalError: A file is missing, too large, or cannot be read.
+        ShoalError: A file is missing, larger than `most_bytes`, or cannot be read.
     """
     contents = {}
     for path in {spec.pretrained for spec in models if spec.pretrained is not None}:
@@ -79,11 +69,7 @@ def read_pretrained(models: Sequence[ModelSpec], most_bytes: int) -> dict[str, b
 
 
 def require_fitting_files(models: Iterable[tuple[ModelSpec, FlatModel]], contents: Mapping[str, bytes]) -> None:
-    """Refuses files that are not for the models that are to start from them.
-
-    Args:
-        models: What every model was built from, and the model.
-        contents: As `read_pretrained` gives them.
+    """Refuses files (as `read_pretrained` gives them) that are not for the models that are to start from them.
 
     Raises:
         ShoalError: A file is damaged, or has other tensors than the model, or numbers that are not finite.

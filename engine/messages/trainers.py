@@ -16,13 +16,7 @@ MANY_CLIENTS, NARROW, SMALL = 64, 128, 2**14
 
 
 class Clients(NamedTuple):
-    """What the choice of a trainer reads of the clients.
-
-    Attributes:
-        infos: Sizes of all clients.
-        features: Width of their features.
-        in_round: Number of clients in a round.
-    """
+    """What the choice of a trainer reads of the clients: sizes, width of features, number in a round."""
 
     infos: Sequence[ClientInfo]
     features: int
@@ -39,14 +33,8 @@ def trainers_of(
 ) -> list[str]:
     """For every model of the config how its clients are trained: `autograd`, `batched` or `analytic`.
 
-    Args:
-        path: `engine.trainer`. `auto` takes batches on GPUs; on a processor batches for many small clients, and
-            formulas for others. It depends on the run alone, so that the numbers are the same on any hosts.
-        device: `cpu` or `cuda`.
-        algorithm: The method.
-        models: Of the config, in its order.
-        train: Local training.
-        clients: Their sizes; None: there are few.
+    `auto` takes batches on GPUs; on a processor batches for many small clients, and formulas for others. It depends on
+    the run alone, so that the numbers are the same on any hosts. Without `clients` there are few.
 
     Raises:
         ShoalError: What is asked for cannot be, with a model, the batches or the method's training.

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,17 +16,7 @@ ON_HOSTS = ("train", "upload", "evaluate")
 
 @dataclass(frozen=True)
 class Live:
-    """A round at work.
-
-    Attributes:
-        round: Its number.
-        visits: Visits to clients so far, for training and for evaluation.
-        expected: Visits that are known to be needed so far.
-        bytes_up: Sent by clients so far.
-        bytes_down: Sent to clients so far.
-        hosts: Hosts at work, of how many.
-        retries: Cells lost with their host in this round.
-    """
+    """How far a round is: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells."""
 
     round: int
     visits: int
@@ -50,7 +39,7 @@ class Pool(Protocol):
 
     Attributes:
         retried: How often a cell, or a client of one, was lost with its host, since the pool was made.
-        transfer: Seconds this process spent on sending cells and taking in outcomes, since the pool was made.
+        transfer: Seconds spent on sending cells and taking in outcomes, since then.
     """
 
     retried: int
@@ -72,17 +61,11 @@ class Meter:
     Attributes:
         failures: Clients that were left out, with the error's line and the traceback.
         notes: The method's numbers of the round, by name; None where they are not finite.
+        waited: Seconds spent on waiting for hosts.
     """
 
     def __init__(self, number: int, infos: Sequence[ClientInfo], pool: Pool, watch: Watch) -> None:
-        """Starts the clock of a round.
-
-        Args:
-            number: Of the round.
-            infos: Sizes of all clients.
-            pool: Whose losses and transfers are counted.
-            watch: Called with how far the round is.
-        """
+        """Starts the clock of a round; `watch` is called after every cell."""
         self._number, self._infos, self._pool, self._watch = number, infos, pool, watch
         self.failures: dict[int, tuple[str, str]] = {}
         self.notes: dict[str, float | None] = {}
@@ -92,7 +75,7 @@ class Meter:
         self._retried_before, self._transfer_before = pool.retried, pool.transfer
         self._began = time.perf_counter()
         self._seconds = dict.fromkeys(ON_HOSTS, 0.0)
-        self._waited = 0.0
+        self.waited = 0.0
         self._halved = 0
 
     def note(self, notes: Mapping[str, float]) -> None:
@@ -126,23 +109,11 @@ class Meter:
         """The losses of clients that were trained."""
         self._losses.update(zip(outcome.ids, outcome.losses))
 
-    @contextmanager
-    def waiting(self) -> Iterator["Pause"]:
-        """Counts the time inside of the block as waiting for hosts, but for that inside of the pauses."""
-        began, pause = time.perf_counter(), Pause()
-        yield pause
-        self._waited += time.perf_counter() - began - pause.seconds
-
     def line(self, cohort: Sequence[int], scopes: dict[str, Any] | None) -> dict[str, Any]:
-        """The round's line of metrics.
-
-        Args:
-            cohort: Clients that took part to the end.
-            scopes: Accuracies by scope, if the round was evaluated.
-        """
+        """The round's line of metrics: clients that took part to the end, accuracies by scope if it was evaluated."""
         total = time.perf_counter() - self._began
         transfer = self._pool.transfer - self._transfer_before
-        server = {"transfer": transfer, "wait": self._waited - transfer, "aggregate": total - self._waited}
+        server = {"transfer": transfer, "wait": self.waited - transfer, "aggregate": total - self.waited}
         line: dict[str, Any] = {
             "round": self._number,
             "cohort": list(cohort),
@@ -173,20 +144,3 @@ class Meter:
         weight = sum(train for train, _ in rows)
         mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf
         return mean if math.isfinite(mean) else None
-
-
-class Pause:
-    """Time that is not spent waiting.
-
-    Attributes:
-        seconds: So far.
-    """
-
-    seconds = 0.0
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """The time inside of the block is work of this process."""
-        began = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - began

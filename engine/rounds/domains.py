@@ -33,12 +33,9 @@ WINS = KINDS
 
 
 def score_graph(algorithm: Algorithm, client: Client, received: Received, metric: str = ACCURACY) -> np.ndarray:
-    """Counts of a whole graph, int64 `[3, 4, C]`: as those of a client, and what `twice_wins` gives.
+    """Counts of a whole graph, int64 `[3, 4, C]`: as those of `score`, and what `twice_wins` gives.
 
     With the metric `average_precision` there is a fifth kind behind them, what `ranks` gives.
-
-    Raises:
-        ShoalError: As for `scores_of`.
     """
     classes = client.info.classes
     precise = metric == AVERAGE_PRECISION
@@ -58,29 +55,16 @@ def score_graph(algorithm: Algorithm, client: Client, received: Received, metric
 
 
 class Domains:
-    """The domains of a federation.
-
-    Attributes:
-        graphs: Numbers under which their whole graphs are evaluated, behind those of clients; empty: they are not.
-    """
+    """The domains of a federation; `graphs` are the numbers under which whole graphs are evaluated, if they are."""
 
     def __init__(self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo], metric: str = ACCURACY) -> None:
-        """Of what a store says of its domains.
-
-        Args:
-            records: The domains.
-            graphs: Sizes of their whole graphs, where these are evaluated.
-            metric: Of the run.
-        """
+        """Takes a store's domains, the sizes of their whole graphs where these are evaluated, and the run's metric."""
         self._records, self._metric = records, metric
         self._items = {info.client: info.items for info in graphs}
         self.graphs = list(self._items)
 
     def summarize_graphs(self, scores: Mapping[int, np.ndarray]) -> dict[str, Any]:
-        """The numbers of scope `domains`.
-
-        Args:
-            scores: Counts by the number of the graph, as `score_graph` gives them.
+        """The numbers of scope `domains`, of counts by graph as `score_graph` gives them.
 
         Returns:
             For `val`, `test` and both together: what `summarize` gives, a graph being a client; the means over domains
@@ -103,10 +87,8 @@ class Domains:
     def add_to(self, summary: dict[str, Any], scores: Mapping[int, np.ndarray]) -> None:
         """Adds to the numbers of a scope those by domain, over all rows of its clients.
 
-        Args:
-            summary: What `summarize` gave; gets `domains` with the numbers of `rates` and the means over clients of
-                accuracy (`clients`) and macro-F1 (`f1_clients`), and `balanced`, a mean over domains.
-            scores: Counts by client, as `score` gives them.
+        `summary` gets `domains` with the numbers of `rates` and the means over clients of accuracy (`clients`) and
+        macro-F1 (`f1_clients`), and `balanced`, a mean over domains.
         """
         members = {record.name: [scores[i] for i in sorted(scores) if i in record] for record in self._records}
         # Ranks are among the items of one client, and have no sum.
@@ -128,15 +110,12 @@ def _over_clients(counts_BKC: np.ndarray) -> dict[str, float]:
 
 
 def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
-    """Numbers of one domain.
-
-    Args:
-        counts_KC: Its counts of one part, int64 `[3, C]`, or more with what `twice_wins` gave; with some rows.
+    """Numbers of one domain, from its counts of one part, int64 `[3, C]`, or more with what `twice_wins` gave.
 
     Returns:
         `accuracy`; macro-F1 over the classes that occur or are predicted (`f1`); mean recall over the classes that
         occur (`balanced`); where rows were ranked the mean area under the ROC curve (`auc`), None if all rows are of
-        one class; and the share of the largest class (`majority`), the accuracy of who always says that.
+        one class; and the share of the largest class (`majority`).
     """
     support_C, correct_C = counts_KC[SUPPORT], counts_KC[CORRECT]
     occurs, rows = support_C > 0, support_C.sum()

@@ -1,9 +1,8 @@
 """Which clients are evaluated at the end of a round, with which model; the others keep their counts.
 
-A scope holds the newest counts of every client: `trained` those from the end of its last local training, which the
-round itself brought; `served` those of what it would deploy now; `global` those of the server's model, where there is
-one; `domains` those of that model on the whole graphs that clients come from, where there are several. A model that is
-the one of the last evaluation, to the bit, is not evaluated again.
+A scope holds the newest counts of every client: `trained` those from the end of its last local training, `served`
+those of what it would deploy now, `global` those of the server's model, `domains` those of that model on the whole
+graphs that clients come from. A model that is the one of the last evaluation, to the bit, is not evaluated again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,9 +49,7 @@ class Evaluator:
     def evaluate(self, exchange: Scorer, global_model: Tree) -> dict[str, Any]:
         """Evaluates every client whose model may have changed, and gives all weightings by scope.
 
-        Args:
-            exchange: Asks clients; its `next_state` gets the scores.
-            global_model: The server's model, or what of one it shares; empty if it has none.
+        `exchange.next_state` gets the scores. `global_model` is what the server has or shares of one; empty if nothing.
         """
         next_state = exchange.next_state
         served = next_state.scores.setdefault("served", {})
@@ -133,12 +130,7 @@ Columns = dict[str, np.ndarray]
 
 
 def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metric: str = ACCURACY) -> Columns:
-    """A row for every client with rows of a part, by scope, part and number.
-
-    Args:
-        scopes: Newest counts by scope and client, as `scoring.score` gives them; those of whole graphs
-            are left out.
-        metric: Of the run.
+    """A row for every client with rows of a part, by scope, part and number; whole graphs are left out.
 
     Returns:
         `scope` and `part` (text), `client`, `rows` and `correct` int32, `f1` float64 (macro-F1), and another metric

@@ -17,6 +17,7 @@ from shoal.algorithms.protocol import Ask, Mix, Reduce, Upload
 
 # Set to 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
 ALWAYS = "SHOAL_CHECK_ALWAYS"
+NEEDS_FLOATS = {Reduce.MEAN: "a sum", Reduce.MIX: "mixing"}
 
 
 def checks_always(method: Algorithm) -> bool:
@@ -25,25 +26,13 @@ def checks_always(method: Algorithm) -> bool:
 
 
 def require_generator(steps: Any) -> None:
-    """Checks what `round` gave.
-
-    Raises:
-        ProtocolError: It is no generator.
-    """
+    """Raises a ProtocolError if `round` gave no generator."""
     if not isinstance(steps, Generator):
         raise ProtocolError(f"gives {named(steps)}, expected a generator: it must `yield` an Ask or a Mix")
 
 
 def require_request(step: Any, clients: int) -> None:
-    """Checks what `round` yields.
-
-    Args:
-        step: What it yields.
-        clients: Number of clients of the federation.
-
-    Raises:
-        ProtocolError: Neither an `Ask` nor a `Mix`, or one with arguments that cannot be.
-    """
+    """Raises a ProtocolError if `round` yields no `Ask` or `Mix`, or one with arguments that cannot be."""
     if isinstance(step, Ask):
         _require_ask(step, clients)
     elif isinstance(step, Mix):
@@ -59,15 +48,7 @@ def require_request(step: Any, clients: int) -> None:
 
 
 def require_tree(tree: Any, what: str) -> None:
-    """Checks tensors by name.
-
-    Args:
-        tree: What should be a `Tree`.
-        what: What an error calls it.
-
-    Raises:
-        ProtocolError: No dict, a name that is no text, or a value that is no plain tensor; names the entry.
-    """
+    """Raises a ProtocolError for no dict, a name that is no text, or a value that is no plain tensor."""
     if not isinstance(tree, Mapping):
         raise ProtocolError(f"{what} is {named(tree)}, expected a dict of tensors by name")
     for name, value in tree.items():
@@ -77,11 +58,7 @@ def require_tree(tree: Any, what: str) -> None:
 
 
 def require_tensor(value: Any, what: str) -> None:
-    """Checks that something is a tensor that can be sent and stored.
-
-    Raises:
-        ProtocolError: It is none, or a sparse one.
-    """
+    """Raises a ProtocolError if something is no dense tensor, which can be sent and stored."""
     if not isinstance(value, torch.Tensor):
         raise ProtocolError(f"{what} is {named(value)}, expected a tensor")
     if value.layout != torch.strided:
@@ -89,11 +66,7 @@ def require_tensor(value: Any, what: str) -> None:
 
 
 def require_notes(notes: Any) -> None:
-    """Checks a method's notes.
-
-    Raises:
-        ProtocolError: A note is no number; names it.
-    """
+    """Raises a ProtocolError for a note that is no number; names it."""
     for name, value in notes.items():
         if not isinstance(name, str) or not isinstance(value, Real):
             raise ProtocolError(f"ctx.notes[{name!r}] is {named(value)}, expected a number, as float(...) gives")
@@ -134,7 +107,7 @@ def _require_clients(ids: Any, what: str, clients: int) -> None:
 
 
 def require_form(upload: Any, up: Mapping[str, Reduce], parameters: Mapping[str, torch.Size]) -> None:
-    """Checks what `upload` gave; `soundness` then looks at the numbers.
+    """Checks what `upload` gave; `reduction.require_sound` then looks at the numbers.
 
     Args:
         upload: What it gave.
@@ -156,7 +129,12 @@ def require_form(upload: Any, up: Mapping[str, Reduce], parameters: Mapping[str,
             raise ProtocolError(f"gives no {entry!r}, which the round asks for")
         tensor = upload.entries[entry]
         require_tensor(tensor, f"the entry {entry!r}")
-        _require_kind(entry, tensor, how)
+        if how in NEEDS_FLOATS and not tensor.is_floating_point():
+            raise ProtocolError(
+                f"gives {entry!r} as {kind(tensor)}, {NEEDS_FLOATS[how]} needs floats, as .float() gives"
+            )
+        if tensor.is_complex() or tensor.is_quantized:
+            raise ProtocolError(f"gives {entry!r} as {kind(tensor)}, expected real numbers")
         if entry in parameters:
             require_parameters(entry, tensor, parameters[entry])
         if how is Reduce.MEAN and entry in upload.weight:
@@ -167,14 +145,9 @@ def require_form(upload: Any, up: Mapping[str, Reduce], parameters: Mapping[str,
 
 
 def require_state(state: Any, parameters: Mapping[str, torch.Size]) -> None:
-    """Checks what a client keeps.
+    """Raises a ProtocolError for a new state that is no dict of tensors, or has parameters that do not fit the model.
 
-    Args:
-        state: Its new state.
-        parameters: Shapes of its models, by their names in the state.
-
-    Raises:
-        ProtocolError: No dict of tensors, or parameters of another shape or type than those of the model.
+    `parameters` has the shapes of the client's models, by their names in the state.
     """
     require_tree(state, "client.state")
     for name, shape in parameters.items():
@@ -183,11 +156,7 @@ def require_state(state: Any, parameters: Mapping[str, torch.Size]) -> None:
 
 
 def require_parameters(name: str, w: Tensor, shape: torch.Size) -> None:
-    """Checks parameters of a model.
-
-    Raises:
-        ProtocolError: They are of another shape than the model's, or no float32.
-    """
+    """Raises a ProtocolError for parameters of another shape than the model's, or not float32."""
     if w.shape != shape or w.dtype != torch.float32:
         raise ProtocolError(
             f"gives {name!r} as {kind(w)} {list(w.shape)}, the model's parameters are float32 {list(shape)}"
@@ -197,15 +166,6 @@ def require_parameters(name: str, w: Tensor, shape: torch.Size) -> None:
 def kind(tensor: Tensor) -> str:
     """The type of a tensor's numbers, as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _require_kind(entry: str, tensor: Tensor, how: Reduce) -> None:
-    if how is Reduce.MEAN and not tensor.is_floating_point():
-        raise ProtocolError(f"gives {entry!r} as {kind(tensor)}, a sum needs floats, as .float() gives")
-    if how is Reduce.MIX and not tensor.is_floating_point():
-        raise ProtocolError(f"gives {entry!r} as {kind(tensor)}, mixing needs floats, as .float() gives")
-    if tensor.is_complex() or tensor.is_quantized:
-        raise ProtocolError(f"gives {entry!r} as {kind(tensor)}, expected real numbers")
 
 
 def _require_weight(entry: str, weight: Any, shape: torch.Size) -> None:
@@ -227,10 +187,6 @@ def _broadcasts(small: torch.Size, whole: torch.Size) -> bool:
 
 
 def require_loss(loss: Any) -> None:
-    """Checks what a method's `train` gave.
-
-    Raises:
-        ProtocolError: It is no number.
-    """
+    """Raises a ProtocolError if what a method's `train` gave is no number."""
     if not isinstance(loss, Real) and not (isinstance(loss, Tensor) and loss.numel() == 1):
         raise ProtocolError(f"gives {type(loss).__name__}, expected the loss as a float, NaN where nothing was trained")

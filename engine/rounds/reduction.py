@@ -32,22 +32,17 @@ def upload_bytes(upload: Upload) -> int:
 
 
 def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Outcome) -> None:
-    """Puts the reduced uploads of a cell into its outcome.
-
-    Raises:
-        ShoalError: Clients give an entry in different shapes.
-    """
+    """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
     for entry, how in up.items():
         tensors = [upload.entries[entry] for upload in uploads]
-        if how is Reduce.GATHER:
-            _require_one_type(entry, zip(outcome.ids, tensors))
-            outcome.lists[entry] = tensors
-            continue
-        _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
+        if how is not Reduce.GATHER:
+            _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
         if how is not Reduce.MEAN:
             _require_one_type(entry, zip(outcome.ids, tensors))
-        if how is not Reduce.MEAN:
-            outcome.tensors[entry] = torch.stack(tensors)
+            if how is Reduce.GATHER:
+                outcome.lists[entry] = tensors
+            else:
+                outcome.tensors[entry] = torch.stack(tensors)
             continue
         weights = [upload.weight.get(entry, 1.0) for upload in uploads]
         products = (counted(tensor, weight) * _double(weight) for tensor, weight in zip(tensors, weights))
@@ -57,14 +52,7 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Ou
 
 
 def merge(singles: Sequence[Outcome]) -> Outcome:
-    """The outcome of a cell whose clients ran one by one: to the bit that of the cell in one call.
-
-    Args:
-        singles: Of the clients, ascending.
-
-    Raises:
-        ShoalError: Clients give an entry in different shapes.
-    """
+    """The outcome of a cell whose clients, ascending, ran one by one: to the bit that of the cell in one call."""
     merged = Outcome()
     for single in singles:
         merged.ids += single.ids
@@ -92,12 +80,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
 
 
 class Sums:
-    """The cells' sums added up in cell order as cells come back, so that none has to be kept until the last is there.
-
-    Attributes:
-        total: Sum of the cells' sums by entry, float64.
-        weight: Sum of their weights.
-    """
+    """The cells' sums in cell order as cells come back, so that none has to be kept: `total` and `weight`, float64."""
 
     def __init__(self) -> None:
         """Starts with nothing."""
@@ -108,11 +91,7 @@ class Sums:
         self._next = 0
 
     def take(self, position: int, outcome: Outcome) -> None:
-        """Takes the sums out of a cell's outcome, at once if all cells before it are there.
-
-        Raises:
-            ShoalError: Clients give an entry in different shapes.
-        """
+        """Takes a cell's sums, at once if all cells before it are there; raises as `reduce_cell` does."""
         self._waiting[position] = outcome
         while (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
@@ -133,14 +112,7 @@ def combine(
 ) -> tuple[Replies, Tree]:
     """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries, `[clients, …]`.
 
-    Args:
-        outcomes: Of the cells, in cell order.
-        ids: All clients that answered, in the order of the cells.
-        up: Reductions.
-        sums: Of all the cells.
-
-    Raises:
-        ShoalError: Clients give an entry in different shapes.
+    Outcomes are in cell order, `ids` are all clients that answered, in that order. Raises as `reduce_cell` does.
     """
     if not outcomes:
         return Replies([], {}, {}), {}
@@ -181,33 +153,28 @@ def _double(weight: float | Tensor) -> float | Tensor:
     return weight.double() if isinstance(weight, Tensor) else weight
 
 
-def _require_one_shape(entry: str, shapes: Sequence[tuple[int, torch.Size]]) -> None:
+def _require_one_shape(entry: str, shapes: Iterable[tuple[int, torch.Size]]) -> None:
     """Compares the shapes that clients give an entry, each with the client's number."""
-    for client, shape in shapes[1:]:
-        if shape != shapes[0][1]:
-            raise ShoalError(
-                f"upload() gives {entry!r} as {list(shapes[0][1])} at client {shapes[0][0]} and as {list(shape)} at "
-                f"client {client}; clients must agree on its shape"
-            )
+    _require_same(entry, "shape", [(client, list(shape)) for client, shape in shapes])
 
 
 def _require_one_type(entry: str, tensors: Iterable[tuple[int, Tensor]]) -> None:
     """Compares the types of clients' tensors: put together they would silently become the wider one."""
-    kinds = [(client, str(tensor.dtype).removeprefix("torch.")) for client, tensor in tensors]
-    for client, kind in kinds[1:]:
-        if kind != kinds[0][1]:
+    _require_same(entry, "type", [(client, str(t.dtype).removeprefix("torch.")) for client, t in tensors])
+
+
+def _require_same(entry: str, what: str, found: Sequence[tuple[int, object]]) -> None:
+    for client, value in found[1:]:
+        first, of_first = found[0]
+        if value != of_first:
             raise ShoalError(
-                f"upload() gives {entry!r} as {kinds[0][1]} at client {kinds[0][0]} and as {kind} at client {client}; "
-                "clients must agree on its type"
+                f"upload() gives {entry!r} as {of_first} at client {first} and as {value} at client {client}; "
+                f"clients must agree on its {what}"
             )
 
 
 def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
-    """Checks the numbers of what one client sends.
-
-    Raises:
-        ShoalError: An entry holds NaN or infinity where it has weight.
-    """
+    """Raises a ShoalError if an entry of what one client sends holds NaN or infinity where it has weight."""
     for entry, how in up.items():
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is Reduce.MEAN:
@@ -217,15 +184,7 @@ def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
 
 
 def require_finite(tree: Tree, where: str) -> None:
-    """Checks what the server's part of a method made.
-
-    Args:
-        tree: Tensors by name.
-        where: What an error says of the round, the method and the place.
-
-    Raises:
-        ShoalError: A tensor holds NaN or infinity.
-    """
+    """Raises a ShoalError if a tensor that the server's part of a method made holds NaN or infinity."""
     for name, tensor in tree.items():
         if not _finite(tensor):
             raise ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")

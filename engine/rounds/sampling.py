@@ -29,14 +29,8 @@ def draw_cohort(
 ) -> list[int]:
     """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
 
-    Keyed by (seed, round). Fewer clients online than asked for are all drawn, fewer than `at_least` none.
-
-    Args:
-        clients: Number of all clients.
-        options: How many take part.
-        seed: Of the run.
-        round_number: From 1.
-        online: Who is online in which round, bool `[rounds, clients]`, repeated from its start; None: everybody.
+    Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all drawn, fewer than
+    `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: everybody is.
     """
     size = options.count or max(1, int(clients * options.ratio + 1e-9))
     present = np.arange(clients)
@@ -51,11 +45,7 @@ def draw_cohort(
 
 
 def read_trace(file: str, clients: int) -> np.ndarray:
-    """Reads `participation.trace`: a `.npy` of truth values (or 0 and 1), `[rounds, clients]`.
-
-    Raises:
-        ShoalError: It cannot be read, or has another number of clients.
-    """
+    """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
     try:
         trace = load_npy(file)
     except NOT_READ as error:
@@ -80,10 +70,7 @@ class Plan:
     """What the round loop needs of a config.
 
     Attributes:
-        rounds: Number of rounds.
-        participation: How many clients a cohort has.
-        evaluate_every: Rounds between evaluations of all clients.
-        cell_size: Clients of a cell, see `shoal.engine.messages.cell.form_cells`.
+        cell_size: Clients of a cell, see `form_cells`.
         online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
         keep_records: Whether evaluated rounds come with what the method records for a report.
     """
@@ -150,13 +137,7 @@ def evaluation_cell(
 
 
 def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
-    """Groups ascending clients of one model; depends on the clients only, never on the hosts.
-
-    Args:
-        clients: Who is visited.
-        infos: Of all clients.
-        cell_size: Clients of a cell, or a name of `AUTOMATIC`.
-    """
+    """Groups ascending clients of one model, by a size or a name of `AUTOMATIC`; depends on the clients only."""
     if isinstance(cell_size, str):
         share, most = AUTOMATIC[cell_size]
         size = min(max(len(clients) // share, 1), most)

@@ -20,11 +20,8 @@ def twice_wins(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
 
     Of all pairs of a row of the class and another row, one whose first row is more probably of the class counts 2, a
     tie counts 1. Rows are compared by the logit of the class's softmax probability p in float64,
-    log p - log(1 - p) = s_c - log sum_{j != c} exp(s_j): the order of p, without its rounding near 0 and 1.
-
-    Args:
-        scores_NC: Scores of N rows, the largest of each finite.
-        label_N: Their classes, int64.
+    log p - log(1 - p) = s_c - log sum_{j != c} exp(s_j): the order of p, without its rounding near 0 and 1. The largest
+    score of each row is finite; labels are int64.
     """
     twice_C = np.zeros(scores_NC.shape[1], dtype=np.int64)
     for c, margin_N, own_N in _margins(scores_NC, label_N):
@@ -40,10 +37,6 @@ def average_precisions(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
     P_k is the share of the class among rows down to the k-th margin and R_k the share of its rows that are among them.
     Rows that tie come together, as in scikit-learn's `average_precision_score`. The sum is rounded once, so that it
     has the same bits everywhere.
-
-    Args:
-        scores_NC: Scores of N rows, the largest of each finite.
-        label_N: Their classes, int64.
     """
     average_C = np.zeros(scores_NC.shape[1])
     for c, margin_N, own_N in _margins(scores_NC, label_N):
@@ -58,12 +51,8 @@ def average_precisions(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
 def mean_auc(support_C: np.ndarray, twice_C: np.ndarray) -> float | None:
     """Mean over classes of the area under the ROC curve of the class against all others (Hanley & McNeil, 1982).
 
-    Args:
-        support_C: Rows of every class, int64.
-        twice_C: What `twice_wins` gave.
-
-    Returns:
-        Over the classes that some rows are of and some are not; None if there is none.
+    Over the classes that some rows are of and some are not; None if there is none. `support_C` counts the rows of
+    every class, int64; `twice_C` is what `twice_wins` gave.
     """
     pairs_C = support_C * (support_C.sum() - support_C)
     ranked = pairs_C > 0
@@ -86,13 +75,7 @@ RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
 
 
 def ranks(metric: str, scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
-    """What is kept of the scores of a part, int64 `[C]`: what `twice_wins` gives, or the bits of `average_precisions`.
-
-    Args:
-        metric: `roc_auc` or `average_precision`.
-        scores_NC: Scores of N rows, the largest of each finite.
-        label_N: Their classes, int64.
-    """
+    """What is kept of the scores of a part, int64 `[C]`: what `twice_wins` gives, or the bits of average precisions."""
     if metric == ROC_AUC:
         return twice_wins(scores_NC, label_N)
     return average_precisions(scores_NC, label_N).view(np.int64)
@@ -101,10 +84,7 @@ def ranks(metric: str, scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
 def ranked(metric: str, support_B2: np.ndarray, ranks_B2: np.ndarray) -> np.ndarray:
     """The metric of every client, float64 `[B]`; NaN where not both classes occur.
 
-    Args:
-        metric: `roc_auc` or `average_precision`.
-        support_B2: Rows of class 0 and 1, int64 `[B, 2]`.
-        ranks_B2: What `ranks` gave, int64 `[B, 2]`.
+    `support_B2` counts the rows of class 0 and 1, `ranks_B2` is what `ranks` gave, both int64.
     """
     pairs_B = support_B2[:, 0] * support_B2[:, 1]
     if metric == ROC_AUC:
@@ -115,12 +95,7 @@ def ranked(metric: str, support_B2: np.ndarray, ranks_B2: np.ndarray) -> np.ndar
 
 
 def over_clients(value_B: np.ndarray, items_B: np.ndarray, rows_B: np.ndarray) -> dict[str, float | int | None]:
-    """Weightings of a metric over the clients at which it is defined; None where it is at none.
-
-    Args:
-        value_B: Of every client, float64 `[B]`; NaN where it is not defined.
-        items_B: How many items every client has, int64 `[B]`.
-        rows_B: Rows of the part, int64 `[B]`.
+    """Weightings of a metric over the clients at which it is defined (not NaN); None where it is at none.
 
     Returns:
         Weighted by all items (`nodes`), by evaluated rows (`rows`), the plain mean (`clients`), minimum, median,
@@ -150,9 +125,6 @@ def score(algorithm: Algorithm, client: Client, received: Received, metric: str 
     """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
 
     With another metric than accuracy there is a fourth kind behind them, what `ranks` gives.
-
-    Raises:
-        ShoalError: As for `scores_of`.
     """
     counts = np.zeros((2, KINDS + (metric != ACCURACY), client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):
@@ -177,14 +149,7 @@ def predicted_classes(algorithm: Algorithm, client: Client, received: Received, 
 
 
 def scores_of(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
-    """The scores that a method gives to every row, `[rows, C]`.
-
-    Args:
-        algorithm: The method.
-        client: The client.
-        given: What `receive` gave.
-        part: As for `Algorithm.predict`.
-        rows: Number of its rows.
+    """The scores that a method gives to every row of a part, `[rows, C]`.
 
     Raises:
         ShoalError: The method's code failed, gave scores of another shape, or a row's largest score is not finite.
@@ -209,11 +174,7 @@ def scores_in_form(algorithm: Algorithm, client: Client, received: Received, par
 
 
 def require_winner(part: str, finite: bool) -> None:
-    """Refuses scores of a part of which not every row's largest is finite.
-
-    Raises:
-        ShoalError: As it says.
-    """
+    """Raises a ShoalError where not every row's largest score of a part is finite."""
     if not finite:
         raise ShoalError(f"predictions of {part!r} are NaN or infinite, so no class wins; a smaller train.lr may help")
 
@@ -225,11 +186,7 @@ def class_label(data: View, part: str) -> torch.Tensor:
 
 
 def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
-    """Macro-F1 of every client, float64 `[B]`, over the classes that occur or are predicted at it; NaN without any.
-
-    Args:
-        counts_B3C: Counts of B clients, int64 `[B, 3, C]`.
-    """
+    """Macro-F1 of B clients, float64 `[B]`, over the classes that occur or are predicted at each; NaN without any."""
     counted_BC = counts_B3C[:, SUPPORT] + counts_B3C[:, PREDICTED]
     seen_BC = counted_BC > 0
     f1_BC = 2 * counts_B3C[:, CORRECT] / np.maximum(counted_BC, 1)
@@ -248,16 +205,10 @@ def summarize(
     parts: Sequence[str] = PARTS,
     metric: str = ACCURACY,
 ) -> dict[str, Any]:
-    """All weightings of one scope.
+    """All weightings of one scope, from counts by client, `[parts, 3, C]`, and how many rows or graphs each has.
 
-    Accuracy of a client without rows of a part is undefined; such a client has no weight there.
-
-    Args:
-        scores: Counts by client, `[parts, 3, C]`; after rightly predicted rows there may be more kinds of counts, of
-            which those of another metric than accuracy are the last.
-        items: How many every client has: rows of its shard, or graphs.
-        parts: Names of the parts.
-        metric: Of the run.
+    Accuracy of a client without rows of a part is undefined; such a client has no weight there. After rightly
+    predicted rows there may be more kinds of counts, of which those of another metric than accuracy are the last.
 
     Returns:
         For every part with rows: accuracy weighted by all items (`nodes`, as OpenFGL and FedGTA's code), by evaluated

@@ -3,6 +3,7 @@
 `Server.round` has the steps of a round in their order; `Exchange` runs them on clients.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +47,6 @@ class Server:
         state: After the last committed round.
         infos: Sizes of what training sees of all clients.
         graphs: Sizes of the whole graphs that are evaluated, one a domain, under numbers behind those of clients.
-        schedule: Which clients take part when.
     """
 
     def __init__(
@@ -57,14 +57,7 @@ class Server:
         state: FederationState | None = None,
         device: torch.device = CPU,
     ) -> None:
-        """Starts a run, or goes on from a state.
-
-        Args:
-            job: The run as hosts see it.
-            plan: Rounds, participation, evaluations.
-            pool: Where cells run.
-            state: To go on from; None: before the first round.
-            device: Where the method's server part computes.
+        """Starts a run, or goes on from a state; the method's server part computes on `device`.
 
         Raises:
             ShoalError: The job does not fit its store, or the method's `setup` failed.
@@ -98,13 +91,7 @@ class Server:
         return self.schedule.cohort(round_number)
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
-        """Runs and commits one round; if it raises, the state is as before.
-
-        Args:
-            watch: Called whenever a cell came back.
-
-        Returns:
-            The round's line of metrics.jsonl.
+        """Runs and commits one round, and gives its line of metrics.jsonl; if it raises, the state is as before.
 
         Raises:
             ShoalError: A client failed, the method's code did, asked for what cannot be, or made NaN on the server.
@@ -146,13 +133,7 @@ class Server:
         return {**line, "records": records} if records and scopes is not None else line
 
     def run_method(self, exchange: "Exchange", context: Context, is_last_visit: Callable[[int], bool]) -> None:
-        """Drives `Algorithm.round`, on the server's device, to its end; `exchange.next_state` then has its new state.
-
-        Args:
-            exchange: Of the round.
-            context: What the method knows of the run.
-            is_last_visit: As for `Exchange.ask`.
-        """
+        """Drives `Algorithm.round`, on the server's device, to its end; then `exchange.next_state` is complete."""
         next_state, device = exchange.next_state, context.device
         server = moved(next_state.server, device)
         self._hook = "round"
@@ -278,7 +259,6 @@ class Exchange:
 
     Attributes:
         cohort: Clients of the round, ascending; those that fail are taken out.
-        next_state: The state that the round works on.
         reply: What the method's last request gave; None before the first.
     """
 
@@ -293,17 +273,9 @@ class Exchange:
         meter: Meter,
         batched: bool = False,
     ) -> None:
-        """Of one round.
+        """Prepares phases of one round; `before` is the state it started from, `next_state` a copy that it changes.
 
-        Args:
-            infos: Sizes of all clients, and of whole graphs that are evaluated.
-            cell_size: Clients of a cell, see `shoal.engine.messages.cell.form_cells`.
-            pool: Where cells run.
-            before: The state that the round started from.
-            next_state: A copy that the round changes.
-            cohort: Clients of the round.
-            meter: Counts.
-            batched: Clients of a cell train in batches.
+        `infos` has the sizes of all clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`.
         """
         self._batched = batched
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
@@ -315,10 +287,8 @@ class Exchange:
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
 
-        Args:
-            ask: What the method asks for.
-            is_last_visit: Whether a client does not train again before the next evaluation, so that it is evaluated
-                now, as it is after its last local step.
+        A client that does not train again before the next evaluation (`is_last_visit`) is evaluated now, as it is after
+        its last local step.
 
         Raises:
             ShoalError: No client answered.
@@ -381,7 +351,7 @@ class Exchange:
         result = torch.empty(*rows.shape[:-1], flat.shape[1])
         for start in range(0, flat.shape[1], COLUMNS_AT_A_TIME):
             result[..., start : start + COLUMNS_AT_A_TIME] = rows @ flat[:, start : start + COLUMNS_AT_A_TIME]
-        result = result.reshape(*rows.shape[:-1], *held.shape[1:])
+        result = result.reshape((*rows.shape[:-1], *held.shape[1:]))
         require_finite({mix.entry: result}, "the result of Mix")
         for row, client in enumerate(mix.dst or ()):
             # A copy, so that a client's inbox does not hold the whole product in memory.
@@ -405,12 +375,14 @@ class Exchange:
         outcomes: dict[int, Outcome] = {}
         sums = Sums()
         self._meter.expect(sum(len(cell.ids) for cell in cells))
-        with self._meter.waiting() as pause:
-            for position, outcome in self._pool.run_cells(cells, shared):
-                outcomes[position] = outcome
-                with pause.working():
-                    sums.take(position, outcome)
-                self._meter.ran(len(cells[position].ids), outcome)
+        asked = time.perf_counter()
+        for position, outcome in self._pool.run_cells(cells, shared):
+            self._meter.waited += time.perf_counter() - asked
+            outcomes[position] = outcome
+            sums.take(position, outcome)
+            self._meter.ran(len(cells[position].ids), outcome)
+            asked = time.perf_counter()
+        self._meter.waited += time.perf_counter() - asked
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)

@@ -17,7 +17,7 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
-from shoal.engine.messages.models import assign_models, built_models
+from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
 from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
@@ -171,7 +171,9 @@ def expected(plan: RunPlan) -> Expected:
         "sparse": of.values is not None,
         "task": config.task,
     }
-    built = built_models(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
+    models_of = algorithm, config.models(), config.heterogeneity.embedding
+    require_fitting(*models_of, limit, **shape)
+    built = built_models(*models_of, **shape)
     starts = [(model.spec, model.flat) for model in built[MODEL]]
     require_fitting_files(starts, read_pretrained(config.models(), limit))
     models = [flat for _, flat in starts]

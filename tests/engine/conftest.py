@@ -1,4 +1,4 @@
-"""Configs on a small block model, with dotted keys changed; and a federation of three small graphs."""
+"""Configs on a small block model, a federation of three small graphs, hosts, and parts of a round."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from support.small_runs import small_run
 
 from shoal.engine.cli.main import command
 from shoal.engine.cluster.cluster import share_tensors
-from shoal.engine.cluster.host_actor import await_hosts, start_hosts
+from shoal.engine.cluster.ray_backend import await_hosts, start_hosts
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts import host
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.costs import Meter, Watch, unwatched
+from shoal.engine.rounds.server import Exchange, Server
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -81,9 +82,6 @@ class ThreeDomains:
     keys: dict[str, Any]
 
 
-TWO_CLASSES = {"north": (60, 2, True), "south": (40, 2, False)}
-
-
 def _draw(folder: Path, seed: int, nodes: int, classes: int, validates: bool) -> Drawn:
     rng = np.random.default_rng(seed)
     y = rng.integers(classes, size=nodes)
@@ -102,6 +100,19 @@ def _draw(folder: Path, seed: int, nodes: int, classes: int, validates: bool) ->
     return Drawn(folder.name, edges, x, y, split)
 
 
+def _domains(root: Path, sizes: dict[str, tuple[int, int, bool]], options: dict[str, Any]) -> ThreeDomains:
+    keys = {
+        "data.dataset": ["files"] * len(sizes),
+        "data.path": [str(root / name) for name in sizes],
+        "data.store": str(root / "store"),
+        "data.split": "public",
+        "partition.method": "index",
+        "model.name": "sgc",
+    }
+    graphs = tuple(_draw(root / name, seed, *how) for seed, (name, how) in enumerate(sizes.items()))
+    return ThreeDomains(graphs, {**keys, **options})
+
+
 @pytest.fixture(scope="session")
 def two_classes(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
     """Two graphs of two classes: clients 0 to 2 are thirds of the first, 3 and 4 halves of the second.
@@ -109,42 +120,19 @@ def two_classes(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
     Test nodes of client 4 are of class 1 only, and nobody of the second graph is for validation.
     """
     root = tmp_path_factory.mktemp("two_classes")
-    graphs = tuple(_draw(root / name, seed, *how) for seed, (name, how) in enumerate(TWO_CLASSES.items()))
-    south = graphs[1]
+    options = {"train.lr": 0.02, "train.epochs": 1, "participation.ratio": 0.6, "partition.clients": [3, 2]}
+    domains = _domains(root, {"north": (60, 2, True), "south": (40, 2, False)}, options)
+    south = domains.graphs[1]
     south.split[(np.arange(40) >= 20) & (south.y == 0) & (south.split == TEST)] = TRAIN
     np.save(root / "south/split.npy", south.split)
-    keys = {
-        "data.dataset": ["files"] * 2,
-        "data.path": [str(root / name) for name in TWO_CLASSES],
-        "data.store": str(root / "store"),
-        "data.split": "public",
-        "partition.method": "index",
-        "partition.clients": [3, 2],
-        "model.name": "sgc",
-        "train.lr": 0.02,
-        "train.epochs": 1,
-        "participation.ratio": 0.6,
-    }
-    return ThreeDomains(graphs, keys)
+    return domains
 
 
 @pytest.fixture(scope="session")
 def three_domains(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
-    root = tmp_path_factory.mktemp("domains")
     sizes = {"north": (60, 4, True), "south": (40, 2, True), "west": (36, 4, False)}
-    graphs = tuple(_draw(root / name, seed, *how) for seed, (name, how) in enumerate(sizes.items()))
-    keys = {
-        "data.dataset": ["files"] * 3,
-        "data.path": [str(root / name) for name in sizes],
-        "data.store": str(root / "store"),
-        "data.split": "public",
-        "partition.method": "index",
-        "partition.clients": [2, 1, 2],
-        "partition.chunks": 3,
-        "model.name": "sgc",
-        "train.lr": 0.1,
-    }
-    return ThreeDomains(graphs, keys)
+    options = {"train.lr": 0.1, "partition.clients": [2, 1, 2], "partition.chunks": 3}
+    return _domains(tmp_path_factory.mktemp("domains"), sizes, options)
 
 
 # Each command is a fork of a process that has imported everything: from nothing, each would start for seconds.
@@ -323,3 +311,16 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Autograd may have started its threads before there was this device.
     with torch.autograd.set_multithreading_enabled(False):
         yield
+
+
+@pytest.fixture(scope="session")
+def exchange_of() -> Callable[..., Exchange]:
+    """Gives the exchange of a server's next round with some cohort."""
+
+    def exchange_of(server: Server, cohort: Sequence[int], watch: Watch = unwatched, cell_size: Any = 1) -> Exchange:
+        number = server.state.round + 1
+        meter = Meter(number, server.infos, server._pool, watch)
+        next_state = server.state.next_state(number)
+        return Exchange(server.infos, cell_size, server._pool, server.state, next_state, cohort, meter)
+
+    return exchange_of

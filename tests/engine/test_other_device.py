@@ -5,14 +5,14 @@ generators of the processor, and would run any operator that a GPU lacks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.errors import refused
 from support.other_device.device import load
 from support.other_device.device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
 from torch import Tensor, nn
@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import client as client_module
-from shoal.algorithms.base import Algorithm, Output, Tree
+from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer, Tree
+from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.hosts import host
 from shoal.engine.hosts.device import DeviceLost
 from shoal.engine.hosts.host import Host, OpenedJob, Visit, _CellAtWork
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
@@ -144,24 +144,51 @@ def require_on(device: torch.device, tensors: Iterable[Tensor]) -> None:
 
 
 def assert_same(there: Server, here: Server) -> None:
-    assert_same_tree(there.state.server, here.state.server, "server")
     assert there.state.clients.keys() == here.state.clients.keys()
-    for i, tree in here.state.clients.items():
-        assert_same_tree(there.state.clients[i], tree, f"client {i}")
+    trees = {"server": (there.state.server, here.state.server)}
+    trees |= {f"client {i}": (there.state.clients[i], tree) for i, tree in here.state.clients.items()}
+    for name, (found, expected) in trees.items():
+        assert found.keys() == expected.keys(), name
+        for entry, tensor in expected.items():
+            # Sees, too, that what is found lies on the processor.
+            say = partial("{} {}: {}".format, name, entry)
+            torch.testing.assert_close(found[entry], tensor, rtol=1e-4, atol=1e-5, msg=say)
 
 
-def assert_same_tree(there: Tree, here: Tree, name: str) -> None:
-    assert there.keys() == here.keys(), name
-    for entry, expected in here.items():
-        found = there[entry]
-        # Sees, too, that what is found lies on the processor.
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=partial("{} {}: {}".format, name, entry))
+PAIRS: dict[str, dict[str, Any]] = {
+    "coupled": {"model.name": "gcn", "algorithm.name": "fedproto"},
+    "coupled, batches": {"model.name": "gin", "train.batch_size": 5},
+    "hops": {"model.name": "gamlp"},
+    "hops, batches": {"model.name": "sgc", "train.batch_size": 5, "algorithm.name": "fedtgp"},
+}
+MANY: dict[str, dict[str, Any]] = {
+    **{f"method {name}": keys for name, keys in METHODS.items()},
+    **{f"model {name}": keys for name, keys in MODELS.items()},
+    **{
+        f"list of models {name}": {**keys, **MIXED}
+        for name, keys in METHODS.items()
+        if "fedavg" not in name and name not in NO_DRAWN
+    },
+}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", METHODS)
-def test_methods(here: Run, run_there: Run, method: str) -> None:
-    keys = {**KEYS, **METHODS[method]}
+@pytest.mark.parametrize("name", MANY)
+def test_methods_and_models(here: Run, run_there: Run, name: str) -> None:
+    keys = {**KEYS, **MANY[name]}
+    assert_same(run_there(keys), here(keys))
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        *(("weighted", {"algorithm.name": "fedgta", "model.name": model}) for model in ("gcn", "sgc")),
+        *(pytest.param("graph_task", own, marks=pytest.mark.exhaustive, id=name) for name, own in GRAPHS.items()),
+        *(pytest.param("edge_task", own, id=f"pairs, {name}") for name, own in PAIRS.items()),
+    ],
+)
+def test_other_tasks(here: Run, run_there: Run, request: pytest.FixtureRequest, task: str, own: dict[str, Any]) -> None:
+    keys = {**KEYS, **request.getfixturevalue(task), **own}
     assert_same(run_there(keys), here(keys))
 
 
@@ -173,47 +200,6 @@ def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -
     with torch.autograd.set_multithreading_enabled(False):
         there = run(keys, device=other)
     assert_same(there, here(keys))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("model", MODELS)
-def test_models(here: Run, run_there: Run, model: str) -> None:
-    keys = {**KEYS, **MODELS[model]}
-    assert_same(run_there(keys), here(keys))
-
-
-@pytest.mark.parametrize("model", ["gcn", "sgc"])
-def test_weights_of_edges(here: Run, run_there: Run, weighted: dict[str, Any], model: str) -> None:
-    keys = {**KEYS, **weighted, "algorithm.name": "fedgta", "model.name": model}
-    assert_same(run_there(keys), here(keys))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("model", GRAPHS)
-def test_graphs(here: Run, run_there: Run, graph_task: dict[str, Any], model: str) -> None:
-    keys = {**KEYS, **graph_task, **GRAPHS[model]}
-    assert_same(run_there(keys), here(keys))
-
-
-PAIRS: dict[str, dict[str, Any]] = {
-    "coupled": {"model.name": "gcn", "algorithm.name": "fedproto"},
-    "coupled, batches": {"model.name": "gin", "train.batch_size": 5},
-    "hops": {"model.name": "gamlp"},
-    "hops, batches": {"model.name": "sgc", "train.batch_size": 5, "algorithm.name": "fedtgp"},
-}
-
-
-@pytest.mark.parametrize("model", PAIRS)
-def test_pairs(here: Run, run_there: Run, edge_task: dict[str, Any], model: str) -> None:
-    keys = {**KEYS, **edge_task, **PAIRS[model]}
-    assert_same(run_there(keys), here(keys))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("method", [name for name in METHODS if "fedavg" not in name and name not in NO_DRAWN])
-def test_lists_of_models(here: Run, run_there: Run, method: str) -> None:
-    keys = {**KEYS, **METHODS[method], **MIXED}
-    assert_same(run_there(keys), here(keys))
 
 
 STREAMED = {
@@ -252,48 +238,17 @@ def test_hops_too_large_for_the_cache(
     assert found == (places - {"cpu"} if emptied else places)
 
 
-def mixes(there: Tensor, here: Tensor) -> dict[str, Callable[[], Any]]:
-    csr = torch.eye(3).to_sparse_csr().to(there.device)
-    return {
-        "add": lambda: there + here,
-        "add_": lambda: there.add_(here),
-        "cat": lambda: torch.cat([there, here]),
-        "mm": lambda: here @ there,
-        "linear": lambda: F.linear(there, here),
-        "index_select": lambda: there.index_select(0, torch.tensor([1])),
-        "index_add": lambda: there.index_add(0, torch.tensor([1, 0, 1]), there),
-        "sparse product": lambda: torch.sparse.mm(csr, here),
-        "cross_entropy": lambda: F.cross_entropy(there, torch.tensor([0, 1, 2])),
-        "fused Adam": lambda: torch._fused_adam_(
-            [there], [here], [here], [here], [], [torch.ones(())], lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.0,
-            eps=1e-8, amsgrad=False, maximize=False,
-        ),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", mixes(torch.ones(3, 3), torch.ones(3, 3)))
-def test_two_devices_do_not_mix(other: torch.device, name: str) -> None:
-    mixes(torch.ones(3, 3), torch.ones(3, 3))[name]()
-    with pytest.raises(RuntimeError, match=r"two devices|the same device"):
-        mixes(torch.ones(3, 3, device=other), torch.ones(3, 3))[name]()
-
-
-TERMS = """
-from dataclasses import dataclass
-import torch
-from shoal.algorithms.methods.fedavg import FedAvg
-
 @dataclass(frozen=True)
-class Mine(FedAvg):
-    def train(self, client, received, trainer, phase):
+class Terms(FedAvg):
+    """Adds a term of a tensor that it makes."""
+
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         one = torch.ones(())
         return trainer.fit(client, received, term=lambda: one * client.model.flat.w.sum() * 0)
-"""
 
 
-def test_train_creates_tensors_on_the_device(run_there: Run, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(TERMS)
-    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine"})
+def test_train_creates_tensors_on_the_device(run_there: Run) -> None:
+    run_there({**KEYS, "algorithm.name": f"{__file__}:Terms"})
 
 
 def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +256,7 @@ def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypat
         return F.cross_entropy(out.logits_NC, y.cpu())
 
     monkeypatch.setattr(Algorithm, "loss", loss)
-    with pytest.raises(ShoalError, match=r"round 1, client \d: RuntimeError: .* two devices"):
+    with refused(says="two devices"):
         run_there(KEYS)
 
 
@@ -315,14 +270,5 @@ def test_a_lost_device_is_no_fault_of_a_client(
 
     monkeypatch.setattr(Algorithm, "loss", fails)
     monkeypatch.setattr(torch.get_device_module(other), "synchronize", fails)
-    with pytest.raises(DeviceLost, match=r"round 1, client \d: the GPU answers .* no more: CUDA error: device-side"):
+    with refused(says="the GPU answers this process no more: CUDA error: device-side", kind=DeviceLost):
         run_there({**KEYS, "engine.on_client_error": "skip"})
-
-
-def test_work_left_to_the_processor_is_seen(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss(self: Algorithm, out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-        return F.cross_entropy(out.logits_NC.cpu(), y.cpu()).to(w.device)
-
-    monkeypatch.setattr(Algorithm, "loss", loss)
-    with pytest.raises(AssertionError, match="_log_softmax_backward"):
-        run_there(KEYS)

@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from support.errors import refused
 
 from shoal.engine.cluster.cluster import _require_resources, gpu_places
-from shoal.engine.cluster.host_actor import start_hosts
+from shoal.engine.cluster.ray_backend import start_hosts
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare

@@ -47,7 +47,7 @@ def modules_in(names: list[str]) -> set[str]:
 
 def require_import(folder: Path, elsewhere: Path) -> None:
     """Imports every module of a room that others import least, from a folder that is not the repository."""
-    program = "import shoal, shoal.engine.cli.cli, shoal.engine.cluster.host_actor; print(shoal.__file__)"
+    program = "import shoal, shoal.engine.cli.cli, shoal.engine.cluster.ray_backend; print(shoal.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=elsewhere, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
     )

@@ -1,28 +1,90 @@
-"""What MLflow and Weights & Biases read of a run that was resumed, where they are installed."""
+"""What TensorBoard, MLflow and Weights & Biases themselves read of a run that was resumed, where they are installed."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from shoal.engine.callbacks.callback import Running
+from shoal.engine.callbacks.tensorboard import TensorBoard
 
-KEYS = {"algorithm.name": "fedgta", "train.lr": 0.5, "model": ["gcn", None]}
+KEYS = {"algorithm.name": "fedgta", "train.lr": 0.5, "model": ["gcn", None], "seed": 3, "train.nesterov": False}
 
 
-def line(number: int) -> dict[str, Any]:
-    scopes = {"scopes": {"served": {"test": {"nodes": number / 4}}}} if number % 2 == 0 else {}
-    return {"round": number, "cohort": [0, 1], "loss": 1 / number, "notes": {"a term's": 2.0}, **scopes}
+def line(number: int, loss: float | None, scopes: dict[str, Any] | None = None) -> dict[str, Any]:
+    of_round = {"round": number, "cohort": [0, 1], "loss": loss, "notes": {"a term's": 2.0}}
+    sizes = {"bytes_up": 10 * number, "bytes_down": 7, "seconds": {"round": 0.5 * number}}
+    return of_round | sizes | ({} if scopes is None else {"scopes": scopes})
+
+
+def events_of(folder: Path, *lines: dict[str, Any]) -> EventAccumulator:
+    """Events of a run of these lines, which was resumed before the last."""
+    board, running = TensorBoard(), Running(folder, {}, KEYS, 9)
+    for first, last in ((0, -1), (-1, None)):
+        board.start(running)
+        for each in lines[first:last]:
+            board.after_round(running, each)
+    board.end(running, None)
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return events
+
+
+def scalars(events: EventAccumulator) -> dict[str, list[tuple[int, float]]]:
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    scopes = {"served": {"val": {"nodes": 0.5, "f1": 0.1}, "test": {"nodes": 0.75}}, "global": {"val": {"nodes": 0.1}}}
+    events = events_of(tmp_path, line(1, 0.25), line(2, None, scopes))
+    assert scalars(events) == {
+        "bytes/up": [(1, 10), (2, 20)],
+        "bytes/down": [(1, 7), (2, 7)],
+        "seconds/round": [(1, 0.5), (2, 1.0)],
+        # A round in which nobody trained has no loss.
+        "loss": [(1, 0.25)],
+        "accuracy_val/served": [(2, 0.5)],
+        "accuracy_test/served": [(2, 0.75)],
+        "accuracy_val/global": [(2, pytest.approx(0.1))],
+    }
+    content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    found = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert set(found) == set(KEYS)
+    assert (found["algorithm.name"].string_value, found["model"].string_value) == ("fedgta", "['gcn', None]")
+    assert (found["train.lr"].number_value, found["seed"].number_value) == (0.5, 3)
+    assert found["train.nesterov"].HasField("bool_value")
+
+
+def test_tensorboard_of_domains(tmp_path: Path) -> None:
+    """Their mean, and each by its name."""
+    rates = {"de": {"accuracy": 0.25}, "pt": {"accuracy": 0.75}}
+    both = {"nodes": 0.125, "clients": 0.5, "f1_clients": 0.375, "balanced": 0.625, "auc": None, "domains": rates}
+    found = scalars(events_of(tmp_path, line(3, None, {"domains": {"both": both}})))
+    assert {tag: values for tag, values in found.items() if "domains" in tag} == {
+        "accuracy_both/domains": [(3, 0.5)],
+        "f1_clients_both/domains": [(3, 0.375)],
+        "balanced_both/domains": [(3, 0.625)],
+        "accuracy_both/domains/de": [(3, 0.25)],
+        "accuracy_both/domains/pt": [(3, 0.75)],
+    }
+
+
+def line_of(number: int) -> dict[str, Any]:
+    scopes = {"served": {"test": {"nodes": number / 4}}} if number % 2 == 0 else None
+    line_of_round = line(number, 1 / number, scopes)
+    return {key: line_of_round[key] for key in line_of_round if key not in ("bytes_up", "bytes_down", "seconds")}
 
 
 def twice(make: Any, folder: Path) -> None:
     """Rounds 1 and 2, and after a kill 3 and 4."""
     for first in (1, 3):
         callback = make()
-        running = Running(folder, {}, KEYS, 4, _lines=lambda first=first: [line(n) for n in range(1, first)])
+        running = Running(folder, {}, KEYS, 4, _lines=lambda first=first: [line_of(n) for n in range(1, first)])
         callback.start(running)
         for number in (first, first + 1):
-            callback.after_round(running, line(number))
+            callback.after_round(running, line_of(number))
         callback.end(running, {"rounds": 4} if first == 3 else None)
 
 

@@ -1,22 +1,56 @@
-"""Tasks of one call: the largest first, enough for a call, from the fullest queue once the host's own is empty."""
+"""Tasks of a phase: their places, the queues of hosts, the tasks of one call, and cells that are split and joined."""
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.small_cells import cell_of, require_same_outcome
+from torch import Tensor
 
+from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.cluster import ray_pool
-from shoal.engine.cluster.ray_pool import Task, queued
-from shoal.engine.rounds.sampling import evaluation_cell
+from shoal.engine.cluster.ray_pool import Assembly, Task, place, queued
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds.reduction import reduce_cell
 
 EVERYONE = frozenset(range(100))
 Queues = list[list[Task]]
 
 
+@given(st.data())
+def test_place_assigns_every_cell_to_an_able_host(data: st.DataObject) -> None:
+    hosts, cells = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 20))
+    some_hosts = st.lists(st.integers(0, hosts - 1), min_size=1, max_size=hosts, unique=True)
+    able = [data.draw(some_hosts) for _ in range(cells)]
+    costs = [data.draw(st.floats(0, 100)) for _ in range(cells)]
+    homes = [data.draw(st.one_of(st.none(), st.integers(0, hosts + 1))) for _ in range(cells)]
+    places = place(costs, able, homes)
+    assert len(places) == cells
+    assert all(host in hosts for host, hosts in zip(places, able))
+
+
+@pytest.mark.parametrize(
+    ("costs", "homes", "places"),
+    [
+        pytest.param([1.0] * 6, [0, 1, 1, 0, 1, 0], [0, 1, 1, 0, 1, 0], id="even load stays at home"),
+        pytest.param([1.0, 5.0, 1.0, 3.0], [None] * 4, [1, 0, 1, 1], id="new cells balance load"),
+        pytest.param([10.0, 1.0], [1, 0], [1, 0], id="above a share"),
+        pytest.param([1.0] * 50, [0] * 50, [0, 1] * 25, id="a new host has a share"),
+    ],
+)
+def test_place_by_hand(costs: list[float], homes: list[int | None], places: list[int]) -> None:
+    able = [[0, 1]] * len(costs)
+    found = place(costs, able, homes)
+    assert found == places or (len(costs) == 50 and sorted(found) == sorted(places))
+    assert place(costs, able, found) == found
+
+
 def task(position: int, cost: float = 1.0, ids: Sequence[int] | None = None, losses: int = 0) -> Task:
-    return Task(position, evaluation_cell(1, [position] if ids is None else ids, {}, {}, cost), losses)
+    return Task(position, cell_of([position] if ids is None else ids, cost=cost), losses)
 
 
 def filled(places: Sequence[int], costs: Sequence[float] | None = None, hosts: int = 2) -> Queues:
@@ -35,33 +69,25 @@ def clients(queues: Queues) -> set[int]:
 
 
 def test_take_largest_first_then_lowest_position() -> None:
+    # Of unknown pace one task makes a call.
     queues = filled([0, 0, 0, 0], [1.0, 5.0, 3.0, 5.0])
     assert [take(queues, 0) for _ in range(5)] == [[1], [3], [2], [0], []]
 
 
-def test_take_of_unknown_pace_is_one_task() -> None:
-    assert take(filled([0] * 8), 0) == [0]
+@pytest.mark.parametrize(
+    ("waiting", "seconds", "alone", "taken"),
+    [(8, 0.001, False, 4), (5, 0.001, False, 3), (5, 0.001, True, 5), (8, 0.2, False, 3)],
+)
+def test_take_of_short_tasks(waiting: int, seconds: float, alone: bool, taken: int) -> None:
+    """The larger half of the queue, all of it where no other host is ready, and at most for half a second."""
+    assert take(filled([0] * waiting), 0, seconds=seconds, alone=alone) == list(range(taken))
 
 
-def test_take_of_short_tasks_is_half_of_the_queue() -> None:
-    assert take(filled([0] * 8), 0, seconds=0.001) == [0, 1, 2, 3]
-    # The larger half of an odd number; all of them where no other host is ready.
-    assert take(filled([0] * 5), 0, seconds=0.001) == [0, 1, 2]
-    assert take(filled([0] * 5), 0, seconds=0.001, alone=True) == [0, 1, 2, 3, 4]
-
-
-def test_take_ends_after_half_a_second() -> None:
-    assert take(filled([0] * 8), 0, seconds=0.2) == [0, 1, 2]
-
-
-def test_take_prefers_the_own_queue() -> None:
+def test_take_prefers_the_own_queue_then_the_fullest() -> None:
     queues = filled([0, 1, 1, 1], [1.0, 9.0, 9.0, 9.0])
     assert take(queues, 0) == [0]
     assert take(queues, 0) == [1]
     assert clients(queues) == {2, 3}
-
-
-def test_take_with_an_empty_queue_uses_the_fullest() -> None:
     assert take(filled([1, 2, 2, 2, 1], hosts=3), 0) == [1]
 
 
@@ -77,15 +103,9 @@ def test_take_of_a_lost_task_is_that_task_alone() -> None:
     queues[0] += [task(7, losses=1), task(8, losses=1)]
     # Behind a call that is under way only tasks that were never lost may follow.
     assert take(queues, 0, seconds=0.0, never_lost=True) == [0, 1, 2]
-    assert take(queues, 0, seconds=0.0) == [8]
-    assert take(queues, 0, seconds=0.0) == [7]
-    assert take(queues, 0, seconds=0.0) == [3]
-
-
-def test_take_of_others_excludes_lost_tasks() -> None:
-    queues: Queues = [[task(7, losses=1), task(1), task(2)]]
-    assert take(queues, 0, seconds=0.0, alone=True) == [2, 1]
-    assert take(queues, 0, seconds=0.0, alone=True) == [7]
+    assert [take(queues, 0, seconds=0.0) for _ in range(3)] == [[8], [7], [3]]
+    queues = [[task(7, losses=1), task(1), task(2)]]
+    assert [take(queues, 0, seconds=0.0, alone=True) for _ in range(2)] == [[2, 1], [7]]
 
 
 @given(st.data())
@@ -107,6 +127,69 @@ def test_take_gives_every_readable_task_once(data: st.DataObject) -> None:
     assert clients(queues) == set(range(len(costs))) - set(taken)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_take_of_an_empty_phase_is_nothing(alone: bool) -> None:
-    assert take(filled([]), 0, alone=alone) == []
+UP = {"sum": Reduce.MEAN, "rows": Reduce.MEAN, "kept": Reduce.STACK, "mixed": Reduce.MIX, "list": Reduce.GATHER}
+
+
+def cell(ids: Sequence[int]) -> Cell:
+    return cell_of(ids, UP, score=frozenset(ids[::2]))
+
+
+def outcome_of(ids: Sequence[int], uploads: dict[int, Upload], failing: set[int], scored: frozenset[int]) -> Outcome:
+    """The outcome of some clients on a host."""
+    answered = [i for i in ids if i not in failing]
+    outcome = Outcome(
+        ids=answered,
+        failures={i: (f"client {i}", "traceback") for i in ids if i in failing},
+        losses=[i / 3 for i in answered],
+        bytes_up=[10 * i for i in answered],
+        states={i: {"model.w": torch.full((2,), float(i))} for i in answered},
+        scores={i: np.full((2, 3, 4), i) for i in answered if i in scored},
+        seconds={"train": 0.25 * len(ids), "upload": 0.5, "evaluate": 0.0},
+    )
+    if answered:
+        reduce_cell([uploads[i] for i in answered], UP, outcome)
+    return outcome
+
+
+def uploads_of(ids: Sequence[int], seed: int) -> dict[int, Upload]:
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        # Of sizes so apart that the order of additions shows.
+        return torch.randn(*shape, generator=rng) * 10.0 ** torch.randint(-8, 8, shape, generator=rng)
+
+    uploads = {}
+    for i in ids:
+        entries = {"sum": draw(4), "rows": draw(3, 2), "kept": draw(2), "mixed": draw(2, 2), "list": draw(i % 3 + 1)}
+        counts = torch.randint(0, 3, (3, 1), generator=rng).float()
+        uploads[i] = Upload(entries, {"sum": float(draw(1).abs()), "rows": counts})
+    return uploads
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_join_of_split_tasks_equals_the_unsplit_cells(data: st.DataObject) -> None:
+    """To the bit, in any order; of two cells at work each has its own."""
+    ids = sorted(data.draw(st.sets(st.integers(0, 30), min_size=2, max_size=7)))
+    groups = [ids[:1], ids[1:]] if data.draw(st.booleans()) else [ids]
+    failing = data.draw(st.sets(st.sampled_from(ids)))
+    uploads = uploads_of(ids, data.draw(st.integers(0, 10**6)))
+    assembly = Assembly()
+    whole = [Task(5 + place, cell(group), losses=1) for place, group in enumerate(groups)]
+    tasks = [single for task in whole for single in assembly.split(task)]
+    assert [list(task.cell.ids) for task in tasks] == [[i] for i in ids]
+    assert all(task.losses == 1 for task in tasks)
+    joined: dict[int, Outcome] = {}
+    for task in data.draw(st.permutations(tasks)):
+        assert task.position not in joined
+        outcome = assembly.join(task, outcome_of(task.cell.ids, uploads, failing, task.cell.score))
+        if outcome is not None:
+            joined[task.position] = outcome
+    for task in whole:
+        found, expected = joined[task.position], outcome_of(task.cell.ids, uploads, failing, task.cell.score)
+        require_same_outcome(found, expected)
+        assert found.failures == expected.failures
+        assert found.lists.keys() == expected.lists.keys()
+        for entry, tensors in expected.lists.items():
+            assert all(torch.equal(*pair) for pair in zip(found.lists[entry], tensors, strict=True))
+        assert found.seconds["train"] == 0.25 * len(task.cell.ids)

@@ -1,38 +1,38 @@
-"""Clients trained in one batch have their turns as if each had been trained alone."""
+"""Clients trained in batches of similar size have their turns as if each had been trained alone."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.errors import refused
+from support.other_device.device import room_for
+from support.small_cells import cell_of, run_cells
+from torch import Tensor
 
-from shoal.algorithms.protocol import Reduce
-from shoal.engine.hosts.batch import in_one_line
-from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell, Outcome
+from shoal.algorithms.training.batched.batched_training import BatchedTrainer
+from shoal.algorithms.training.batched.size_groups import MOST, NO_MATTER, size_groups
+from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 
+Start = Callable[..., Server]
 SGD = {"algorithm.name": "local", "train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
+BATCHED = {"engine.trainer": "batched", "engine.cell_size": 6, "train.dropout": 0.3, "train.epochs": 2}
 
 
 def run(server: Server, ids: list[int], states: dict[int, Any] | None = None, score: bool = True) -> Outcome:
-    host = Host()
-    host.open(server.job)
-    scored = frozenset(ids if score else [])
-    cell = Cell(1, ids, "train", {}, True, {}, states or {}, {}, scored, 1.0)
-    (outcome,) = host.run_cells(server.job.id, [cell], {})
-    assert outcome is not None
-    return outcome
+    return run_cells(server.job, [cell_of(ids, states=states or {}, score=frozenset(ids if score else []))])[0]
 
 
-def test_the_same_as_one_after_another(start: Callable[..., Server]) -> None:
+def test_the_same_as_one_after_another(start: Start) -> None:
     """Momentum is carried on; client 5, who has no training node, stays as it is."""
     ids = [0, 2, 3, 5]
-    loop, stacked = (start({**SGD, "engine.trainer": path}) for path in ("autograd", "batched"))
+    loop, batched = (start({**SGD, "engine.trainer": path}) for path in ("autograd", "batched"))
     first = run(loop, ids)
     for states in (None, first.states):
-        alone, together = run(loop, ids, states), run(stacked, ids, states)
+        alone, together = run(loop, ids, states), run(batched, ids, states)
         assert together.ids == alone.ids == ids
         torch.testing.assert_close(together.losses, alone.losses, equal_nan=True, rtol=1e-5, atol=1e-6)
         for i in ids:
@@ -45,48 +45,84 @@ def test_the_same_as_one_after_another(start: Callable[..., Server]) -> None:
     assert together.seconds["train"] > 0
 
 
-def test_if_the_batch_fails_each_of_it_has_failed(start: Callable[..., Server]) -> None:
-    server = start({**SGD, "engine.trainer": "batched", "engine.on_client_error": "skip"})
+def test_if_the_batch_fails_each_of_it_has_failed(start: Start) -> None:
+    keys = {**SGD, "engine.on_client_error": "skip"}
     broken = {2: {"model.opt.momentum_buffer": torch.ones(3)}}
-    outcome = run(server, [0, 2, 5], broken, score=False)
+    outcome = run(start({**keys, "engine.trainer": "batched"}), [0, 2, 5], broken, score=False)
     # Client 5 has nothing to train and was not in the batch.
     assert outcome.ids == [5]
     assert outcome.failures.keys() == {0, 2}
     for client, (line, detail) in outcome.failures.items():
         assert line.startswith(f"round 1, client {client}: in one batch with clients [0, 2]: RuntimeError: ")
-        assert line.endswith("; engine.trainer=autograd trains them one by one")
         assert "The above exception was the direct cause" in detail
-    # As it says.
-    alone = run(
-        start({**SGD, "engine.trainer": "autograd", "engine.on_client_error": "skip"}), [0, 2, 5], broken, score=False
-    )
+    alone = run(start({**keys, "engine.trainer": "autograd"}), [0, 2, 5], broken, score=False)
     assert (alone.ids, alone.failures.keys()) == ([0, 5], {2})
 
 
-def test_uploads_are_of_every_client(start: Callable[..., Server]) -> None:
-    server = start({"engine.trainer": "batched"})
-    host = Host()
-    host.open(server.job)
-    cell = Cell(1, [0, 1, 2], "train", {"w": Reduce.STACK}, True, {}, {}, {}, frozenset(), 1.0)
-    (outcome,) = host.run_cells(server.job.id, [cell], {"w": server._initial})
-    assert outcome is not None
-    w = outcome.tensors["w"]
-    assert len(w) == 3
-    assert not any(torch.equal(w[i], w[j]) for i in range(3) for j in range(i))
-    assert not any(torch.equal(row, server._initial) for row in w)
+@given(st.lists(st.integers(1, 10**6), max_size=30), st.integers(1, 4000), st.integers(0, 10**9))
+def test_every_client_is_in_one_group_of_its_size(rows: list[int], row_bytes: int, client_bytes: int) -> None:
+    groups = size_groups(rows, row_bytes, client_bytes)
+    assert sorted(i for group in groups for i in group) == list(range(len(rows)))
+    for group in groups:
+        assert group == sorted(group)
+        own = [rows[i] for i in group]
+        size = len(group) * (max(own) * row_bytes + client_bytes)
+        assert len(group) == 1 or size <= NO_MATTER or (size <= MOST and 2 * min(own) >= max(own))
+
+
+def test_groups_worked_out_by_hand() -> None:
+    row = NO_MATTER // 100
+    assert size_groups([10, 90, 20], row, 0) == [[1], [0, 2]]
+    # Not more bytes than padding may cost: all at once.
+    assert size_groups([10, 30, 20], row, 0) == [[0, 1, 2]]
+    assert size_groups([60, 120, 59, 119], row, 0) == [[0, 1, 3], [2]]
+    assert size_groups([100] * 300, MOST // 20_000, 0) == [list(range(200)), list(range(200, 300))]
+    assert size_groups([1, 1, 1], 1, MOST // 2 - 1) == [[0, 1], [2]]
+    assert size_groups([9, 9, 9], NO_MATTER, 0, most=18 * NO_MATTER) == [[0, 1], [2]]
+    assert size_groups([2, 1], NO_MATTER // 4, 0, most=0) == [[0, 1]]
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("room", "begun"),
     [
-        (ShoalError("x.arrow", "missing", detail="detail"), "x.arrow: missing"),
-        (RuntimeError("two\n  lines"), "RuntimeError: two lines"),
-        (ValueError(), "ValueError:"),
-        (
-            torch.OutOfMemoryError("expected"),
-            "OutOfMemoryError: expected; a larger resources.gpus_per_host or a smaller engine.cell_size may help",
-        ),
+        pytest.param(2**20, [5], id="for all"),
+        pytest.param(24_000, [5, 2, 3], id="for three"),
+        pytest.param(100, [5, 2, 1, 1, 3, 1, 2, 1, 1], id="for nobody"),
     ],
 )
-def test_an_error_as_one_line(error: Exception, line: str) -> None:
-    assert in_one_line(error).strip() == line
+def test_what_does_not_fit_is_halved_and_at_last_trained_alone(
+    start: Start, there: None, monkeypatch: pytest.MonkeyPatch, room: int, begun: list[int]
+) -> None:
+    """`begun` has how many clients every batch had; client 5 has nothing to train."""
+    whole = start(BATCHED)
+    assert "halved_batches" not in whole.round()
+    fit, sizes = BatchedTrainer.fit, []
+
+    def noted(self: BatchedTrainer, clients: Any, *received: Any) -> Tensor:
+        sizes.append(len(clients))
+        with room_for(room):
+            return fit(self, clients, *received)
+
+    monkeypatch.setattr(BatchedTrainer, "fit", noted)
+    server = start(BATCHED)
+    line = server.round()
+    assert sizes == begun
+    assert line.get("halved_batches", 0) == len(begun) // 2 + (begun.count(1) if room == 100 else 0)
+    assert server.state.clients.keys() == whole.state.clients.keys()
+    states = [(server.state.server, whole.state.server)]
+    states += [(server.state.clients[i], state) for i, state in whole.state.clients.items()]
+    for found, expected in states:
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_what_has_taken_a_step_does_not_begin_anew(start: Start, there: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = torch.optim.Adam.step
+
+    def without_room(self: torch.optim.Adam, *received: Any) -> Any:
+        with room_for(0):
+            return step(self, *received)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", without_room)
+    with refused("round 1, client 0", says="OutOfMemoryError: the device"):
+        start(BATCHED).round()

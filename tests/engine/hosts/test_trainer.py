@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.errors import refused
 from support.other_device.device import load
 from torch import Tensor
 
@@ -17,10 +18,8 @@ from shoal.engine.config.config import Config
 from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run as run_config
-from shoal.storage.errors import ShoalError
 
-WHOLE = TrainOptions()
-PLAIN = "a method of plain cross-entropy"
+WHOLE, PARTS = TrainOptions(), TrainOptions(batch_size=8)
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,11 @@ class OwnLoop(Algorithm):
         return 0.0
 
 
-def models(*names: str) -> list[FlatModel]:
-    """Backbones; `recursive` is GAMLP with that attention, the one model whose gradients have no formula here."""
-    kinds = [("gamlp", {"attention": name}) if name == "recursive" else (name, {}) for name in names]
-    return [FlatModel(build(name, 5, 4, 2, 0.5, options)) for name, options in kinds]
+def model(name: str, embedding: int | None = None, bfloat16: bool = False, task: str = "node") -> FlatModel:
+    """A backbone; `recursive` is GAMLP with that attention, the one model whose gradients have no formula here."""
+    options = {"recursive": {"attention": name}, "mlp": {"hidden": 6}}.get(name, {})
+    built = build("gamlp" if name == "recursive" else name, 5, 4, 2, 0.5, options, embedding, task=task)
+    return FlatModel(built, bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -51,115 +51,67 @@ def models(*names: str) -> list[FlatModel]:
     ],
 )
 def test_what_fits_the_device(path: str, device: str, expected: list[str]) -> None:
-    assert trainers_of(path, device, Algorithm(), models("sgc", "gcn", "gat", "recursive"), WHOLE) == expected
+    models = [model(name) for name in ("sgc", "gcn", "gat", "recursive")]
+    assert trainers_of(path, device, Algorithm(), models, WHOLE) == expected
 
 
 @pytest.mark.parametrize(
     ("clients", "rows", "features", "batched"),
-    [
-        (64, 8, 128, True),
-        (63, 8, 128, False),
-        (64, 8, 129, False),
-        (64, 64, 128, True),
-        (64, 200, 128, False),
-    ],
+    [(64, 8, 128, True), (63, 8, 128, False), (64, 8, 129, False), (64, 64, 128, True), (64, 200, 128, False)],
 )
 def test_auto_on_processor_batches_many_small_clients(clients: int, rows: int, features: int, batched: bool) -> None:
-    infos = [ClientInfo(i, rows, rows, 4) for i in range(clients)]
-    expected = "batched" if batched else "analytic"
-    sizes = Clients(infos, features, clients)
-    for model in models("sgc", "gcn"):
-        assert trainers_of("auto", "cpu", Algorithm(), [model], WHOLE, sizes) == [expected]
+    sizes = Clients([ClientInfo(i, rows, rows, 4) for i in range(clients)], features, clients)
+    models = [model("sgc"), model("gcn")]
+    for one in models:
+        expected = "batched" if batched else "analytic"
+        assert trainers_of("auto", "cpu", Algorithm(), [one], WHOLE, sizes) == [expected]
     # Half of them train each of two models.
-    assert trainers_of("auto", "cpu", Algorithm(), models("sgc", "gcn"), WHOLE, sizes) == ["analytic"] * 2
-    assert trainers_of("auto", "cpu", OwnLoss(), models("sgc"), WHOLE, sizes) == ["autograd"]
-
-
-@pytest.mark.parametrize("embedding", [None, 3])
-def test_graphs_are_trained_in_the_loop(embedding: int | None) -> None:
-    pooled = [FlatModel(build(name, 5, 4, 2, 0.5, {}, embedding, task="graph")) for name in ("sgc", "gcn")]
-    for device in ("cpu", "cuda"):
-        assert trainers_of("auto", device, Algorithm(), pooled, WHOLE) == ["autograd", "autograd"]
-    for path in ("batched", "analytic"):
-        with pytest.raises(
-            ShoalError, match=rf"^engine\.trainer: {path} needs a node task \(task: node\); use autograd$"
-        ):
-            trainers_of(path, "cpu", Algorithm(), pooled, WHOLE)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("batched", r"a decoupled model \(.*\), or gcn, gin, sage or gcnii on the whole graph"),
-        ("analytic", r"another model\.attention than recursive"),
-    ],
-)
-def test_asked_for(path: str, why: str, device: str) -> None:
-    assert trainers_of(path, device, Algorithm(), models("sgc", "mlp"), WHOLE) == [path, path]
-    with pytest.raises(ShoalError, match=rf"^engine\.trainer: {path} needs {why}; use autograd$"):
-        trainers_of(path, device, Algorithm(), models("gat", "recursive")[path == "analytic" :], WHOLE)
+    assert trainers_of("auto", "cpu", Algorithm(), models, WHOLE, sizes) == ["analytic"] * 2
+    assert trainers_of("auto", "cpu", OwnLoss(), models[:1], WHOLE, sizes) == ["autograd"]
 
 
 @pytest.mark.parametrize(
-    ("method", "train", "batched", "analytic"),
+    ("path", "device", "method", "one", "train", "says"),
     [
-        (OwnLoss(), WHOLE, f"{PLAIN}, which OwnLoss is not", f"{PLAIN}, which OwnLoss is not"),
-        (OwnLoop(), WHOLE, f"{PLAIN}, which OwnLoop is not", f"{PLAIN}, which OwnLoop is not"),
-        (Algorithm(), TrainOptions(batch_size=8), "whole batches", None),
-        (Algorithm(), WHOLE, None, None),
+        ("batched", "cuda", OwnLoss(), model("sgc"), WHOLE, "a method of plain cross-entropy, which OwnLoss is not"),
+        ("analytic", "cpu", OwnLoss(), model("sgc"), WHOLE, "a method of plain cross-entropy, which OwnLoss is not"),
+        ("batched", "cuda", OwnLoop(), model("sgc"), WHOLE, "a method of plain cross-entropy, which OwnLoop is not"),
+        ("analytic", "cpu", OwnLoop(), model("sgc"), WHOLE, "a method of plain cross-entropy, which OwnLoop is not"),
+        ("batched", "cuda", Algorithm(), model("sgc"), PARTS, "whole batches"),
+        ("analytic", "cpu", Algorithm(), model("sgc"), PARTS, None),
+        ("batched", "cuda", Algorithm(), model("sgc"), WHOLE, None),
+        ("analytic", "cpu", Algorithm(), model("mlp"), WHOLE, None),
+        ("batched", "cuda", Algorithm(), model("gat"), WHOLE, "a decoupled model ("),
+        ("analytic", "cpu", Algorithm(), model("recursive"), WHOLE, "another model.attention than recursive"),
+        ("analytic", "cpu", Algorithm(), model("mlp", 3), WHOLE, "a model that is not adapted"),
+        ("analytic", "cpu", Algorithm(), model("mlp", bfloat16=True), WHOLE, "products in float32 (engine.precision)"),
+        ("batched", "cuda", Algorithm(), model("sgc", task="graph"), WHOLE, "a node task (task: node)"),
+        ("analytic", "cpu", Algorithm(), model("gcn", 3, task="graph"), WHOLE, "a node task (task: node)"),
     ],
 )
-def test_what_a_method_and_its_batches_allow(
-    method: Algorithm, train: TrainOptions, batched: str | None, analytic: str | None
+def test_what_a_trainer_needs(
+    path: str, device: str, method: Algorithm, one: FlatModel, train: TrainOptions, says: str | None
 ) -> None:
-    for path, device, why in (("batched", "cuda", batched), ("analytic", "cpu", analytic)):
-        assert trainers_of("auto", device, method, models("sgc"), train) == [path if why is None else "autograd"]
-        if why is not None:
-            with pytest.raises(ShoalError, match=f"^engine.trainer: {path} needs {why}"):
-                trainers_of(path, "cpu", method, models("sgc"), train)
-
-
-def test_a_closed_form_is_of_one_width_and_of_float32() -> None:
-    wide, adapted = (build("mlp", 5, 4, 2, 0.5, {"hidden": 6}, embedding) for embedding in (None, 3))
-    assert trainers_of("auto", "cpu", Algorithm(), [FlatModel(wide), FlatModel(adapted)], WHOLE) == [
-        "analytic",
-        "autograd",
-    ]
-    with pytest.raises(ShoalError, match=r"^engine\.trainer: analytic needs a model that is not adapted"):
-        trainers_of("analytic", "cpu", Algorithm(), [FlatModel(adapted)], WHOLE)
-    half = [FlatModel(wide, bfloat16=True)]
-    assert trainers_of("auto", "cpu", Algorithm(), half, WHOLE) == ["autograd"]
-    with pytest.raises(ShoalError, match=r"needs products in float32 \(engine\.precision\); use autograd$"):
-        trainers_of("analytic", "cpu", Algorithm(), half, WHOLE)
+    """Asked for what cannot be there is an error; `auto` takes the loop."""
+    assert trainers_of("auto", device, method, [one], train) == [path if says is None else "autograd"]
+    for where in ("cpu", "cuda"):
+        if says is None:
+            assert trainers_of(path, where, method, [one], train) == [path]
+        else:
+            with refused("engine.trainer", says=f"{path} needs {says}"):
+                trainers_of(path, where, method, [model("sgc"), one] if method == Algorithm() else [one], train)
 
 
 @pytest.mark.parametrize("name", ["gamlp", "gat"])
 def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
     elsewhere = [FlatModel(build(name, 5, 4, 2, 0.5, {}).to(load()))]
-    with pytest.raises(ShoalError, match=rf"^engine\.trainer: analytic needs a processor, for {name}; use autograd$"):
+    with refused("engine.trainer", says=f"analytic needs a processor, for {name}"):
         trainers_of("analytic", "cuda", Algorithm(), elsewhere, WHOLE)
-    assert trainers_of("analytic", "cpu", Algorithm(), models(name), WHOLE) == ["analytic"]
 
 
-@pytest.mark.parametrize(
-    ("path", "keys", "why"),
-    [
-        ("batched", {"model.name": "gat"}, "a decoupled model"),
-        ("batched", {"train.batch_size": 8}, "whole batches"),
-        (
-            "batched",
-            {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
-            "a method of plain cross-entropy, which FedPG is not; use autograd",
-        ),
-        ("analytic", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
-    ],
-)
-def test_a_run_is_refused_before_it_starts(
-    configure: Callable[..., Config], tmp_path: Path, path: str, keys: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(ShoalError, match=f"^engine.trainer: {path} needs {why}"):
-        run_config(configure({"engine.trainer": path, "run.root": str(tmp_path), **keys}))
+def test_a_run_is_refused_before_it_starts(configure: Callable[..., Config], tmp_path: Path) -> None:
+    with refused("engine.trainer", says="batched needs a decoupled model"):
+        run_config(configure({"engine.trainer": "batched", "model.name": "gat", "run.root": str(tmp_path)}))
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,27 @@
-"""What last bits depend on, as the machine itself says it."""
+"""What last bits depend on: the machine as it names itself, versions, and seeds keyed by what they are for."""
 
 import platform
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shoal.algorithms.rng import key
 from shoal.engine.messages import environment as environment_module
 from shoal.engine.messages.environment import differences, environment
 
-
-def test_of_this_machine() -> None:
-    found = environment("cpu")
-    assert found.keys() == {"cpu", "device", "python", "torch", "numpy", "shoal"}
-    assert found["torch"] == torch.__version__
-    assert found["python"] == platform.python_version()
-    versions = [sys.executable, "-c", "import numpy; print(numpy.__version__)"]
-    assert found["numpy"] == subprocess.run(versions, capture_output=True, text=True, check=True).stdout.strip()
-    assert environment("cuda") == {**found, "device": "cuda"}
+PARTS = st.lists(st.one_of(st.integers(-9, 9), st.text("ab1", max_size=3)), min_size=1, max_size=4)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no model name")
 def test_the_processor_has_a_name() -> None:
-    with open("/proc/cpuinfo") as f:
-        assert environment("cpu")["cpu"] in f.read()
     assert environment("cpu")["cpu"]
+    assert environment("cpu")["cpu"] in Path("/proc/cpuinfo").read_text()
 
 
 def test_other_code_is_another_environment(tmp_path: Path) -> None:
@@ -49,8 +43,26 @@ def test_differences() -> None:
     here = environment("cpu")
     assert differences(here, "cpu") == []
     assert differences(here, "cuda") == ["device (cpu -> cuda)"]
-    old = {**here, "torch": "1.0", "python": "2.7"}
-    assert differences(old, "cpu") == [f"python (2.7 -> {here['python']})", f"torch (1.0 -> {here['torch']})"]
-    # Recorded before there was such a key.
-    del old["torch"], old["python"]
-    assert differences(old, "cpu")[1] == f"torch (None -> {here['torch']})"
+    # Recorded before there was a key of torch.
+    old = {name: value for name, value in here.items() if name != "torch"} | {"python": "2.7"}
+    assert differences(old, "cpu") == [f"python (2.7 -> {here['python']})", f"torch (None -> {here['torch']})"]
+
+
+def test_seeds_stay_as_they_are() -> None:
+    """Written down once: runs that were made with them can be resumed."""
+    assert key(0, "init") == 6767970929478544064
+    assert key(3, 17, 5, "train") == 2619537492269166922
+
+
+@given(PARTS, PARTS)
+def test_seeds_differ_where_parts_do(left: list[int | str], right: list[int | str]) -> None:
+    assert (key(*left) == key(*right)) == ([str(part) for part in left] == [str(part) for part in right])
+
+
+def test_every_bit_of_63_of_a_seed_is_used_and_no_other() -> None:
+    assert len({key(1, 23), key(12, 3), key(123), key(1, 2, 3), key("1,23"), key("1 23")}) == 6
+    seeds = [key(0, number, "train") for number in range(4000)]
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    ones = Counter(bit for seed in seeds for bit in range(63) if seed >> bit & 1)
+    # Half of 4000, by six deviations of about 32.
+    assert all(abs(ones[bit] - 2000) < 190 for bit in range(63))

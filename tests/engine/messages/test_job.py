@@ -2,7 +2,6 @@
 
 import pickle
 import platform
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.errors import refused
 from torch import nn
 
 from shoal.algorithms.models.build import build
@@ -21,20 +21,22 @@ from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store, shard_path
 from shoal.storage.store.view import Cache
 
 MakeJob = Callable[..., Job]
+ANOTHER = f"machine {platform.node()} sees another store here than"
 
 
 @pytest.fixture
 def job_of(configure: Callable[..., Config]) -> MakeJob:
-    def job_of(**keys: Any) -> Job:
-        config = configure({name.replace("__", "."): value for name, value in keys.items()})
-        return make_job(config, prepare(config), "job")
+    """Makes the job of a config, on its store as it is prepared or was left."""
+
+    def job_of(base: Mapping[str, Any] | None = None, prepared: bool = True, **keys: Any) -> Job:
+        config = configure({**(base or {}), **{name.replace("__", "."): value for name, value in keys.items()}})
+        return make_job(config, prepare(config) if prepared else Store(Path(config.data.store or "")), "job")
 
     return job_of
 
@@ -46,42 +48,26 @@ def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -
     assert job.models == configure({"model.init": "own"}).models()
     assert job.model_of == (0,) * 6
     assert (job.trainer, job.device, job.gpu_share, job.precision) == ("auto", "cpu", 1.0, "float32")
+    assert (job.propagation, job_of(propagation__hops=0).propagation) == ("r0.5-k2-float32", None)
     assert not job.skip_failed_clients
     assert job_of(engine__on_client_error="skip").skip_failed_clients
-    assert job_of(engine__on_client_error="skip", resources__gpus_per_host=0.25).gpu_share == 0.25
+    assert job_of(resources__gpus_per_host=0.25).gpu_share == 0.25
     assert Path(job.store).is_absolute()
-
-
-def test_hops_that_are_not_stored_have_no_name(job_of: MakeJob) -> None:
-    assert job_of(propagation__hops=0).propagation is None
-    assert job_of().propagation == "r0.5-k2-float32"
-
-
-def test_hosts_share_half_of_the_memory(job_of: MakeJob) -> None:
+    # Hosts share half of the memory.
     assert job_of(engine__memory_limit=9000, engine__hosts=3).cache_bytes == 4500
     assert job_of(engine__memory_limit=9000, engine__hosts=3, engine__backend="ray").cache_bytes == 1500
-
-
-def test_it_travels(job_of: MakeJob) -> None:
-    job = job_of(algorithm__name=f"{__file__}:nothing")
-    assert job.method.source == Path(__file__).read_text()
-    assert pickle.loads(pickle.dumps(job)) == job
-
-
-def test_a_wrong_option_of_the_method(job_of: MakeJob) -> None:
-    with pytest.raises(ShoalError, match=r"^algorithm\.mu: unknown; fedavg has weight"):
-        job_of(algorithm__mu=1).algorithm()
+    own = job_of(algorithm__name=f"{__file__}:nothing")
+    assert own.method.source == Path(__file__).read_text()
+    assert pickle.loads(pickle.dumps(own)) == own
 
 
 def test_sizes_and_data_are_those_of_the_graph(job_of: MakeJob, graphs: Mapping[str, Path]) -> None:
     job = job_of(heterogeneity__rule="blocks", model=[{"name": "sgc"}, {"name": "mlp"}], algorithm__name="local")
     store = Store(job.store_path)
     y, split, assignment, x = (np.load(graphs["plain"] / f"{name}.npy") for name in ("y", "split", "assignment", "x"))
-    infos = job.infos(store)
-    assert [info.client for info in infos] == list(range(6))
-    for i, info in enumerate(infos):
+    for i, info in enumerate(job.infos(store)):
         mine = assignment == i
-        assert (info.nodes, info.train) == (mine.sum(), (split[mine] == TRAIN).sum())
+        assert (info.client, info.nodes, info.train) == (i, mine.sum(), (split[mine] == TRAIN).sum())
         assert (info.classes, info.model) == (4, [0, 0, 0, 1, 1, 1][i])
         view, node = job.view(store, i, Cache(0)), store.shard(i).node
         assert sorted(node) == np.flatnonzero(mine).tolist()
@@ -95,14 +81,9 @@ def test_the_store_must_be_the_one_that_the_job_was_made_for(job_of: MakeJob, tm
     assert job.content == Store(job.store_path).manifest.content(job.split, job.propagation)
     assert job.open_store().manifest == Store(job.store_path).manifest
     other = job_of(data__store=str(tmp_path / "store"), data__dtype="float16")
-    assert other.content != job.content
-    for wrong in (
-        replace(job, store=other.store),
-        replace(job, split="stratified"),
-        replace(job, propagation="r1.0-k1"),
-    ):
-        line = rf"^{wrong.store}: machine {platform.node()} sees another store here than .*, or set data\.store to .*$"
-        with pytest.raises(ShoalError, match=line):
+    for changed in ({"store": other.store}, {"split": "stratified"}, {"propagation": "r1.0-k1"}):
+        wrong = replace(job, **changed)
+        with refused(wrong.store_path, says=ANOTHER):
             wrong.open_store()
 
 
@@ -113,20 +94,16 @@ def test_files_are_checked_unless_the_config_says_otherwise(job_of: MakeJob, tmp
     content = bytearray(path.read_bytes())
     content[7] ^= 1  # of no meaning in an Arrow file
     path.write_bytes(content)
-    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
+    with refused(path, says="checksum does not match the manifest"):
         job.view(job.open_store(), 0, Cache(0))
     assert careless.view(careless.open_store(), 0, Cache(0)).nodes == 30
 
 
-def test_seeds_of_a_visit(job_of: MakeJob) -> None:
-    assert job_of(seed=3).random(7, 2)("train") == key(3, 7, 2, "train")
-
-
-def drawn(seed: int) -> torch.Tensor:
+def drawn(*parts: int | str) -> torch.Tensor:
     """Parameters of the config's model from a seed, by torch alone."""
-    torch.manual_seed(seed)
+    torch.manual_seed(key(*parts))
     module = build("gamlp", 5, 4, 2, 0.5, {"hidden": 8})
-    torch.manual_seed(seed)
+    torch.manual_seed(key(*parts))
     module.reset_parameters()  # type: ignore[operator]
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
@@ -134,81 +111,67 @@ def drawn(seed: int) -> torch.Tensor:
 def test_initial_parameters(start: Callable[..., Server]) -> None:
     job = start({"seed": 4}).job
     (built,) = job.build_models(Store(job.store_path), job.algorithm())[MODEL]
+    own = replace(built, spec=built.spec.model_copy(update={"init": "own"}))
     with torch.random.fork_rng(devices=[]):
-        assert torch.equal(job.initial(built, MODEL, 0), drawn(key(4, "init")))
-        assert torch.equal(job.initial(built, MODEL, 3), job.initial(built, MODEL, 0))
-        # Another model of the same client, and clients that each have their own.
-        assert torch.equal(job.initial(built, "copilot", 3), drawn(key(4, "init", "copilot")))
-        own = replace(built, spec=built.spec.model_copy(update={"init": "own"}))
-        assert torch.equal(job.initial(own, MODEL, 3), drawn(key(4, "init", 3)))
-        assert torch.equal(job.initial(own, "copilot", 3), drawn(key(4, "init", "copilot", 3)))
+        for client in (0, 3):
+            # Another model of the same client, and clients that each have their own.
+            assert torch.equal(job.initial(built, MODEL, client), drawn(4, "init"))
+            assert torch.equal(job.initial(built, "copilot", client), drawn(4, "init", "copilot"))
+            assert torch.equal(job.initial(own, MODEL, client), drawn(4, "init", client))
+            assert torch.equal(job.initial(own, "copilot", client), drawn(4, "init", "copilot", client))
 
 
-@pytest.fixture
-def of_domains(configure: Callable[..., Config], three_domains: Any) -> Callable[..., Job]:
-    """Makes the job of the three graphs, with keys changed, on its store as it is prepared or was left."""
-
-    def of_domains(prepared: bool = True, **keys: Any) -> Job:
-        changed = {name.replace("__", "."): value for name, value in keys.items()}
-        config = configure({**three_domains.keys, **changed})
-        return make_job(config, prepare(config) if prepared else Store(Path(config.data.store or "")), "job")
-
-    return of_domains
-
-
-def test_whole_graphs_have_numbers_behind_those_of_clients(of_domains: Callable[..., Job], three_domains: Any) -> None:
-    job = of_domains()
+def test_whole_graphs_have_numbers_behind_those_of_clients(job_of: MakeJob, three_domains: Any) -> None:
+    job = job_of(three_domains.keys)
     assert job.domains == ("north", "south", "west")
     store = job.open_store()
     graphs = job.open_graphs(store)
     assert graphs is not None
     assert job.graphs == graphs.manifest.content(job.split, job.propagation) != job.content
     assert [info.client for info in job.infos(store)] == [0, 1, 2, 3, 4]
-    infos = job.graph_infos(graphs)
     assert [job.who(i) for i in (4, 5, 7)] == ["client 4", "domain north", "domain west"]
-    for number, (info, graph) in enumerate(zip(infos, three_domains.graphs, strict=True)):
+    before = 0
+    for number, (info, graph) in enumerate(zip(job.graph_infos(graphs), three_domains.graphs, strict=True)):
         assert (info.client, info.nodes, info.model, info.classes) == (5 + number, len(graph.y), 0, 4)
         assert info.train == (graph.split == TRAIN).sum()
         view = job.view(graphs, number, Cache(0))
-        before = sum(len(other.y) for other in three_domains.graphs[:number])
         assert view.label.tolist() == graph.y[graphs.shard(number).node - before].tolist()
         assert view.entries == 2 * len(graph.edges)
-    assert pickle.loads(pickle.dumps(job)) == job
+        before += len(graph.y)
 
 
-def test_where_no_whole_graph_is_evaluated(of_domains: Callable[..., Job], job_of: MakeJob) -> None:
-    for job in (of_domains(algorithm__name="fedgta"), of_domains(evaluation__domains=False), job_of()):
+def test_where_no_whole_graph_is_evaluated(job_of: MakeJob, three_domains: Any) -> None:
+    for without in ({"algorithm__name": "fedgta"}, {"evaluation__domains": False}):
+        job = job_of(three_domains.keys, **without)
         assert (job.domains, job.graphs) == ((), "")
         assert job.open_graphs(job.open_store()) is None
-        assert job.graph_infos(None) == []
 
 
 def test_whole_graphs_must_be_prepared_and_those_of_the_clients(
-    of_domains: Callable[..., Job], three_domains: Any, tmp_path: Path
+    job_of: MakeJob, three_domains: Any, tmp_path: Path
 ) -> None:
-    job = of_domains()
+    job = job_of(three_domains.keys)
     store = shutil.copytree(job.store, tmp_path / "store")
     graphs = store / DOMAINS
-    keys = {"prepared": False, "data__store": str(store)}
-    assert of_domains(**keys).graphs == job.graphs
+    keys = {"base": three_domains.keys, "prepared": False, "data__store": str(store)}
+    assert job_of(**keys).graphs == job.graphs
     manifest = Store(graphs).manifest
     # As another dataset would leave them: of other files, or of other sizes.
     clients = [*manifest.clients[:2], replace(manifest.clients[2], nodes=35)]
     for other in ({"identity": {**manifest.identity, "dataset": {}}}, {"clients": clients}, {"published": {"x": "0"}}):
         replace(manifest, **other).write(graphs)
-        line = f"{graphs}: holds other graphs than those that the clients of {store} come from; delete that folder "
-        with pytest.raises(ShoalError, match="^" + re.escape(line)):
-            of_domains(**keys)
+        with refused(graphs, says="holds other graphs than those that the clients of"):
+            job_of(**keys)
     for without, missing in (("splits", "public"), ("hops", "r0.5-k2-float32")):
         replace(manifest, **{without: {}}).write(graphs)
-        with pytest.raises(ShoalError, match=rf"^{graphs}: has no '{missing}' of this config; run `shoal prepare` on"):
-            of_domains(**keys)
+        with refused(graphs, says=f"has no '{missing}' of this config"):
+            job_of(**keys)
     (graphs / NAME).unlink()
-    with pytest.raises(ShoalError, match=rf"^{graphs}: no {NAME}, so no finished store; run `shoal prepare` on the"):
-        of_domains(**keys)
+    with refused(graphs, says=f"no {NAME}, so no finished store"):
+        job_of(**keys)
     # On another machine there may be others, under the same path.
     public = replace(manifest.splits["public"], unreachable=7)
     replace(manifest, splits={**manifest.splits, "public": public}).write(graphs)
     moved = replace(job, store=str(store))
-    with pytest.raises(ShoalError, match=rf"^{graphs}: machine {platform.node()} sees another store here than the run"):
+    with refused(graphs, says=ANOTHER):
         moved.open_graphs(moved.open_store())

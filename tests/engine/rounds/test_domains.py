@@ -1,4 +1,4 @@
-"""Numbers by domain against scikit-learn, and those of whole graphs from scores that are given row by row."""
+"""Numbers by domain and on whole graphs: against scikit-learn, and the model by dense algebra on all edges."""
 
 import json
 import warnings
@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, roc_auc_score
+from support.plain_fedavg import dense_sgc
+from support.small_cells import Watched as Seen
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Received
 from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.rounds.domains import Domains, rates, score_graph
-from shoal.engine.rounds.scoring import score, summarize
+from shoal.engine.rounds.scoring import summarize
+from shoal.engine.rounds.server import Server
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.manifest import DomainRecord
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
@@ -100,13 +105,9 @@ def test_a_whole_graph_by_scikit_learn(make_client: Callable[..., Client], val: 
     np.testing.assert_array_equal(counts[2, :3], counts[:2, :3].sum(0))
 
 
-def whole(make_client: Callable[..., Client]) -> tuple[list[Rows], dict[int, np.ndarray]]:
-    drawn = [Rows(seed, *case) for seed, case in enumerate(CASES[:3])]
-    return drawn, {5 + place: rows.counts(make_client) for place, rows in enumerate(drawn)}
-
-
 def test_the_scope_of_whole_graphs(make_client: Callable[..., Client]) -> None:
-    drawn, scores = whole(make_client)
+    drawn = [Rows(seed, *case) for seed, case in enumerate(CASES[:3])]
+    scores = {5 + place: rows.counts(make_client) for place, rows in enumerate(drawn)}
     found = Domains(RECORDS, GRAPHS).summarize_graphs(scores)
     assert list(found) == ["val", "test", "both"]
     for part, table in found.items():
@@ -131,23 +132,6 @@ def test_the_scope_of_whole_graphs(make_client: Callable[..., Client]) -> None:
         assert table["nodes"] == pytest.approx(np.average([e["accuracy"] for e in named.values()], weights=nodes))
         assert {"rows", "f1", "min", "median", "max"} < table.keys()
         json.dumps(table, allow_nan=False)
-
-
-def test_the_best_class_for_all_domains_is_not_the_mean_of_the_best_of_each() -> None:
-    def counts(*support: int) -> np.ndarray:
-        found = np.zeros((3, 4, CLASSES), dtype=np.int64)
-        found[1:, 0] = support
-        return found
-
-    # Shares of the classes: (6, 3, 1), (1, 5, 4), (0, 2, 8) tenths; their means 7/30, 10/30, 13/30.
-    scores = {5: counts(6, 3, 1), 6: counts(10, 50, 40), 7: counts(0, 2, 8)}
-    found = Domains(RECORDS, GRAPHS).summarize_graphs(scores)
-    assert found.keys() == {"test", "both"}
-    for table in found.values():
-        assert (table["constant_class"], table["constant"]) == (2, pytest.approx(13 / 30))
-        assert table["majority"] == pytest.approx((0.6 + 0.5 + 0.8) / 3)
-        assert [rates["majority"] for rates in table["domains"].values()] == pytest.approx([0.6, 0.5, 0.8])
-        assert table["balanced"] == 0.0
 
 
 def test_no_area_where_every_domain_has_one_class(make_client: Callable[..., Client]) -> None:
@@ -186,10 +170,105 @@ def test_other_scopes_by_the_clients_of_each_domain(make_client: Callable[..., C
         assert table["balanced"] == pytest.approx(np.mean([rates["balanced"] for rates in table["domains"].values()]))
 
 
-def test_rows_of_a_part_count_as_those_of_a_client(make_client: Callable[..., Client]) -> None:
-    rows = Rows(9, 11, 14)
-    none, every = np.zeros(0, dtype=np.int32), np.arange(25)
-    shard = Shard(0, every, rows.label.astype(np.int32), np.zeros(26, dtype=np.int32), none, rows.scores)
-    view = View("rows", shard, Split(none, every[:11], every[11:]), [], CLASSES, Cache(0))
-    counts = score(Told(), make_client(view, nn.Linear(1, 1)), {})
-    np.testing.assert_array_equal(rows.counts(make_client)[:2, :3], counts)
+Start = Callable[..., Server]
+CLIENTS, WHOLE, FOUR = [0, 1, 2, 3, 4], [5, 6, 7], 4
+
+
+@pytest.fixture
+def started(start: Start, three_domains: Any) -> Start:
+    def started(keys: dict[str, Any] | None = None, **more: Any) -> Server:
+        return start({**three_domains.keys, **(keys or {})}, **more)
+
+    return started
+
+
+def expected_counts(graph: Any, w: np.ndarray) -> np.ndarray:
+    found, score = np.zeros((3, 4, FOUR), dtype=np.int64), dense_sgc(graph.edges, graph.x, w, FOUR)
+    for part, codes in enumerate(([VAL], [TEST], [VAL, TEST])):
+        rows = np.flatnonzero(np.isin(graph.split, codes))
+        for i in rows:
+            predicted = score[i].argmax()
+            found[part, 0, graph.y[i]] += 1
+            found[part, 1, predicted] += 1
+            found[part, 2, graph.y[i]] += graph.y[i] == predicted
+            for c in range(FOUR):
+                for j in rows:
+                    if graph.y[i] == c != graph.y[j]:
+                        chance = [np.exp(score[k, c]) / np.exp(score[k]).sum() for k in (i, j)]
+                        found[part, 3, c] += 2 * (chance[0] > chance[1]) + (chance[0] == chance[1])
+    return found
+
+
+def test_predictions_are_those_of_the_model_on_all_edges(started: Start, three_domains: Any) -> None:
+    server = started({"rounds": 3}, pool=Seen)
+    assert [(info.client, info.nodes) for info in server.graphs] == [(5, 60), (6, 40), (7, 36)]
+    assert [info.train for info in server.graphs] == [(g.split == TRAIN).sum() for g in three_domains.graphs]
+    for _ in range(3):
+        line = server.round()
+    w = server.state.server["w"].double().numpy()
+    for number, graph in zip(WHOLE, three_domains.graphs):
+        np.testing.assert_array_equal(server.state.scores["domains"][number], expected_counts(graph, w))
+    found = line["scopes"]["domains"]["both"]["domains"]
+    assert list(found) == ["north", "south", "west"]
+    assert list(line["scopes"]["domains"]["val"]["domains"]) == ["north", "south"]
+    # Scopes of clients are divided by domain.
+    assert line["scopes"].keys() == {"trained", "served", "global", "domains"}
+    for scope in ("trained", "served", "global"):
+        north = (server.state.scores[scope][0] + server.state.scores[scope][1])[1]
+        tables = line["scopes"][scope]
+        assert tables["test"]["domains"]["north"]["accuracy"] == north[2].sum() / north[0].sum()
+        assert list(tables["val"]["domains"]) == ["north", "south"]
+        assert "auc" not in tables["test"]
+    # It learns: none of this is the answer of a constant.
+    assert line["scopes"]["domains"]["both"]["auc"] > 0.65
+    # Whole graphs are no clients.
+    assert server._pool.trained == set(CLIENTS)  # type: ignore[attr-defined]
+    assert line["cohort"] == CLIENTS
+    assert server.state.clients.keys() | server.state.newest.keys() == set(CLIENTS)
+    assert all(scores.keys() == set(CLIENTS) for scope, scores in server.state.scores.items() if scope != "domains")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"algorithm.name": "local"},
+        # Its server gives a part of a model.
+        {"algorithm.name": "lg_fedavg", "model.name": "gcn", "model.hidden": 4},
+        {"evaluation.domains": False},
+    ],
+)
+def test_without_a_model_to_evaluate_there_is_no_such_scope(started: Start, keys: dict[str, Any]) -> None:
+    server = started({**keys, "rounds": 1}, pool=Seen)
+    line = server.round()
+    # That a server's model is a part is known in a round; the graphs are there until then.
+    if keys.get("algorithm.name") != "lg_fedavg":
+        assert not server.graphs
+        assert server.job.domains == ()
+        assert server.job.graphs == ""
+    assert "domains" not in line["scopes"]
+    assert "domains" not in server.state.scores
+    assert line["scopes"]["served"]["test"]["domains"].keys() == {"north", "south", "west"}
+    pool: Any = server._pool
+    assert not set(pool.evaluated) & set(WHOLE)
+
+
+@dataclass(frozen=True)
+class Mute(FedAvg):
+    """The second whole graph cannot be evaluated."""
+
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
+        if client.info.client == 6:
+            raise RuntimeError("no luck")
+        return super().predict(client, received, part)
+
+
+def test_a_graph_that_cannot_be_evaluated_is_named_and_left_out(started: Start) -> None:
+    keys = {"algorithm.name": f"{__file__}:Mute", "engine.on_client_error": "skip", "rounds": 2}
+    server = started(keys, pool=Seen)
+    for _ in range(2):
+        line = server.round()
+        ((number, (text, _)),) = line["failures"].items()
+        assert number == "6"
+        assert text.startswith(f"round {line['round']}, domain south: ")
+        assert line["cohort"] == CLIENTS
+        assert line["scopes"]["domains"]["test"]["domains"].keys() == {"north", "west"}

@@ -1,4 +1,4 @@
-"""One phase on clients: who is asked with what, what comes back, and what is left of those that fail."""
+"""One phase on clients: who is asked with what, what comes back, what is mixed, and what all of it costs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,20 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.errors import refused
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Tree, Upload
+from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, Reduce
-from shoal.engine.rounds.costs import Live
+from shoal.algorithms.protocol import Ask, Mix, Reduce
+from shoal.engine.messages.cell import Outcome
+from shoal.engine.rounds import server as rounds
+from shoal.engine.rounds.costs import Live, Meter
 from shoal.engine.rounds.server import Exchange, Server
-from shoal.storage.errors import ShoalError
+from shoal.engine.rounds.state import FederationState
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 ExchangeOf = Callable[..., Exchange]
 
-PLACE = f"{__file__}, line 37, in upload()"
+NAN = float("nan")
+PLACE = f"{__file__}, line 42, in upload()"
 
 
 @dataclass(frozen=True)
@@ -53,92 +58,84 @@ def echo(start: Start) -> Callable[..., Server]:
     return echo
 
 
+@pytest.fixture
+def require_counts(
+    views: Callable[..., list[View]], counts_of: Callable[..., np.ndarray]
+) -> Callable[[Server, int, np.ndarray, Tensor], None]:
+    """Compares a client's counts with those of parameters, row by row."""
+
+    def require_counts(server: Server, client: int, found: np.ndarray, w: Tensor) -> None:
+        np.testing.assert_array_equal(found, counts_of(server, views(server)[client], w))
+
+    return require_counts
+
+
 def never(client: int) -> bool:
     return False
+
+
+def always(client: int) -> bool:
+    return True
 
 
 @pytest.mark.parametrize("cell_size", [1, 2, "auto"])
 def test_everybody_is_given_its_own_and_answers_in_order(
     echo: Callable[..., Server], exchange_of: ExchangeOf, cell_size: int | str
 ) -> None:
-    exchange = exchange_of(echo(), [0, 1, 2, 4, 5], cell_size=cell_size)
-    exchange.next_state.inboxes[4] = {"c": torch.tensor(7.0)}
+    server, ids = echo(), [0, 1, 2, 4, 5]
+    exchange = exchange_of(server, ids, cell_size=cell_size)
+    next_state = exchange.next_state
+    next_state.inboxes[4] = {"c": torch.tensor(7.0)}
     private = {2: {"tell": torch.tensor(2.0)}, 3: {"tell": torch.tensor(3.0)}}
     replies = exchange.ask(Ask("p", UP, {"tell": torch.tensor(9.0)}, private, train=False), never)
-    assert replies.ids == [0, 1, 2, 4, 5]
+    assert replies.ids == ids
     assert replies["tell"].tolist() == [9, 9, 2, 9, 9]
     assert replies["inbox"].tolist() == [-1, -1, -1, 7, -1]
     assert [t.tolist() for t in replies.lists["list"]] == [[], [1.0], [2.0] * 2, [4.0], [5.0] * 2]
     assert replies["sum"].item() == pytest.approx((0 + 2 + 6 + 20 + 30) / (1 + 2 + 3 + 5 + 6))
     assert exchange._held == {}
-    assert exchange.next_state.touched == dict.fromkeys([0, 1, 2, 4, 5], False)
-    assert {i: float(tree["visits"]) for i, tree in exchange.next_state.clients.items()} == dict.fromkeys(
-        [0, 1, 2, 4, 5], 1
-    )
-    # It stays until a newer one takes its place.
-    assert exchange.next_state.inboxes[4]["c"] == 7
+    assert next_state.touched == dict.fromkeys(ids, False)
+    # An inbox stays until a newer one takes its place.
+    assert next_state.inboxes[4]["c"] == 7
+    # States go on to the next phase, and are the next state's alone.
+    exchange.ask(Ask("p", {}, train=False), never)
+    assert {i: float(tree["visits"]) for i, tree in next_state.clients.items()} == dict.fromkeys(ids, 2)
+    assert server.state.clients == {}
 
 
 def test_a_phase_may_ask_others_than_the_cohort(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
     exchange = exchange_of(echo(), [0, 1])
     replies = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[5, 3, 3]), never)
-    assert replies.ids == [3, 5]
-    assert exchange.cohort == [0, 1]
+    assert (replies.ids, exchange.cohort) == ([3, 5], [0, 1])
     replies = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[]), never)
     assert (replies.ids, replies.entries, exchange._held) == ([], {}, {})
 
 
-def test_states_go_from_phase_to_phase(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
-    server = echo()
-    exchange = exchange_of(server, [0, 1])
-    for _ in range(3):
-        exchange.ask(Ask("p", {}, train=False), never)
-    assert [float(exchange.next_state.clients[i]["visits"]) for i in (0, 1)] == [3, 3]
-    # The draft's alone.
-    assert server.state.clients == {}
-
-
+@pytest.mark.parametrize("other", [True, False])
 def test_those_that_do_not_come_back_are_evaluated_after_training(
-    echo: Callable[..., Server],
-    exchange_of: ExchangeOf,
-    views: Callable[..., list[View]],
-    counts_of: Callable[..., Any],
+    echo: Callable[..., Server], exchange_of: ExchangeOf, require_counts: Callable[..., None], other: bool
 ) -> None:
+    """With the parameters they trained, or `other` ones, which they neither keep nor are sent."""
     server = echo()
+    w = torch.linspace(-1, 1, len(server._initial))
     exchange = exchange_of(server, [0, 1, 3], cell_size=2)
-    exchange.ask(Ask("p", {}), lambda client: client != 1)
+    score_with = {"w": w} if other else {}
+    exchange.ask(Ask("p", {}, {"w": server._initial}, score_with=score_with), lambda client: client != 1)
     next_state = exchange.next_state
     assert next_state.touched == {0: True, 1: False, 3: True}
     assert next_state.scores["trained"].keys() == {0, 3}
     for i in (0, 3):
-        w = next_state.clients[i]["model.w"]
-        assert not torch.equal(w, server._initial)
-        np.testing.assert_array_equal(next_state.scores["trained"][i], counts_of(server, views(server)[i], w))
-    # Without training nobody is.
-    exchange.ask(Ask("p", {}, train=False), lambda client: True)
-    assert next_state.touched == {0: False, 1: False, 3: False}
-
-
-def test_what_only_an_evaluation_reads_is_not_sent(
-    echo: Callable[..., Server],
-    exchange_of: ExchangeOf,
-    views: Callable[..., list[View]],
-    counts_of: Callable[..., Any],
-) -> None:
-    """Other parameters than those that were trained are scored; what the client keeps and sends is of the training."""
-    server = echo()
-    w = torch.linspace(-1, 1, len(server._initial))
-    exchange = exchange_of(server, [0, 1, 3], cell_size=2)
-    exchange.ask(Ask("p", {}, {"w": server._initial}, score_with={"w": w}), lambda client: client != 1)
-    next_state = exchange.next_state
-    assert next_state.scores["trained"].keys() == {0, 3}
-    for i in (0, 3):
-        assert not torch.equal(next_state.clients[i]["model.w"], w)
-        np.testing.assert_array_equal(next_state.scores["trained"][i], counts_of(server, views(server)[i], w))
+        own = next_state.clients[i]["model.w"]
+        assert not torch.equal(own, server._initial)
+        assert not torch.equal(own, w)
+        require_counts(server, i, next_state.scores["trained"][i], w if other else own)
     assert exchange._meter._bytes_down == 3 * server._initial.nbytes
-    # A phase that another one of the same training follows has no scores.
-    exchange.ask(Ask("p", {}, score=False, score_with={"w": w}), lambda client: True)
-    assert next_state.scores["trained"] == {}
+    if other:
+        # A phase that another one of the same training follows has no scores.
+        exchange.ask(Ask("p", {}, score=False, score_with={"w": w}), always)
+        assert next_state.scores["trained"] == {}
+    else:
+        exchange.ask(Ask("p", {}, train=False), always)
     assert next_state.touched == {0: False, 1: False, 3: False}
 
 
@@ -148,40 +145,28 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Se
     server.state.inboxes[1] = {"c": torch.tensor(6.0)}
     exchange = exchange_of(server, [0, 1, 3], cell_size=2)
     exchange.next_state.put_into_inbox(1, "c", torch.tensor(8.0))
-    replies = exchange.ask(Ask("p", UP), lambda client: True)
+    replies = exchange.ask(Ask("p", UP), always)
     next_state = exchange.next_state
-    assert replies.ids == [0, 3]
-    assert exchange.cohort == [0, 3]
+    assert replies.ids == exchange.cohort == [0, 3]
     assert next_state.clients[1] == {"visits": torch.tensor(5.0)}
     assert next_state.inboxes[1] == {"c": torch.tensor(6.0)}
     assert 1 not in next_state.scores["trained"]
     assert exchange._meter.failures[1][0] == f"round 1, client 1: {PLACE}: RuntimeError: client 1"
     # Nor in a later phase, in which it would not fail.
-    replies = exchange.ask(Ask("q", UP, to=[1, 3]), never)
-    assert replies.ids == [3]
+    assert exchange.ask(Ask("q", UP, to=[1, 3]), never).ids == [3]
     # A client that was no part of the cohort may fail, too.
     exchange.ask(Ask("p", UP, to=[3, 4]), never)
     assert exchange._meter.failures.keys() == {1, 4}
     assert exchange.cohort == [0, 3]
     assert 4 not in next_state.clients
-
-
-def test_nobody_answers(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
     exchange = exchange_of(echo(failing=range(6)), [2, 3], cell_size=2)
-    with pytest.raises(ShoalError) as ended:
+    with refused(says=f"no client of the cohort answered; the first: round 1, client 2: {PLACE}: RuntimeError: client"):
         exchange.ask(Ask("p", UP), never)
-    line = f"no client of the cohort answered; the first: round 1, client 2: {PLACE}: RuntimeError: client 2"
-    assert str(ended.value) == line
-    assert "in upload" in ended.value.detail
 
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_evaluation_alone(
-    echo: Callable[..., Server],
-    exchange_of: ExchangeOf,
-    views: Callable[..., list[View]],
-    counts_of: Callable[..., Any],
-    fresh: bool,
+    echo: Callable[..., Server], exchange_of: ExchangeOf, require_counts: Callable[..., None], fresh: bool
 ) -> None:
     """After a download; fresh clients bring nothing of their own."""
     server = echo()
@@ -192,10 +177,9 @@ def test_evaluation_alone(
     found = exchange.score([1, 2, 5], {}, fresh=fresh)
     assert found.keys() == {1, 2, 5}
     for i, counts in found.items():
-        np.testing.assert_array_equal(counts, counts_of(server, views(server)[i], server._initial if fresh else own))
+        require_counts(server, i, counts, server._initial if fresh else own)
     received: Tree = {"w": server._initial - 1}
-    for i, counts in exchange.score([1], received, fresh=fresh).items():
-        np.testing.assert_array_equal(counts, counts_of(server, views(server)[i], received["w"]))
+    require_counts(server, 1, exchange.score([1], received, fresh=fresh)[1], received["w"])
     assert exchange.next_state.clients == before
     assert (exchange.next_state.touched, exchange.next_state.scores) == ({}, {})
 
@@ -203,14 +187,120 @@ def test_evaluation_alone(
 def test_visits_and_bytes_are_counted(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
     seen: list[Live] = []
     exchange = exchange_of(echo(), [0, 1, 2], watch=seen.append, cell_size=2)
-    shared = {"tell": torch.tensor(9.0)}
     private: dict[int, dict[str, Tensor]] = {1: {"more": torch.zeros(4)}}
-    exchange.ask(Ask("p", UP, shared, private), never)
+    exchange.ask(Ask("p", UP, {"tell": torch.tensor(9.0)}, private), never)
     assert [(live.visits, live.expected) for live in seen] == [(2, 3), (3, 3)]
     # Two scalars and a sum with its weight, and a list of `i mod 3`, each of four bytes.
-    assert seen[-1].bytes_up == 3 * 16 + 4 * (0 + 1 + 2)
-    assert seen[-1].bytes_down == 3 * 4 + 16
+    assert (seen[-1].bytes_up, seen[-1].bytes_down) == (3 * 16 + 4 * (0 + 1 + 2), 3 * 4 + 16)
     exchange.score([0], {})
     assert (seen[-1].visits, seen[-1].expected) == (4, 4)
-    line = exchange._meter.line(exchange.cohort, None)
-    assert line["loss"] > 0
+    seconds = exchange._meter.line(exchange.cohort, None)["seconds"]
+    assert 0 < seconds["wait"] <= seconds["round"]
+
+
+# Clients of 4, 0 and 12 training rows.
+INFOS = [ClientInfo(i, 20, train, 3) for i, train in enumerate((4, 0, 12))]
+
+
+@pytest.fixture
+def meter(start: Start) -> Meter:
+    """Of round 7, on a pool that has already worked."""
+    pool = start()._pool
+    pool.retried, pool.transfer = 3, 0.5
+    return Meter(7, INFOS, pool, lambda live: None)
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"),
+    [
+        ([{0: 2.0, 1: NAN}, {2: 1.0}], (4 * 2 + 12 * 1) / 16),
+        # A client that was trained again in a later phase of the round.
+        ([{0: 2.0, 1: NAN}, {2: 1.0}, {2: 0.5}], (4 * 2 + 12 * 0.5) / 16),
+        ([{0: NAN, 2: 3.0}], 3.0),
+        ([{1: NAN}], None),
+        ([{2: 1e308}], None),
+        ([], None),
+    ],
+)
+def test_the_loss_is_weighted_by_training_rows(
+    meter: Meter, losses: list[dict[int, float]], mean: float | None
+) -> None:
+    for of_cell in losses:
+        meter.trained(Outcome(ids=list(of_cell), losses=list(of_cell.values())))
+    assert meter.line([], None)["loss"] == (None if mean is None else pytest.approx(mean))
+
+
+def test_the_line_of_a_round(meter: Meter) -> None:
+    meter.ran(1, Outcome(seconds={"train": 2.0, "upload": 0.25, "evaluate": 0.0}))
+    meter.ran(1, Outcome(seconds={"train": 1.0, "upload": 0.0, "evaluate": 0.5}))
+    meter.waited = 1e-4
+    meter._pool.transfer, meter._pool.retried = 0.5 + 1e-5, 5
+    line = meter.line([0, 2], None)
+    seconds = line["seconds"]
+    assert [seconds[step] for step in ("train", "upload", "evaluate", "hosts")] == [3.0, 0.25, 0.5, 3.75]
+    assert (seconds["transfer"], seconds["wait"]) == (pytest.approx(1e-5), pytest.approx(9e-5))
+    assert seconds["round"] == pytest.approx(seconds["aggregate"] + 1e-4)
+    assert (line["round"], line["cohort"], line["hosts"]) == (7, [0, 2], {"alive": 1, "of": 1})
+    assert line["retries"] == 2
+    assert not line.keys() & {"failures", "notes", "scopes"}
+    meter.failures[2] = "client 2: no luck", "traceback"
+    meter.notes["margin"] = 0.5
+    line = meter.line([0], {"served": {}})
+    assert line["failures"] == {"2": ("client 2: no luck", "traceback")}
+    assert (line["notes"], line["scopes"]) == ({"margin": 0.5}, {"served": {}})
+
+
+def mixer_of(meter: Meter, held: Tensor) -> tuple[Exchange, FederationState]:
+    next_state = FederationState(inboxes={4: {"other": torch.ones(1)}})
+    exchange = Exchange([], 1, meter._pool, FederationState(), next_state, [], meter)
+    exchange._held["w"] = held
+    return exchange, next_state
+
+
+@pytest.mark.parametrize("columns", [1, 3, 2**20])
+@pytest.mark.parametrize("shape", [(5, 8), (5, 2, 4), (5,)])
+def test_mix_is_the_product_of_numpy(
+    meter: Meter, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], columns: int
+) -> None:
+    monkeypatch.setattr(rounds, "COLUMNS_AT_A_TIME", columns)
+    held, rows = torch.randn(shape), torch.rand(3, 5, dtype=torch.float64)
+    mixer, next_state = mixer_of(meter, held)
+    result = mixer.mix(Mix("w", rows, dst=[4, 0, 2]))
+    expected = np.tensordot(rows.numpy(), held.double().numpy(), axes=1)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
+    for row, client in enumerate([4, 0, 2]):
+        assert torch.equal(next_state.inboxes[client]["w"], result[row])
+    assert next_state.inboxes.keys() == {4, 0, 2}
+    assert next_state.inboxes[4].keys() == {"other", "w"}
+    assert next_state.touched == {4: False, 0: False, 2: False}
+    # An inbox holds its own row and no more.
+    row = next_state.inboxes[0]["w"]
+    assert row.untyped_storage().nbytes() == row.nbytes
+    row.zero_()
+    assert result[1].abs().sum() > 0
+    assert meter.line([], None)["bytes_down"] == 3 * row.nbytes
+    # Without a destination the server has it.
+    mixer, next_state = mixer_of(meter, held)
+    np.testing.assert_allclose(mixer.mix(Mix("w", rows[0])), expected[0], rtol=1e-5, atol=1e-6)
+    assert (next_state.inboxes.keys(), next_state.touched) == ({4}, {})
+
+
+@pytest.mark.parametrize(
+    ("mix", "line"),
+    [
+        (Mix("v", torch.ones(5)), "Mix('v') before any Ask uploaded it as Reduce.MIX"),
+        (Mix("w", torch.ones(4)), "the matrix of Mix('w') is [4], expected [5]"),
+        (Mix("w", torch.ones(2, 5), [0, 1, 2]), "the matrix of Mix('w') is [2, 5], expected [3, 5]"),
+        (Mix("w", torch.ones(2, 4), [0, 1]), "the matrix of Mix('w') is [2, 4], expected [2, 5]"),
+        (Mix("w", torch.ones(5), [0]), "the matrix of Mix('w') is [5], expected [1, 5]"),
+        (Mix("w", torch.full((5,), NAN)), "the matrix of Mix 'w' holds NaN or infinity"),
+        # Twice the largest number of float32.
+        (Mix("w", torch.full((1, 5), 2e38), [0]), "the result of Mix 'w' holds NaN or infinity"),
+    ],
+)
+def test_a_mix_that_does_not_fit_is_refused(meter: Meter, mix: Mix, line: str) -> None:
+    mixer, next_state = mixer_of(meter, torch.ones(5, 2))
+    with refused(says=line):
+        mixer.mix(mix)
+    assert next_state.inboxes.keys() == {4}

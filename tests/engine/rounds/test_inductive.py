@@ -1,74 +1,26 @@
 """With `data.inductive` methods see training nodes alone, and are scored on all nodes of a client."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.errors import refused
+from support.plain_fedavg import row_counts
+from support.small_cells import require_same_tree, tensors_of
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Client, Received, Requests, Trainer, Tree, Upload
-from shoal.algorithms.context import Context
-from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 CLIENTS, NODES, CLASSES, TRAINING = 6, 30, 4, 10
 WITHOUT_TRAIN = 5
 Keys = Mapping[str, Any]
 Start = Callable[..., Server]
-
-
-@dataclass(frozen=True)
-class Looks(FedAvg):
-    """FedAvg whose hooks note sizes where they may see the data of training nodes, and where that of all nodes."""
-
-    client_models = "personal"
-
-    def round(self, server: Tree, ctx: Context, cohort: Any) -> Requests:
-        assert [info.nodes for info in ctx.clients] == [TRAINING] * WITHOUT_TRAIN + [0]
-        yield from super().round(server, ctx, cohort)
-
-    def receive(self, client: Client, down: Tree) -> Received:
-        _require_training_nodes(client)
-        client.state.setdefault("visits", torch.zeros(1)).add_(1)
-        return super().receive(client, down)
-
-    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        _require_training_nodes(client)
-        return trainer.fit(client, received)
-
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        _require_training_nodes(client)
-        return super().upload(client, received, phase)
-
-    def predict(self, client: Client, received: Received, part: str) -> Tensor:
-        assert client.info.nodes == client.data.nodes == client.model.data.nodes == NODES
-        assert float(client.state["visits"]) >= 1
-        return super().predict(client, received, part)
-
-
-@dataclass(frozen=True)
-class Writes(FedAvg):
-    """FedAvg that writes into what it is lent when it predicts."""
-
-    def predict(self, client: Client, received: Received, part: str) -> Tensor:
-        client.data.degree.mul_(2)
-        return super().predict(client, received, part)
-
-
-def _require_training_nodes(client: Client) -> None:
-    data, count = client.data, 0 if client.info.client == WITHOUT_TRAIN else TRAINING
-    assert client.info.nodes == client.info.train == data.nodes == len(data.train) == client.model.data.nodes == count
-    assert len(data.val) == len(data.test) == 0
-    assert (data.node % NODES < TRAINING).all()
-    # Label propagation, sketches and prototypes are made of these.
-    assert data.smooth(torch.ones(count, 2)).shape == (count, 2)
 
 
 @pytest.fixture(scope="session")
@@ -109,19 +61,6 @@ def rounds(server: Server, count: int = 3) -> list[float]:
     return [server.round()["loss"] for _ in range(count)]
 
 
-def values(server: Server) -> dict[str, Tensor]:
-    """Every tensor of a server's state."""
-    trees = {"server": server.state.server}
-    trees |= {f"client {i}": tree for i, tree in server.state.clients.items()}
-    trees |= {f"inbox {i}": tree for i, tree in server.state.inboxes.items()}
-    return {f"{where}, {name}": t for where, tree in trees.items() for name, t in tree.items()}
-
-
-def same(one: Server, other: Server) -> bool:
-    found, expected = values(one), values(other)
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-
-
 METHODS: dict[str, Keys] = {
     "fedavg sgc": {"model.name": "sgc"},
     "fedavg gamlp": {},
@@ -131,29 +70,18 @@ METHODS: dict[str, Keys] = {
     "fedgta gamlp": {"algorithm.name": "fedgta", "participation.ratio": 0.67},
     "fedpg gcn": {"algorithm.name": "fedpg", "model.name": "gcn"},
     "fedproto sage": {"algorithm.name": "fedproto", "model.name": "sage"},
-    "fedgkc gcn": {
-        "algorithm.name": "fedgkc",
-        "algorithm.copilot": {"name": "gcn", "hidden": 8},
-        "model.name": "gcn",
-        "heterogeneity.embedding": 8,
-    },
-    "global gcn": {"algorithm.name": "global", "model.name": "gcn"},
-    "fedprox gcn": {"algorithm.name": "fedprox", "algorithm.mu": 0.1, "model.name": "gcn"},
-    "scaffold gcn": {"algorithm.name": "scaffold", "model.name": "gcn"},
-    "feddc gcn": {"algorithm.name": "feddc", "model.name": "gcn"},
-    "moon gcn": {"algorithm.name": "moon", "model.name": "gcn"},
-    "moon of all gcn": {"algorithm.name": "moon", "algorithm.rows": "all", "model.name": "gcn"},
-    "fgssl gcn": {"algorithm.name": "fgssl", "model.name": "gcn"},
-    "fedpub gcn": {"algorithm.name": "fedpub", "model.name": "gcn"},
-    "gcfl_plus gcn": {"algorithm.name": "gcfl_plus", "algorithm.warmup": 1, "model.name": "gcn"},
-    "adafgl gcn": {"algorithm.name": "adafgl", "algorithm.shared_rounds": 1, "model.name": "gcn"},
     "fedsage_plus sage": {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 1, "model.name": "sage"},
-    "fedsage_plus_fedgta sage": {
-        "algorithm.name": "fedsage_plus_fedgta",
-        "algorithm.generator_rounds": 1,
-        "model.name": "sage",
-    },
+    "moon of all gcn": {"algorithm.name": "moon", "algorithm.rows": "all", "model.name": "gcn"},
 }
+OPTIONS: dict[str, Keys] = {
+    "fedgkc": {"algorithm.copilot": {"name": "gcn", "hidden": 8}, "heterogeneity.embedding": 8},
+    "fedprox": {"algorithm.mu": 0.1},
+    "gcfl_plus": {"algorithm.warmup": 1},
+    "adafgl": {"algorithm.shared_rounds": 1},
+}
+for method in ("global", "scaffold", "feddc", "moon", "fgssl", "fedpub", *OPTIONS):
+    METHODS[f"{method} gcn"] = {"algorithm.name": method, "model.name": "gcn", **OPTIONS.get(method, {})}
+METHODS["fedsage_plus_fedgta sage"] = {**METHODS["fedsage_plus sage"], "algorithm.name": "fedsage_plus_fedgta"}
 
 
 @pytest.mark.exhaustive(4)
@@ -162,16 +90,11 @@ def test_other_nodes_leave_no_trace_in_training(start: Start, places: dict[str, 
     plain, others = (start({**METHODS[name], **places[which]}) for which in ("plain", "others"))
     losses = rounds(plain)
     assert rounds(others) == losses
-    assert values(plain)
-    assert same(plain, others)
-    scores = [
-        np.stack([found[i] for i in sorted(found)]) for found in (s.state.scores["served"] for s in (plain, others))
-    ]
-    assert not np.array_equal(*scores)
+    require_same_tree(tensors_of(others, scores=False), tensors_of(plain, scores=False))
+    served = [plain.state.scores["served"], others.state.scores["served"]]
+    assert any(not np.array_equal(counts, served[1][i]) for i, counts in served[0].items())
     # They would leave one, if they were seen.
-    seen = start({**METHODS[name], **places["others"], "data.inductive": False})
-    assert rounds(seen) != losses
-    assert not same(plain, seen)
+    assert rounds(start({**METHODS[name], **places["others"], "data.inductive": False})) != losses
 
 
 class PlainClient:
@@ -211,13 +134,9 @@ class PlainClient:
     def counts(self, module: nn.Module) -> np.ndarray:
         everybody = torch.ones(len(self.y), dtype=torch.bool)
         predicted = self.logits(dict(module.named_parameters()), everybody).argmax(1)
-        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
-        for part, code in enumerate((VAL, TEST)):
-            for row in np.flatnonzero(self.split == code):
-                found[part, 0, self.y[row]] += 1
-                found[part, 1, predicted[row]] += 1
-                found[part, 2, self.y[row]] += int(self.y[row] == predicted[row])
-        return found
+        rows: Any = SimpleNamespace(val=np.flatnonzero(self.split == VAL), test=np.flatnonzero(self.split == TEST))
+        rows.label = self.y
+        return row_counts(rows, predicted.tolist(), CLASSES)
 
 
 @pytest.mark.parametrize("kind", ["sgc", "gcn"])
@@ -231,6 +150,9 @@ def test_rounds_written_out(
     keys = {"model.name": kind, "train.optimizer": "sgd", "train.lr": 0.3, "train.weight_decay": 0.0}
     keys |= {"model.head": "linear"} if kind == "gcn" else {}
     server = start({**places["plain"], **keys, "train.dropout": 0.0})
+    # Methods see training nodes, and accuracy is weighted by all nodes of a client.
+    assert [info.nodes for info in server.infos] == [TRAINING] * WITHOUT_TRAIN + [0]
+    assert server._evaluator._items == dict.fromkeys(range(CLIENTS), NODES)
     clients = [PlainClient(i, arrays, kind) for i in range(CLIENTS)]
     w = server._initial
     for _ in range(3):
@@ -246,26 +168,9 @@ def test_rounds_written_out(
                 np.testing.assert_array_equal(server.state.scores[scope][i], now, err_msg=f"{scope} {i}")
 
 
-def test_hooks_see_training_nodes_and_scores_all(start: Start, places: dict[str, Keys]) -> None:
-    server = start({**places["plain"], "algorithm.name": f"{__file__}:Looks", "participation.ratio": 0.5})
-    rounds(server, 4)
-    for scope in ("trained", "served", "global"):
-        assert server.state.scores[scope][0][:, 0].sum() == 20
-    # Accuracy is weighted by all nodes of a client.
-    assert server._evaluator._items == dict.fromkeys(range(CLIENTS), NODES)
-
-
-def test_all_nodes_are_read_only_too(start: Start, places: dict[str, Keys]) -> None:
-    server = start({**places["plain"], "algorithm.name": f"{__file__}:Writes"})
-    with pytest.raises(
-        ShoalError, match=r"^round 1, client 0: Writes writes into client\.data\.degree, which is read-on"
-    ):
-        server.round()
-
-
 def test_what_all_nodes_need_is_refused_before_the_first_round(start: Start, places: dict[str, Keys]) -> None:
     adafgl = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 1, "model.name": "sgc", "rounds": 2}
-    with pytest.raises(ShoalError, match=r"^algorithm\.most_nodes: client 0 has 30 nodes, and AdaFGL's second"):
+    with refused("algorithm.most_nodes", says="client 0 has 30 nodes"):
         start({**places["plain"], **adafgl, "algorithm.most_nodes": NODES - 1})
     server = start({**places["plain"], **adafgl, "algorithm.most_nodes": NODES})
     rounds(server, 2)
@@ -275,22 +180,10 @@ def test_what_all_nodes_need_is_refused_before_the_first_round(start: Start, pla
 @pytest.mark.parametrize("name", ["fedgl", "fedgl_fedgta"])
 def test_a_method_that_labels_other_nodes_is_refused(start: Start, places: dict[str, Keys], name: str) -> None:
     keys = {"algorithm.name": name, "model.name": "gcn"}
-    with pytest.raises(ShoalError, match=r"^algorithm\.pseudo: all nodes that training sees are training nodes"):
+    with refused("algorithm.pseudo"):
         start({**places["plain"], **keys})
     start({**places["plain"], **keys, "algorithm.pseudo": 0.0})
     start({**places["plain"], **keys, "data.inductive": False})
-
-
-def test_goes_on_from_a_state(start: Start, places: dict[str, Keys]) -> None:
-    keys = {**METHODS["fedgta gamlp"], **places["plain"]}
-    whole, first = start(keys), start(keys)
-    losses = rounds(whole, 4)
-    assert rounds(first, 2) == losses[:2]
-    second = start(keys, state=first.state)
-    assert rounds(second, 2) == losses[2:]
-    assert same(whole, second)
-    for scope, scores in whole.state.scores.items():
-        assert all(np.array_equal(scores[i], second.state.scores[scope][i]) for i in scores)
 
 
 @pytest.mark.parametrize("name", ["fedavg sgc", "fedgta gamlp", "fedgkc gcn", "fedproto sage"])

@@ -1,3 +1,5 @@
+"""Who takes part in which round, when clients are evaluated, and in which cells they are visited."""
+
 import math
 from collections import Counter
 from fractions import Fraction
@@ -5,12 +7,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import refused
+from support.small_cells import cell_of
 
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.protocol import Reduce
 from shoal.engine.config.sections import ParticipationOptions
-from shoal.engine.rounds.sampling import draw_cohort, read_trace
-from shoal.storage.errors import ShoalError
+from shoal.engine.messages.cell import one_by_one
+from shoal.engine.rounds.sampling import (
+    IN_BATCHES,
+    Plan,
+    Schedule,
+    draw_cohort,
+    evaluation_cell,
+    form_cells,
+    read_trace,
+)
+
+W = torch.ones(2)
 
 
 @given(st.integers(1, 60), st.fractions(Fraction(1, 99), 1, max_denominator=99), st.integers(0, 9))
@@ -23,45 +40,111 @@ def test_size_order_and_repetition(clients: int, ratio: Fraction, seed: int) -> 
     assert draw_cohort(clients, ParticipationOptions(float(ratio)), seed, 3) == cohort
 
 
-def test_rounds_and_seeds_draw_apart() -> None:
-    draws = {
-        tuple(draw_cohort(100, ParticipationOptions(0.1), seed, number)) for seed in range(3) for number in range(1, 11)
-    }
-    assert len(draws) == 30
-
-
 @pytest.mark.parametrize(("clients", "ratio"), [(10, 0.3), (7, 0.15)])
 def test_clients_are_drawn_alike(clients: int, ratio: float) -> None:
-    rounds = 3000
-    counts = Counter(
-        i for number in range(rounds) for i in draw_cohort(clients, ParticipationOptions(ratio), 0, number)
-    )
+    rounds, how = 3000, ParticipationOptions(ratio)
+    counts = Counter(i for number in range(rounds) for i in draw_cohort(clients, how, 0, number))
     p = max(1, int(clients * ratio)) / clients
     deviation = math.sqrt(rounds * p * (1 - p))
     assert all(abs(counts[i] - rounds * p) < 4.5 * deviation for i in range(clients))
 
 
-def test_count_wins_over_ratio() -> None:
+def test_count_wins_over_ratio_and_only_those_online_take_part() -> None:
     assert len(draw_cohort(20, ParticipationOptions(ratio=1.0, count=3), 0, 1)) == 3
     assert draw_cohort(4, ParticipationOptions(count=9), 0, 1) == [0, 1, 2, 3]
-
-
-def test_only_those_online_take_part() -> None:
     online = np.zeros((2, 10), dtype=bool)
     online[0, [1, 4, 7, 8]] = True
     online[1, 5] = True
     how = ParticipationOptions(ratio=0.3)
     assert len(draw_cohort(10, how, 0, 1, online)) == 3
     assert set(draw_cohort(10, how, 0, 1, online)) <= {1, 4, 7, 8}
-    assert draw_cohort(10, how, 0, 2, online) == [5]
-    assert draw_cohort(10, how, 0, 4, online) == [5]
+    assert draw_cohort(10, how, 0, 2, online) == draw_cohort(10, how, 0, 4, online) == [5]
     assert draw_cohort(10, ParticipationOptions(ratio=0.3, at_least=2), 0, 2, online) == []
 
 
 def test_trace_file(tmp_path: Path) -> None:
-    np.save(tmp_path / "trace.npy", np.array([[1, 0, 1], [0, 1, 1]]))
-    assert read_trace(str(tmp_path / "trace.npy"), 3).tolist() == [[True, False, True], [False, True, True]]
-    with pytest.raises(ShoalError, match=r"trace\.npy: participation\.trace .* all 4 clients"):
-        read_trace(str(tmp_path / "trace.npy"), 4)
-    with pytest.raises(ShoalError, match=r"gone\.npy: participation\.trace cannot be read"):
-        read_trace(str(tmp_path / "gone.npy"), 4)
+    trace, gone = str(tmp_path / "trace.npy"), str(tmp_path / "gone.npy")
+    np.save(trace, np.array([[1, 0, 1], [0, 1, 1]]))
+    assert read_trace(trace, 3).tolist() == [[True, False, True], [False, True, True]]
+    with refused(trace, says="all 4 clients"):
+        read_trace(trace, 4)
+    with refused(gone, says="participation.trace cannot be read"):
+        read_trace(gone, 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_schedule_against_the_whole_table(data: st.DataObject) -> None:
+    rounds, every, clients = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    how, seed = ParticipationOptions(ratio=data.draw(st.sampled_from([0.2, 0.5, 1.0]))), data.draw(st.integers(0, 5))
+    online = None
+    if data.draw(st.booleans()):
+        online = np.random.default_rng(seed).random((data.draw(st.integers(1, 4)), clients)) < 0.6
+    schedule = Schedule(Plan(rounds, how, every, "auto", online), clients, seed)
+    table = {number: draw_cohort(clients, how, seed, number, online) for number in range(1, rounds + 1)}
+    evaluated = [number for number in table if number % every == 0 or number == rounds]
+    # In any order, as any round is known now.
+    for number in data.draw(st.permutations(sorted(table))):
+        assert schedule.cohort(number) == table[number]
+        assert schedule.evaluates(number) == (number in evaluated)
+        end = min(later for later in evaluated if later >= number)
+        for client in range(clients):
+            again = any(client in table[later] for later in range(number + 1, end + 1))
+            assert schedule.is_last_visit(client, number) == (not again)
+
+
+def infos(models: list[int]) -> list[ClientInfo]:
+    return [ClientInfo(i, 10, 2, 3, model) for i, model in enumerate(models)]
+
+
+@given(st.data())
+def test_cells_are_a_partition_into_runs_of_one_model(data: st.DataObject) -> None:
+    models = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=40))
+    cohort = sorted(data.draw(st.sets(st.sampled_from(range(len(models))))))
+    size = data.draw(st.one_of(st.just("auto"), st.integers(1, 9)))
+    cells = form_cells(cohort, infos(models), size)
+    assert sorted(i for cell in cells for i in cell) == cohort
+    for cell in cells:
+        assert cell == sorted(cell)
+        assert len({models[i] for i in cell}) == 1
+        assert size == "auto" or 1 <= len(cell) <= size
+    for model in {models[i] for i in cohort}:
+        of_model = [cell for cell in cells if models[cell[0]] == model]
+        assert all(len(cell) == len(of_model[0]) for cell in of_model[:-1])
+        assert [i for cell in of_model for i in cell] == [i for i in cohort if models[i] == model]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("auto", {1: 1, 31: 1, 63: 1, 64: 2, 100: 3, 500: 15, 512: 16, 4000: 16}),
+        (IN_BATCHES, {1: 1, 15: 1, 50: 6, 500: 62, 1024: 128, 4000: 128}),
+    ],
+)
+def test_automatic_size(name: str, sizes: dict[int, int]) -> None:
+    found = {clients: len(form_cells(range(clients), infos([0] * clients), name)[0]) for clients in sizes}
+    assert found == sizes
+
+
+def test_moments_stay_behind_at_an_evaluation() -> None:
+    states = {1: {"model.w": W, "model.opt.step": W, "c": W}, 2: {"copilot.opt.step": W}, 7: {"model.w": W}}
+    cell = evaluation_cell(3, [1, 2, 4], states, {2: {"w": W}, 9: {"w": W}}, 1.0)
+    assert {i: set(tree) for i, tree in cell.states.items()} == {1: {"model.w", "c"}, 2: set()}
+    assert set(cell.inboxes) == {2}
+    assert cell.score == {1, 2, 4}
+    assert (cell.phase, cell.train) == ("", False)
+
+
+def test_clients_of_a_cell_one_by_one() -> None:
+    kept = {"private": {2: {"w": W}}, "states": {1: {"model.w": W}}, "inboxes": {4: {"c": W}}}
+    cell = cell_of([1, 2, 4], {"w": Reduce.MEAN}, score=frozenset({1, 4}), cost=6.0, **kept)
+    singles = one_by_one(cell)
+    assert [list(single.ids) for single in singles] == [[1], [2], [4]]
+    assert [single.cost for single in singles] == [2.0] * 3
+    assert [single.score for single in singles] == [{1}, set(), {4}]
+    for name, whole in kept.items():
+        parts = [getattr(single, name) for single in singles]
+        assert all(part.keys() <= set(single.ids) for part, single in zip(parts, singles))
+        assert {i: tree for part in parts for i, tree in part.items()} == whole
+    for single in singles:
+        assert (single.round, single.phase, single.up, single.train) == (1, "train", {"w": Reduce.MEAN}, True)

@@ -1,24 +1,45 @@
-"""Counts and summaries against scikit-learn and hand-computed tables."""
+"""Counts, ranks and summaries against scikit-learn and pairs compared one by one, and whole rounds by dense algebra."""
 
+import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
+from support.errors import refused
+from support.plain_fedavg import dense_sgc
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Received
-from shoal.engine.rounds.scoring import CORRECT, PREDICTED, SUPPORT, macro_f1, predicted_classes, score, summarize
-from shoal.storage.errors import ShoalError
+from shoal.engine.rounds.scoring import (
+    CORRECT,
+    PREDICTED,
+    SUPPORT,
+    average_precisions,
+    macro_f1,
+    mean_auc,
+    predicted_classes,
+    ranks,
+    summarize,
+    twice_wins,
+)
+from shoal.engine.rounds.server import Server
+from shoal.storage.options.split_codes import TEST, VAL
 from shoal.storage.store.view import View
 
 CLASSES = 4
+NAN, INF = float("nan"), float("inf")
+Start = Callable[..., Server]
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)), max_size=30)
+# Scores of two classes and the class: few whole numbers, so that there are many ties.
+ROWS = st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 1)), max_size=25)
 
 
 def table(pairs: Pairs) -> np.ndarray:
@@ -30,19 +51,10 @@ def table(pairs: Pairs) -> np.ndarray:
     return counts
 
 
-@settings(deadline=None)
-@given(PAIRS.filter(bool))
-def test_macro_f1_is_that_of_scikit_learn(pairs: Pairs) -> None:
-    truth, predicted = zip(*pairs)
-    (found,) = macro_f1(table(pairs)[None])
-    assert found == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0))
-
-
 def macro_f1_of_one(counts: np.ndarray) -> float:
-    """As clients' scores were computed before all of them were in one go."""
     support, predicted, correct = counts
     seen = (support + predicted) > 0
-    return float(np.mean(2 * correct[seen] / (support + predicted)[seen])) if seen.any() else float("nan")
+    return float(np.mean(2 * correct[seen] / (support + predicted)[seen])) if seen.any() else NAN
 
 
 @settings(deadline=None, max_examples=40)
@@ -50,8 +62,7 @@ def macro_f1_of_one(counts: np.ndarray) -> float:
 def test_many_clients_score_as_each_alone_to_the_bit(seed: int, clients: int, classes: int, rows: int) -> None:
     rng = np.random.default_rng(seed)
     # Of some clients' many classes few occur.
-    share = rng.random((clients, 1))
-    occurs = rng.random((clients, classes)) < share
+    occurs = rng.random((clients, classes)) < rng.random((clients, 1))
     support, predicted = (rng.integers(0, rows + 1, (clients, classes)) * occurs for _ in range(2))
     correct = rng.integers(0, np.minimum(support, predicted) + 1)
     counts = np.stack([support, predicted, correct], axis=1)
@@ -61,7 +72,7 @@ def test_many_clients_score_as_each_alone_to_the_bit(seed: int, clients: int, cl
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(PAIRS, PAIRS, st.integers(1, 500)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(PAIRS, PAIRS, st.integers(1, 500)), max_size=6))
 def test_summaries_are_those_of_scikit_learn(clients: list[tuple[Pairs, Pairs, int]]) -> None:
     scores = {7 * i: np.stack([table(val), table(test)]) for i, (val, test, _) in enumerate(clients)}
     found = summarize(scores, {7 * i: nodes for i, (_, _, nodes) in enumerate(clients)})
@@ -85,50 +96,6 @@ def test_summaries_are_those_of_scikit_learn(clients: list[tuple[Pairs, Pairs, i
         assert found[name] == pytest.approx(expected)
 
 
-def test_weightings_by_hand() -> None:
-    # 3 of 4 test rows right on 10 nodes, 1 of 1 on 90 nodes, no test row on 1000 nodes.
-    scores = {
-        0: np.stack([table([]), table([(0, 0), (1, 1), (2, 2), (2, 0)])]),
-        1: np.stack([table([]), table([(3, 3)])]),
-        2: np.stack([table([(0, 1)]), table([])]),
-    }
-    found = summarize(scores, {0: 10, 1: 90, 2: 1000})
-    assert found["test"]["nodes"] == pytest.approx(0.1 * 0.75 + 0.9)
-    assert found["test"]["rows"] == pytest.approx(4 / 5)
-    assert found["test"]["clients"] == pytest.approx(0.875)
-    # Classes 0..3: 2/3, 1, 2/3, 1.
-    assert found["test"]["f1"] == pytest.approx(10 / 12)
-    assert found["val"] == dict.fromkeys(found["val"], 0.0)
-
-
-def test_nobody_has_rows() -> None:
-    assert summarize({0: np.zeros((2, 3, CLASSES), dtype=np.int64)}, {0: 5}) == {}
-    assert summarize({}, {}) == {}
-    assert np.isnan(macro_f1(np.zeros((1, 3, CLASSES), dtype=np.int64)))
-
-
-@dataclass(frozen=True)
-class Oracle(Algorithm):
-    """Scores given for every node, not by the model."""
-
-    shift: int = 0
-
-    def predict(self, client: Client, received: Received, part: str) -> Tensor:
-        rows: Tensor = getattr(client.data, part)
-        return torch.eye(CLASSES)[(client.data.label[rows] + self.shift) % CLASSES]
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_counts_are_of_what_the_method_predicts(
-    make_view: Callable[..., View], make_client: Callable[..., Client], shift: int
-) -> None:
-    labels = [0, 1, 2, 3, 3, 1, 1, 0]
-    client = make_client(make_view(8, [], labels, [0, 1], CLASSES), nn.Linear(8, CLASSES))
-    val, test = score(Oracle(shift), client, {})
-    assert not val.any()
-    np.testing.assert_array_equal(test, table([(y, (y + shift) % CLASSES) for y in labels[2:]]))
-
-
 @dataclass(frozen=True)
 class Says(Algorithm):
     """Gives the scores that it is told."""
@@ -139,43 +106,203 @@ class Says(Algorithm):
         return self.scores  # type: ignore[return-value]
 
 
-NAN, INF = float("nan"), float("inf")
-
-
-def classes_of(scores: object, make_view: Callable[..., View], make_client: Callable[..., Client]) -> list[int]:
+@pytest.fixture
+def classes_of(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[[object], list[int]]:
+    """Classes that two rows are predicted to be of, of three."""
     client = make_client(make_view(2, [], [0, 1], [], 3), nn.Linear(1, 1))
-    return predicted_classes(Says(scores), client, None, "all", 2).tolist()
+    return lambda scores: predicted_classes(Says(scores), client, None, "all", 2).tolist()
+
+
+def test_the_largest_score_wins(classes_of: Callable[[object], list[int]]) -> None:
+    # The second pair has classes that are ruled out.
+    for rows, classes in (([[1.0, 2, 0], [0, 0, 0]], [1, 0]), ([[-INF, -5, -INF], [3, -INF, 3]], [1, 0])):
+        assert classes_of(torch.tensor(rows)) == classes_of(torch.tensor(rows).half()) == classes
 
 
 @pytest.mark.parametrize(
-    ("rows", "classes"),
+    ("scores", "says"),
     [
-        ([[1.0, 2, 0], [0, 0, 0]], [1, 0]),
-        # A class that is ruled out.
-        ([[-INF, -5, -INF], [3, -INF, 3]], [1, 0]),
+        *(
+            (torch.tensor([[0.0, 1, 2], row]), "predictions of 'all' are NaN or infinite, so no class wins")
+            for row in ([NAN, 0.0, 1.0], [0.0, NAN, NAN], [INF, 0.0, 1.0], [-INF, -INF, -INF])
+        ),
+        (torch.ones(2, 2), "in predict(): gives [2, 2] for 'all', expected scores [2, 3]"),
+        (torch.ones(3, 3), "in predict(): gives [3, 3] for 'all', expected scores [2, 3]"),
+        (torch.ones(2), "in predict(): gives [2] for 'all', expected scores [2, 3]"),
+        (None, "in predict(): gives NoneType for 'all', expected scores [2, 3]"),
     ],
 )
-def test_the_largest_score_wins(
-    rows: list[list[float]], classes: list[int], make_view: Callable[..., View], make_client: Callable[..., Client]
+def test_scores_in_which_no_class_wins_or_of_another_shape(
+    classes_of: Callable[[object], list[int]], scores: object, says: str
 ) -> None:
-    assert classes_of(torch.tensor(rows), make_view, make_client) == classes
-    assert classes_of(torch.tensor(rows).half(), make_view, make_client) == classes
+    with refused(says=says):
+        classes_of(scores)
 
 
-@pytest.mark.parametrize("row", [[NAN, 0.0, 1.0], [0.0, NAN, NAN], [INF, 0.0, 1.0], [-INF, -INF, -INF]])
-def test_a_row_in_which_no_class_wins(
-    row: list[float], make_view: Callable[..., View], make_client: Callable[..., Client]
-) -> None:
-    with pytest.raises(ShoalError, match=r"^predictions of 'all' are NaN or infinite, so no class wins; a smaller"):
-        classes_of(torch.tensor([[0.0, 1, 2], row]), make_view, make_client)
+def pairs_one_by_one(key_N: list[float], label: list[int], c: int) -> int:
+    """Pairs of a row of the class and one of another: 2 for each in which the first has the larger key, 1 for a tie."""
+    rows = range(len(label))
+    return sum(
+        2 * (key_N[i] > key_N[j]) + (key_N[i] == key_N[j])
+        for i, j in itertools.product(rows, rows)
+        if label[i] == c and label[j] != c
+    )
 
 
-@pytest.mark.parametrize(
-    ("scores", "found"),
-    [(torch.ones(2, 2), r"\[2, 2\]"), (torch.ones(3, 3), r"\[3, 3\]"), (torch.ones(2), r"\[2\]"), (None, "NoneType")],
-)
-def test_scores_of_another_shape(
-    scores: object, found: str, make_view: Callable[..., View], make_client: Callable[..., Client]
-) -> None:
-    with pytest.raises(ShoalError, match=rf"in predict\(\): gives {found} for 'all', expected scores \[2, 3\]$"):
-        classes_of(scores, make_view, make_client)
+@settings(deadline=None)
+@given(ROWS)
+def test_two_classes_are_ranked_by_the_difference_of_their_scores(rows: list[tuple[int, int, int]]) -> None:
+    scores = torch.tensor([row[:2] for row in rows], dtype=torch.float32).reshape(-1, 2)
+    label = np.array([row[2] for row in rows], dtype=np.int64)
+    difference = np.array([float(b - a) for a, b, _ in rows])
+    wins = twice_wins(scores, torch.from_numpy(label))
+    precisions = average_precisions(scores, torch.from_numpy(label))
+    assert (wins.dtype, precisions.dtype) == (np.int64, np.float64)
+    expected = [pairs_one_by_one((sign * difference).tolist(), label.tolist(), c) for c, sign in ((0, -1), (1, 1))]
+    assert wins.tolist() == expected
+    support = np.bincount(label, minlength=2)
+    if support.all():
+        assert mean_auc(support, wins) == pytest.approx(roc_auc_score(label == 1, difference))
+        expected = [average_precision_score(label == c, sign * difference) for c, sign in ((0, -1), (1, 1))]
+        assert precisions.tolist() == pytest.approx(expected, abs=1e-12)
+    else:
+        assert mean_auc(support, wins) is None
+        assert precisions.tolist() == [0, 0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.integers(2, 60), st.integers(3, 6), st.booleans())
+def test_several_classes_against_scikit_learn(seed: int, rows: int, classes: int, tied: bool) -> None:
+    rng = np.random.default_rng(seed)
+    # Of whole rows that occur several times, ties are ties in every class.
+    chosen = rng.integers(rows // 4 + 1 if tied else rows, size=rows)
+    score, label = rng.normal(size=(rows, classes)).astype(np.float32)[chosen], rng.integers(classes - 1, size=rows)
+    order = rng.permutation(rows)
+    wins = twice_wins(torch.from_numpy(score), torch.from_numpy(label))
+    precisions, other = (
+        average_precisions(torch.from_numpy(score[of]), torch.from_numpy(label[of])) for of in (np.arange(rows), order)
+    )
+    # The same bits in any order.
+    assert precisions.tobytes() == other.tobytes()
+    power = np.exp(score.astype(np.float64))
+    probability = power / power.sum(1, keepdims=True)
+    support = np.bincount(label, minlength=classes)
+    # The last class does not occur, and counts in no mean.
+    scored = [c for c in range(classes) if 0 < support[c] < rows]
+    for c in range(classes):
+        assert wins[c] == (pairs_one_by_one(probability[:, c].tolist(), label.tolist(), c) if c in scored else 0)
+        if c in scored:
+            expected = average_precision_score(label == c, probability[:, c])
+            assert precisions[c] == pytest.approx(expected, abs=1e-12)
+    areas = [roc_auc_score(label == c, probability[:, c]) for c in scored]
+    assert mean_auc(support, wins) == (pytest.approx(np.mean(areas)) if scored else None)
+
+
+def test_ranks_of_extreme_scores() -> None:
+    scores = torch.tensor([[50.0, 0.0], [60.0, 0.0], [0.0, 50.0], [0.0, 60.0]])
+    assert torch.softmax(scores.double(), 1)[:2, 0].tolist() == [1.0, 1.0]
+    # Of four pairs three are won; of those at 60 and 50 the probabilities are the same number.
+    assert twice_wins(scores, torch.tensor([1, 0, 0, 1])).tolist() == [6, 6]
+    # A class without a chance comes last, one without a rival first.
+    scores = torch.tensor([[1.0, -INF, 0.0], [-INF, 2.0, -INF], [0.5, 0.5, 0.5], [3.0, -INF, -INF]])
+    probability = torch.softmax(scores.double(), 1)
+    for label in itertools.product(range(3), repeat=4):
+        found = twice_wins(scores, torch.tensor(label))
+        assert found.tolist() == [pairs_one_by_one(probability[:, c].tolist(), list(label), c) for c in range(3)]
+    ruled_out = torch.tensor([[1.0, -INF], [-INF, 2.0], [3.0, -INF]])
+    found = average_precisions(ruled_out, torch.tensor([1, 0, 0]))
+    assert found.tolist() == pytest.approx([(1 / 2 + 2 / 3) / 2, 1 / 3])
+    half = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float16, requires_grad=True)
+    assert twice_wins(half, torch.tensor([1, 0])).tolist() == [2, 2]
+
+
+OFFICIAL = {"roc_auc": roc_auc_score, "average_precision": average_precision_score}
+BOTH = pytest.mark.parametrize("metric", OFFICIAL)
+PARTS = {"val": [VAL], "test": [TEST], "both": [VAL, TEST]}
+# Clients of the fixture `two_classes`: their graph, and their nodes in it.
+HELD = [(0, slice(0, 20)), (0, slice(20, 40)), (0, slice(40, 60)), (1, slice(0, 20)), (1, slice(20, 40))]
+
+
+def expected_over(metric: str, clients: list[tuple[np.ndarray, np.ndarray, int]]) -> dict[str, Any]:
+    """Weightings over clients of labels, scores of class 1, and a number of items."""
+    defined = [client for client in clients if len(set(client[0].tolist())) == 2]
+    if not defined:
+        return {**dict.fromkeys(("nodes", "rows", "clients", "min", "median", "max")), "ranked": 0}
+    values = [OFFICIAL[metric](label, score) for label, score, _ in defined]
+    return {
+        "nodes": np.average(values, weights=[items for _, _, items in defined]),
+        "rows": np.average(values, weights=[len(label) for label, _, _ in defined]),
+        "clients": np.mean(values),
+        "min": min(values),
+        "median": np.median(values),
+        "max": max(values),
+        "ranked": len(values),
+    }
+
+
+def counts_of(metric: str, label: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Counts of one part of a client."""
+    support = np.bincount(label, minlength=2)
+    last = ranks(metric, torch.from_numpy(scores).reshape(-1, 2), torch.from_numpy(label))
+    return np.stack([support, support, support, last])
+
+
+@BOTH
+@settings(deadline=None, max_examples=60)
+@given(clients=st.lists(st.tuples(ROWS, st.integers(1, 90)), min_size=1, max_size=6))
+def test_metric_of_clients_is_that_of_scikit_learn(metric: str, clients: list[tuple[list[Any], int]]) -> None:
+    drawn = []
+    for rows, items in clients:
+        scores = np.array([row[:2] for row in rows], dtype=np.float32).reshape(-1, 2) / 2
+        drawn.append((np.array([row[2] for row in rows], dtype=np.int64), scores, items))
+    counts = {3 * i: counts_of(metric, label, scores)[None] for i, (label, scores, _) in enumerate(drawn)}
+    items_of = {3 * i: items for i, (_, _, items) in enumerate(drawn)}
+    found = summarize(counts, items_of, ["test"], metric)
+    if not any(len(label) for label, _, _ in drawn):
+        assert found == {}
+        return
+    expected = expected_over(metric, [(label, s[:, 1] - s[:, 0], items) for label, s, items in drawn if len(label)])
+    assert found["test"][metric] == pytest.approx(expected, abs=1e-12)
+    json.dumps(found, allow_nan=False)
+    # The rest is what it is without.
+    plain = summarize({i: of[:, :3] for i, of in counts.items()}, items_of, ["test"])
+    assert {key: value for key, value in found["test"].items() if key != metric} == plain["test"]
+
+
+def of_nodes(graph: Any, nodes: slice, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, scores of class 1 and parts of some nodes, whose edges to others are cut."""
+    start, stop, _ = nodes.indices(len(graph.y))
+    inside = ((graph.edges >= start) & (graph.edges < stop)).all(1)
+    scores = dense_sgc(graph.edges[inside] - start, graph.x[nodes], w, 2)
+    return graph.y[nodes], scores[:, 1] - scores[:, 0], graph.split[nodes]
+
+
+def assert_numbers(found: dict[str, Any], metric: str, rows: list[Any]) -> None:
+    """Of a scope, from labels, scores and parts of clients or graphs."""
+    for part, numbers in found.items():
+        clients = [(y[np.isin(split, PARTS[part])], s[np.isin(split, PARTS[part])], len(y)) for y, s, split in rows]
+        assert numbers[metric] == pytest.approx(expected_over(metric, clients), abs=1e-9)
+
+
+@BOTH
+def test_metric_of_every_scope_of_whole_rounds(start: Start, two_classes: Any, metric: str) -> None:
+    graphs = two_classes.graphs
+    server, plain = start({**two_classes.keys, "evaluation.metric": metric}), start(two_classes.keys)
+    for _ in range(3):
+        scopes, without = server.round()["scopes"], plain.round()["scopes"]
+    assert scopes.keys() == {"trained", "served", "global", "domains"}
+    w = server.state.server["w"].double().numpy()
+    assert_numbers(scopes["global"], metric, [of_nodes(graphs[place], nodes, w) for place, nodes in HELD])
+    assert scopes["global"]["test"][metric]["ranked"] == 4
+    downloads = {i: server.state.downloads[r]["w"].double().numpy() for i, r in server.state.newest.items()}
+    assert (len(downloads), len(set(server.state.newest.values()))) == (5, 2)
+    served = [of_nodes(graphs[place], nodes, downloads[i]) for i, (place, nodes) in enumerate(HELD)]
+    assert_numbers(scopes["served"], metric, served)
+    assert scopes["domains"].keys() == {"val", "test", "both"}
+    assert_numbers(scopes["domains"], metric, [of_nodes(graph, slice(None), w) for graph in graphs])
+    # Beside accuracy, which is what it is without; areas of domains stand where they stood.
+    assert metric not in json.dumps(without)
+    for scope in scopes.values():
+        for part in scope.values():
+            del part[metric]
+    assert scopes == without

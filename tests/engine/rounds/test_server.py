@@ -1,4 +1,4 @@
-"""Rounds of small federations in this process, and what is evaluated when, against brute force."""
+"""Rounds of small federations in this process: scopes by brute force, the method's generator, and going on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.errors import refused
+from support.small_cells import require_same_tree, tensors_of
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree, Upload
@@ -16,8 +20,8 @@ from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.scoring import summarize
-from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
+from shoal.engine.rounds.server import Exchange, Server
+from shoal.engine.rounds.state import FederationState
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
@@ -40,34 +44,6 @@ class Watched(FedAvg):
         return Upload({"w": client.model.w, "models": client.model.w}, super().upload(client, received, phase).weight)
 
 
-@dataclass(frozen=True)
-class Lottery(FedAvg):
-    """FedAvg that trains every other client of its cohort and serves them all."""
-
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]}, to=cohort[::2])
-        server["w"] = got["w"]
-
-
-@dataclass(frozen=True)
-class Fails(FedAvg):
-    """Fails at client 3, on the server, or by its messages, in round 2."""
-
-    where: str = "upload"
-
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        server["w"] += 1
-        yield from super().round(server, ctx, cohort)
-        if ctx.round == 2 and self.where == "mix":
-            yield Mix("w", torch.ones(6))
-
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        if self.where == "upload" and client.info.client == 3 and client.state.get("visits", torch.zeros(())) > 0:
-            raise RuntimeError("out of\n ideas")
-        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
-        return super().upload(client, received, phase)
-
-
 class Shuffled:
     """A pool whose cells finish in another order than they were given."""
 
@@ -84,12 +60,7 @@ class Shuffled:
                 yield position, outcome
 
 
-def tensors(server: Server) -> Tree:
-    return server.state.to_tensors()[0]
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("cell_size", [1, 2])
+@pytest.mark.parametrize(("every", "cell_size"), [(1, 1), (1, 2), (3, 1), (3, 2)])
 def test_scopes_of_a_method_with_a_model(
     start: Start, views: Callable[..., list[View]], counts_of: CountsOf, every: int, cell_size: int
 ) -> None:
@@ -123,58 +94,21 @@ def test_scopes_of_a_method_with_a_model(
     assert absent > 0
 
 
-def test_the_whole_cohort_is_served(start: Start, views: Callable[..., list[View]], counts_of: CountsOf) -> None:
-    server = start({"algorithm.name": f"{__file__}:Lottery", "participation.ratio": 0.7, "train.lr": 0.05})
-    for number in range(1, 5):
-        server.round()
-        for i in server.cohort(number):
-            counts = counts_of(server, views(server)[i], server.state.server["w"])
-            np.testing.assert_array_equal(server.state.scores["served"][i], counts)
-
-
 @pytest.mark.parametrize("name", ["fedgta", "fedavg", "local"])
-def test_only_clients_that_took_part_are_evaluated_again(start: Start, name: str) -> None:
-    server = start({"algorithm.name": name, "participation.ratio": 0.34})
-    server.round()
-    for number in range(2, 5):
-        before = server.state.scores["served"]
-        server.round()
-        same = {i for i in range(6) if server.state.scores["served"][i] is before[i]}
-        assert same == set(range(6)) - set(server.cohort(number))
-
-
-def test_scopes_do_not_depend_on_how_often_one_looks(start: Start) -> None:
-    for name in ("fedgta", "fedavg", "local"):
-        keys = {"algorithm.name": name, "participation.ratio": 0.34, "rounds": 6}
-        often, seldom = start({**keys, "evaluation.every": 1}), start({**keys, "evaluation.every": 3})
-        for number in range(1, 7):
-            lines = often.round(), seldom.round()
-            if number % 3 == 0:
-                assert lines[0]["scopes"] == lines[1]["scopes"]
-                assert set(lines[0]["scopes"]) == {"trained", "served", *(["global"] if name == "fedavg" else [])}
-
-
-@pytest.mark.parametrize("name", ["fedgta", "fedavg"])
-def test_cell_size_changes_rounding_only(run: Start, name: str) -> None:
-    keys = {"algorithm.name": name, "train.optimizer": "sgd", "train.lr": 0.1}
-    one, four = (tensors(run({**keys, "engine.cell_size": size}, rounds=3)) for size in (1, 4))
-    assert one.keys() == four.keys()
-    for entry, tensor in one.items():
-        torch.testing.assert_close(tensor, four[entry], rtol=1e-5, atol=1e-6)
+def test_scopes_do_not_depend_on_how_often_one_looks(start: Start, name: str) -> None:
+    keys = {"algorithm.name": name, "participation.ratio": 0.34, "rounds": 6}
+    often, seldom = start({**keys, "evaluation.every": 1}), start({**keys, "evaluation.every": 3})
+    for number in range(1, 7):
+        lines = often.round(), seldom.round()
+        if number % 3 == 0:
+            assert lines[0]["scopes"] == lines[1]["scopes"]
+            assert set(lines[0]["scopes"]) == {"trained", "served", *(["global"] if name == "fedavg" else [])}
 
 
 @pytest.mark.parametrize("name", ["fedgta", "fedavg"])
 def test_the_order_in_which_cells_finish_changes_nothing(run: Start, name: str) -> None:
     keys = {"algorithm.name": name, "engine.cell_size": 1, "participation.ratio": 0.7}
-    inorder, shuffled = tensors(run(keys, rounds=3)), tensors(run(keys, rounds=3, pool=Shuffled))
-    assert inorder.keys() == shuffled.keys()
-    assert all(torch.equal(tensor, shuffled[entry]) for entry, tensor in inorder.items())
-
-
-def test_seeds_change_everything_and_nothing_else_does(run: Start) -> None:
-    first, again, other = (run({"seed": seed}, rounds=2).state.server["w"] for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    require_same_tree(tensors_of(run(keys, rounds=3, pool=Shuffled)), tensors_of(run(keys, rounds=3)))
 
 
 def test_the_loss_is_the_mean_over_training_rows(start: Start, views: Callable[..., list[View]]) -> None:
@@ -188,37 +122,209 @@ def test_the_loss_is_the_mean_over_training_rows(start: Start, views: Callable[.
     assert line["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
 
 
-def test_a_failing_client_is_named_and_the_state_stays(start: Start) -> None:
-    server = start({"algorithm.name": f"{__file__}:Fails"})
-    server.round()
-    before, state = {name: t.clone() for name, t in tensors(server).items()}, server.state
-    for _ in range(2):
-        with pytest.raises(
-            ShoalError, match=r"^round 2, client 3: .*py, line 66, in upload\(\): RuntimeError: out of ideas$"
-        ) as caught:
-            server.round()
-        assert ", in upload\n" in caught.value.detail
-        assert server.state is state
-    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(server).items())
-
-
-def test_mixing_what_nobody_uploaded_for_it_is_refused(start: Start) -> None:
-    server = start({"algorithm.name": f"{__file__}:Fails", "algorithm.where": "mix"})
-    server.round()
-    with pytest.raises(ShoalError, match=r"^round 2: Fails: Mix\('w'\) before any Ask uploaded it as Reduce\.MIX"):
-        server.round()
-    assert server.state.round == 1
-
-
 def test_a_round_in_which_nobody_is_online(start: Start, tmp_path: Path) -> None:
     np.save(tmp_path / "trace.npy", np.array([[1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]]))
     server = start({"algorithm.name": "fedgta", "participation.trace": str(tmp_path / "trace.npy"), "rounds": 4})
-    before, lines = server.state, []
+    before, lines = tensors_of(server), []
     for number in range(1, 5):
         lines.append(server.round())
         if number % 2 == 0:
-            assert all(torch.equal(t, before.to_tensors()[0][name]) for name, t in tensors(server).items())
-        before = server.state
+            require_same_tree(tensors_of(server), before)
+        before = tensors_of(server)
     assert [line["cohort"] for line in lines] == [[0, 1, 3], [], [0, 1, 3], []]
     assert lines[0]["scopes"]["served"] == lines[1]["scopes"]["served"]
     assert (lines[1]["bytes_up"], lines[1]["bytes_down"], lines[1]["loss"]) == (0, 0, None)
+
+
+@dataclass(frozen=True)
+class Spoils(FedAvg):
+    """FedAvg that mixes, too; in round 2 client 3 fails, or the server makes a number that is not finite somewhere."""
+
+    where: str = ""
+    # A number as text: a config holds no NaN.
+    value: str = "nan"
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.initial, "c": torch.zeros(2)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        def bad(where: str) -> float:
+            return float(self.value) if ctx.round == 2 and where == self.where else 1.0
+
+        shared = {"w": server["w"], "c": torch.tensor([1.0, bad("shared")])}
+        private = {cohort[1]: {"own": torch.tensor(bad("private"))}}
+        got = yield Ask("train", {"w": Reduce.MEAN, "z": Reduce.MIX}, shared, private)
+        # The state is changed before the mixing fails.
+        server["w"] = got["w"]
+        rows = torch.ones(len(cohort), len(cohort))
+        rows[0, 0] = bad("rows")
+        yield Mix("z", rows * (2e38 if bad("result") != 1 else 1), dst=cohort)
+        server["c"] = torch.tensor([1.0, bad("state")])
+
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        if self.where == "upload" and client.info.client == 3 and "visits" in client.state:
+            raise RuntimeError("out of\n ideas")
+        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
+        sent = super().upload(client, received, phase)
+        return Upload({**sent.entries, "z": torch.ones(3)}, sent.weight)
+
+
+@pytest.mark.parametrize(
+    ("where", "places", "says"),
+    [
+        ("upload", ["round 2, client 3"], "in upload(): RuntimeError: out of ideas"),
+        ("shared", [], "round 2: Spoils: the download 'c' holds NaN or infinity"),
+        ("private", [], "round 2: Spoils: the download of client 1, 'own' holds NaN or infinity"),
+        ("rows", [], "round 2: Spoils: the matrix of Mix 'z' holds NaN or infinity"),
+        ("result", [], "round 2: Spoils: the result of Mix 'z' holds NaN or infinity"),
+        ("state", [], "round 2: Spoils: the server's state 'c' holds NaN or infinity"),
+    ],
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_round_that_fails_is_named_and_not_committed(
+    start: Start, where: str, value: str, places: list[str], says: str
+) -> None:
+    server = start({"algorithm.name": f"{__file__}:Spoils", "algorithm.where": where, "algorithm.value": value})
+    server.round()
+    state, plain = server.state, server.state.to_tensors()[1]
+    before = {name: t.clone() for name, t in tensors_of(server).items()}
+    for _ in range(2):
+        with refused(*places, says=says):
+            server.round()
+        assert server.state is state
+    require_same_tree(tensors_of(server), before)
+    assert state.to_tensors()[1] == plain
+    assert (state.round, float(state.clients[3]["visits"])) == (1, 1)
+    assert (state.server["c"].tolist(), state.inboxes[4]["z"].tolist()) == ([1, 1], [6, 6, 6])
+
+
+@dataclass(frozen=True)
+class Talks(FedAvg):
+    """Two phases and two products; keeps what it saw of them."""
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        seen = {"cohort": torch.tensor(list(cohort))}
+        first = yield Ask("first", {"size": Reduce.STACK, "many": Reduce.GATHER}, train=False)
+        few = [i for i in cohort if i % 2]
+        second = yield Ask("second", {"size": Reduce.MEAN, "mixed": Reduce.MIX}, train=False, to=few)
+        product = yield Mix("mixed", torch.ones(len(second.ids)))
+        lengths = torch.tensor([len(t) for t in first.lists["many"]])
+        seen |= {"ids": torch.tensor(first.ids), "sizes": first["size"], "lengths": lengths}
+        seen |= {"few": torch.tensor(second.ids), "mean": second["size"], "weight": second.weights["size"]}
+        server.update(seen, product=product)
+
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        i = client.info.client
+        size = torch.tensor(float(i if phase == "first" else 10 * i))
+        entries = {"size": size, "many": torch.ones(i + 1), "mixed": torch.full((2,), float(i))}
+        return Upload(entries, {"size": 1.0 + i})
+
+
+def test_answers_of_phases_and_products_reach_the_generator(start: Start, exchange_of: Callable[..., Exchange]) -> None:
+    server = start({"algorithm.name": f"{__file__}:Talks"})
+    exchange = exchange_of(server, [0, 1, 3, 4])
+    server.run_method(exchange, server._context(1), lambda client: False)
+    state = {name: t.tolist() for name, t in exchange.next_state.server.items() if name != "w"}
+    assert state == {
+        "cohort": [0, 1, 3, 4],
+        "ids": [0, 1, 3, 4],
+        "sizes": [0, 1, 3, 4],
+        "lengths": [1, 2, 4, 5],
+        "few": [1, 3],
+        "mean": pytest.approx((2 * 10 + 4 * 30) / 6),
+        "weight": 6.0,
+        "product": [4.0, 4.0],
+    }
+    # What the server committed last is not touched.
+    assert server.state.server.keys() == {"w"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"algorithm.name": "fedgta"},
+        {"algorithm.name": "fedavg"},
+        {"algorithm.name": "local", "model.name": "mlp"},
+        {"model.name": "sgc", "train.schedule": {"name": "CosineAnnealingWarmRestarts", "T_0": 2}},
+    ],
+)
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_run_goes_on_from_a_stored_state(start: Start, keys: dict[str, Any], stop: int) -> None:
+    keys = {**keys, "participation.ratio": 0.5, "evaluation.every": 2, "rounds": 5}
+    through, first = start(keys), start(keys)
+    lines = [through.round() for _ in range(5)]
+    for _ in range(stop):
+        first.round()
+    tensors, plain = first.state.to_tensors()
+    stored = {key: t.clone() for key, t in tensors.items()}
+    second = start(keys, state=FederationState.from_tensors(stored, plain))
+    again = [second.round() for _ in range(5 - stop)]
+    for line in (*lines, *again):
+        del line["seconds"]
+    assert again == lines[stop:]
+    require_same_tree(tensors_of(second), tensors_of(through))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *({"model.name": "sgc", "engine.trainer": path} for path in ("autograd", "analytic", "batched")),
+        # It divides by the rate of the round.
+        {"model.name": "sgc", "algorithm.name": "scaffold"},
+    ],
+)
+def test_a_schedule_gives_each_round_its_rate(start: Start, keys: dict[str, Any]) -> None:
+    keys = {**keys, "train.optimizer": "sgd", "rounds": 3, "train.lr": 0.4}
+    server = start({**keys, "train.schedule": {"name": "ExponentialLR", "gamma": 0.25}})
+    state = None
+    for rate in (0.4, 0.1, 0.025):
+        assert server.round()["lr"] == pytest.approx(rate)
+        alone = start({**keys, "train.lr": rate}, state=state)
+        assert "lr" not in alone.round()
+        state = alone.state
+        require_same_tree(tensors_of(server), tensors_of(alone))
+
+
+NAMES = st.sampled_from(["w", "opt.exp_avg", "proto/head", "c"])
+TENSORS = st.builds(lambda n, seed: torch.arange(n) * seed, st.integers(0, 4), st.integers(-3, 3))
+TREES = st.dictionaries(NAMES, TENSORS, min_size=1)
+IDS = st.integers(0, 200_000)
+COUNTS = st.integers(0, 99).map(lambda n: np.full((2, 3, 4), n))
+
+
+def assert_equal(left: object, right: object) -> None:
+    assert type(left) is type(right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        assert left.keys() == right.keys()
+        for name in left:
+            assert_equal(left[name], right[name])
+    elif isinstance(left, Tensor) and isinstance(right, Tensor):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif isinstance(left, np.ndarray):
+        np.testing.assert_array_equal(left, right)
+    else:
+        assert left == right
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.builds(
+        FederationState,
+        round=st.integers(0, 10**6),
+        server=TREES,
+        clients=st.dictionaries(IDS, TREES),
+        inboxes=st.dictionaries(IDS, TREES),
+        downloads=st.dictionaries(IDS, TREES),
+        newest=st.dictionaries(IDS, st.integers(0, 99)),
+        scores=st.dictionaries(
+            st.sampled_from(["trained", "served", "global"]), st.dictionaries(IDS, COUNTS, min_size=1)
+        ),
+        touched=st.dictionaries(IDS, st.booleans()),
+        evaluated=st.sampled_from(["", "0f"]),
+    )
+)
+def test_tensors_and_back(state: FederationState) -> None:
+    tensors, plain = state.to_tensors()
+    assert all(isinstance(t, Tensor) for t in tensors.values())
+    assert_equal(vars(FederationState.from_tensors(tensors, plain)), vars(state))

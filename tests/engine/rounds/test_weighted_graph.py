@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from support.errors import refused
+from support.small_cells import require_same_tree, tensors_of
 
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
-from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
@@ -22,9 +22,8 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.pretrain import options_of, pretrain
 from shoal.engine.screen.tables import show_store
 from shoal.storage.adapters import to_pyg
-from shoal.storage.datasets.registry import fingerprint, load
+from shoal.storage.datasets.registry import load
 from shoal.storage.datasets.sources.source import DataSource
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 from shoal.storage.store.view import Cache, View
@@ -39,11 +38,11 @@ from pathlib import Path
 import shoal
 from shoal.storage.graph.from_arrays import graph_from_arrays
 
-class {name}(shoal.Dataset):
+class Ones(shoal.Dataset):
     def load(self, root):
         arrays = {{file.stem: np.load(file) for file in Path({folder!r}).glob("*.npy")}}
         graph = graph_from_arrays("one", arrays, dict.fromkeys(arrays, "one"))
-        return replace(graph, edge_weight={weight})
+        return replace(graph, edge_weight=np.ones(graph.entries, dtype=np.float32))
 """
 
 
@@ -134,19 +133,11 @@ METHODS: dict[str, Keys] = {
 }
 
 
-def values(server: Server) -> dict[str, Tensor]:
-    """Every tensor of a server's state."""
-    trees = {"server": server.state.server}
-    trees |= {f"client {i}": tree for i, tree in server.state.clients.items()}
-    return {f"{where}, {name}": t for where, tree in trees.items() for name, t in tree.items()}
-
-
 @pytest.fixture(scope="session")
 def of_one(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path]) -> Keys:
     """Keys of the small federation with weights that are all one, and yet kept."""
     folder = tmp_path_factory.mktemp("ones")
-    weight = "np.ones(graph.entries, dtype=np.float32)"
-    (folder / "ones.py").write_text(ONES.format(name="Ones", folder=str(graphs["plain"]), weight=weight))
+    (folder / "ones.py").write_text(ONES.format(folder=str(graphs["plain"])))
     return {"data.dataset": f"{folder / 'ones.py'}:Ones", "data.path": None, "data.store": str(folder / "store")}
 
 
@@ -156,61 +147,34 @@ def test_weights_of_one_give_the_bits_of_no_weights(name: str, start: Start, wei
     assert Store(ones.job.store_path).manifest.weighted
     losses = [[server.round()["loss"] for _ in range(2)] for server in (plain, ones, others)]
     assert losses[0] == losses[1] != losses[2]
-    found, received = values(ones), values(plain)
-    assert found.keys() == received.keys()
-    assert all(torch.equal(found[key], received[key]) for key in received)
-    assert any(not torch.equal(values(others)[key], received[key]) for key in received)
+    require_same_tree(tensors_of(ones), tensors_of(plain))
 
 
-def test_a_store_without_weights_is_as_it_was(configure: Callable[..., Config], weighted: Keys, tmp_path: Path) -> None:
-    dropped = {**weighted, "data.edge_weights": "drop", "data.store": str(tmp_path / "dropped")}
-    plain, bare = prepare(configure({})), prepare(configure(dropped))
-    assert "weighted" not in (plain.path / "manifest.json").read_text()
-    assert [client.file for client in plain.manifest.clients] == [client.file for client in bare.manifest.clients]
-    assert plain.manifest.hops == bare.manifest.hops
-    kept = {key: value for key, value in weighted.items() if key != "data.store"} | {"data.root": str(tmp_path)}
-    names = {
-        store_path(configure({**kept, **more, "data.store": None})) for more in ({}, {"data.edge_weights": "drop"})
-    }
-    assert len(names) == 2
+COPILOT = {"algorithm": {"name": "fml", "copilot": {"name": "sage"}}}
+MIXED = {"model": [{"name": "sgc"}, {"name": "sage"}], "algorithm.name": "local"}
 
 
 @pytest.mark.parametrize(
-    ("keys", "line"),
+    ("place", "says", "keys"),
     [
-        (
-            {"model.name": "sage"},
-            r"model\.name: .*, which sage leaves out; take gcn, gcnii or a model that reads hops, ",
-        ),
-        ({"model.name": "gat"}, r"model\.name: .*, which gat leaves out; "),
-        ({"model.name": "gin"}, r"model\.name: .*, which gin leaves out; "),
-        ({"model.name": "transformer"}, r"model\.name: .*, which transformer leaves out; "),
-        (
-            {"model": [{"name": "sgc"}, {"name": "sage"}], "algorithm.name": "local"},
-            r"model\.name: .*, which sage leaves ",
-        ),
-        (
-            {"model.name": "gcn", "model.fanouts": [3, 3]},
-            r"model\.fanouts: .*, by which no neighbours are drawn; leave ",
-        ),
-        ({"algorithm.name": "fedpg"}, r"algorithm\.name: .*, which fedpg leaves out; take .*fedavg.*, "),
-        ({"algorithm.name": "fedgkc"}, r"algorithm\.name: .*, which fedgkc leaves out; "),
-        ({"algorithm.name": "fggp", "model.name": "gcn"}, r"algorithm\.name: .*, which fggp leaves out; "),
-        ({"algorithm.name": "fgssl", "model.name": "gcn"}, r"algorithm\.name: .*, which fgssl leaves out; "),
-        ({"algorithm.name": "fedsage_plus"}, r"algorithm\.name: .*, which fedsage_plus leaves out; "),
-        (
-            {"algorithm": {"name": "fml", "copilot": {"name": "sage"}}},
-            r"algorithm: .*, which sage, a model of fml, leaves out; take another, ",
-        ),
-        ({"data.features": "degree"}, r"data\.features: .*, which degree leaves out; take other features, "),
+        *(("model.name", f"{name} leaves out", {"model.name": name}) for name in ("sage", "gat", "gin", "transformer")),
+        ("model.name", "sage leaves out; take gcn, gcnii or a model that reads hops, ", MIXED),
+        ("model.fanouts", "by which no neighbours are drawn", {"model.name": "gcn", "model.fanouts": [3, 3]}),
+        ("algorithm.name", "fedpg leaves out", {"algorithm.name": "fedpg"}),
+        ("algorithm.name", "fedgkc leaves out", {"algorithm.name": "fedgkc"}),
+        ("algorithm.name", "fggp leaves out", {"algorithm.name": "fggp", "model.name": "gcn"}),
+        ("algorithm.name", "fgssl leaves out", {"algorithm.name": "fgssl", "model.name": "gcn"}),
+        ("algorithm.name", "fedsage_plus leaves out", {"algorithm.name": "fedsage_plus"}),
+        ("algorithm", "sage, a model of fml, leaves out", COPILOT),
+        ("data.features", "degree leaves out", {"data.features": "degree"}),
     ],
 )
-def test_refused_where_weights_would_be_left_out(configure: Callable[..., Config], keys: Keys, line: str) -> None:
+def test_refused_where_weights_would_be_left_out(
+    configure: Callable[..., Config], place: str, says: str, keys: Keys
+) -> None:
     config = configure(keys)
-    with pytest.raises(ShoalError, match=rf"^{line}") as caught:
+    with refused(place, says=says):
         require_weights_used(config, "files", True)
-    assert caught.value.line.endswith("or set data.edge_weights to drop")
-    assert "the edges of dataset 'files' have weights" in caught.value.line
     require_weights_used(config, "files", False)
 
 
@@ -222,7 +186,7 @@ def test_refused_before_a_store_is_made_and_where_one_is_there(
     prepare(configure(weighted))
     for call in (prepare, lambda config: expected(RunPlan.of(config))):
         for config in (fresh, configure(sage)):
-            with pytest.raises(ShoalError, match=r"^model\.name: .*, which sage leaves out"):
+            with refused("model.name", says="which sage leaves out"):
                 call(config)
     assert not (tmp_path / "store" / "clients").exists()
     assert expected(RunPlan.of(configure(weighted))).rows["edges"] == "weighted"
@@ -233,9 +197,7 @@ def test_refused_before_a_store_is_made_and_where_one_is_there(
         show_store(store.path, store.manifest)
         assert said in " ".join(capsys.readouterr().out.split())
     options = options_of({"epochs": 1})
-    with pytest.raises(
-        ShoalError, match=r"have weights, which views of altered edges leave out; set data\.edge_weights"
-    ):
+    with refused("data.dataset", says="have weights, which views of altered edges leave out"):
         pretrain(configure({**weighted, "model.name": "gcn"}), tmp_path / "gnn", options, 2, "all")
 
 
@@ -268,7 +230,7 @@ def test_a_model_of_ones_own_may_ask_for_weights(
     found = module(all_nodes(view, "sum", 1)).embedding_NH
     np.testing.assert_allclose(found.detach(), dense_of(view, weights) @ view.x.numpy(), rtol=1e-5, atol=1e-5)
     other = configure({**weighted, "model": {"name": f"{tmp_path / 'other.py'}:Sums"}})
-    with pytest.raises(ShoalError, match=r"^model\.name: .*other\.py:Sums leaves out; "):
+    with refused("model.name", says="other.py:Sums leaves out; "):
         require_weights_used(other, "files", True)
 
 
@@ -292,21 +254,15 @@ class Path(shoal.Dataset):
 def test_a_dataset_of_ones_own_may_give_weights(mapping: bool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     source = DataSource(f"{tmp_path / 'mine.py'}:Path", user_options={"mapping": mapping})
-    graph = load(source)
-    assert graph.edge_weight is not None
-    assert graph.edge_weight.tolist() == [0.5, 0.5, 2, 2]
-    dropped = replace(source, edge_weights="drop")
-    assert load(dropped).edge_weight is None
-    assert fingerprint(dropped) == fingerprint(source) | {"edge_weights": "drop"}
+    weight = load(source).edge_weight
+    assert weight is not None
+    assert weight.tolist() == [0.5, 0.5, 2, 2]
     (tmp_path / "mine.py").write_text(OWN.replace("[0.5, 2]", "[0.5, -2]"))
-    with pytest.raises(
-        ShoalError, match=r"mine\.py, line 6: edge_weight: row 1 is -2\.0; the weight of an edge is positive"
-    ):
+    with refused(says="edge_weight: row 1 is -2.0; the weight of an edge is positive"):
         load(source)
-    assert load(dropped).edge_weight is None
 
 
 def test_small_graphs_are_not_cut_out_of_a_weighted_one(weighted: Keys) -> None:
     source = DataSource("induced-node", base="files", path=weighted["data.path"], samples=2, smallest=2, largest=9)
-    with pytest.raises(ShoalError, match=r"^data\.options\.base: .*, which induced-node leaves out; set data\.edge_w"):
+    with refused("data.options.base", says="which induced-node leaves out"):
         load(source)
