@@ -23,10 +23,10 @@ RETRIES = 3
 def hops_on_cluster(
     config: Config, store: Path, clients: Sequence[ClientRecord], limits: Limits, propagation: PropagationOptions
 ) -> Iterator[tuple[int, FileRecord]]:
-    """Writes the hops of some clients, and yields each as it is done; the order is that of completion.
+    """Writes the hops of some clients, and yields each as it is done.
 
-    At most so many tasks run at a time as `engine.memory_limit` holds, and as there are processors. All machines
-    must see the folder of the store. A task checks its shard before it reads it.
+    At most so many tasks run at a time as `engine.memory_limit` holds, and as there are processors. All machines must
+    see the folder of the store. A task checks its shard before it reads it.
 
     Raises:
         ShoalError: What a task raised, there is no cluster, or it was silent for `engine.cell_timeout` seconds.

@@ -1,7 +1,7 @@
 """The steps of a prepare: shards, splits, hops, a manifest after each. Every finished file survives an interruption."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,7 @@ class StoreSteps(ABC):
     def __init__(
         self, path: Path, made: dict[str, Any], published: Callable[[], dict[str, str]], config: Config
     ) -> None:
-        """Reads what an earlier prepare left.
+        """Reads what an earlier prepare of the same folder left.
 
         Args:
             path: The folder.
@@ -116,12 +116,21 @@ class StoreSteps(ABC):
     def _hops(self, shards: Store, propagation: PropagationOptions) -> list[FileRecord]:
         manifest = shards.manifest
         missing = [c for c in manifest.clients if self.writer.finished(hops_path(propagation.name, c.client)) is None]
-        rows = sum(_rows_kept(shards, client, propagation) for client in missing)
+        if propagation.rows == "all":
+            rows = sum(client.nodes for client in missing)
+        else:
+            rows = sum(int(labelled_and_neighbours(shards.shard(client.client)).sum()) for client in missing)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made = self._hops_here(shards, missing, propagation)
+        made = (
+            (
+                c.client,
+                write_hops(self.path / hops_path(propagation.name, c.client), shards.shard(c.client), propagation),
+            )
+            for c in missing
+        )
         if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
             # A prepare in one process needs no Ray.
             from shoal.engine.preparing.hop_tasks import hops_on_cluster
@@ -134,13 +143,6 @@ class StoreSteps(ABC):
                 step.advance()
         files = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
         return [file for file in files if file is not None]
-
-    def _hops_here(
-        self, shards: Store, clients: Sequence[ClientRecord], propagation: PropagationOptions
-    ) -> Iterator[tuple[int, FileRecord]]:
-        for client in clients:
-            path = self.path / hops_path(propagation.name, client.client)
-            yield client.client, write_hops(path, shards.shard(client.client), propagation)
 
     def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
         shard = open_shard(self.path / shard_path(client), client, file)
@@ -155,9 +157,3 @@ class StoreSteps(ABC):
         """How many values shards keep of sparse features."""
         shards = (open_shard(self.path / shard_path(each.client), each.client, each.file) for each in clients)
         return sum(shard.x.entries for shard in shards if isinstance(shard.x, CsrRows))
-
-
-def _rows_kept(shards: Store, client: ClientRecord, propagation: PropagationOptions) -> int:
-    return (
-        client.nodes if propagation.rows == "all" else int(labelled_and_neighbours(shards.shard(client.client)).sum())
-    )

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from shoal.engine.callbacks.callback import Running
@@ -20,7 +21,7 @@ from shoal.engine.records.summary import summarize_run
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupted, graceful
-from shoal.engine.screen.live_view import LiveView, live_view
+from shoal.engine.screen.live_view import live_view
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
@@ -82,19 +83,15 @@ class Driver:
             with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
                 while done < self.config.rounds and not ended:
                     try:
-                        line = self._round(done, view)
+                        with self._keeping(done):
+                            line = self.backend.round(view.watch)
                         done = line["round"]
-                        self._log_events(line)
-                        if records := line.pop("records", None):
-                            write_records(self.folder.path, done, records)
-                        if "scopes" in line and self.config.run.client_scores:
-                            self.folder.client_scores.append(done, self.backend.client_scores())
-                        line.setdefault("memory", {})["driver"] = resident()
-                        self.folder.metrics.append(line)
+                        self._record(line)
                         if best:
                             best.note(line, self._current)
                         view.advance(line)
-                        self._call(line)
+                        with self._keeping(done):
+                            self._calls.after(line)
                         ended = self._ended_early()
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         interrupt.asked |= limit is not None and now - began > limit
@@ -126,21 +123,14 @@ class Driver:
             # Does nothing after a finished run.
             self._calls.end(None)
 
-    def _round(self, done: int, view: LiveView) -> dict[str, Any]:
-        """One round; if it fails, the rounds before it are kept in a checkpoint."""
+    @contextmanager
+    def _keeping(self, done: int) -> Iterator[None]:
+        """After a failure writes a checkpoint of the rounds that are done; the failure is reported in any case."""
         try:
-            return self.backend.round(view.watch)
+            yield
         except ShoalError:
             if done:
                 self._keep_what_is_done(done)
-            raise
-
-    def _call(self, line: dict[str, Any]) -> None:
-        """Calls the callbacks after a round; if one ends the run, a checkpoint keeps that round, too."""
-        try:
-            self._calls.after(line)
-        except ShoalError:
-            self._keep_what_is_done(line["round"])
             raise
 
     def _ended_early(self) -> bool:
@@ -149,7 +139,6 @@ class Driver:
         return "scopes" in lines[-1] if lines else False
 
     def _keep_what_is_done(self, done: int) -> None:
-        """Writes a checkpoint after a failure; that failure is reported whether this succeeds or not."""
         try:
             self._save()
         except (ShoalError, ServerLost) as error:
@@ -157,8 +146,8 @@ class Driver:
             return
         say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
 
-    def _log_events(self, line: dict[str, Any]) -> None:
-        """Logs events of hosts and tracebacks of clients; the metrics keep one line for each skipped client."""
+    def _record(self, line: dict[str, Any]) -> None:
+        """Writes the line of a round, its records and scores; events and tracebacks of clients go to the log."""
         for event in line.pop("events", []):
             log.warning(event)
         if halved := line.get("halved_batches"):
@@ -169,6 +158,12 @@ class Driver:
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail)
             line["failures"][client] = text
+        if records := line.pop("records", None):
+            write_records(self.folder.path, line["round"], records)
+        if "scopes" in line and self.config.run.client_scores:
+            self.folder.client_scores.append(line["round"], self.backend.client_scores())
+        line.setdefault("memory", {})["driver"] = resident()
+        self.folder.metrics.append(line)
 
     def _best_so_far(self) -> BestRounds | None:
         return BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
@@ -203,17 +198,8 @@ class Driver:
         return self._serve(found.state if found else None)
 
 
-def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool = True) -> None:
-    """Restores a run folder to the content of a checkpoint, and reports what it could not use.
-
-    Args:
-        folder: The folder.
-        found: The checkpoint; None: to its start.
-        keeps_scores: Whether the run keeps scores of clients.
-
-    Raises:
-        ShoalError: A file cannot be written.
-    """
+def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool) -> None:
+    """Restores a run folder to the content of a checkpoint, or to its start, and reports what it could not use."""
     for fault in found.passed_over if found else ():
         _warn(f"{fault}; set aside, the one before it is used")
     if found and found.passed_over:

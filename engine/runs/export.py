@@ -25,7 +25,6 @@ from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
@@ -40,9 +39,8 @@ def export(run: Path, best: str | None = None) -> Path:
 
     Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
     2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
-    `global` if there is one. In graph tasks one row a graph, `graph` int64 instead of `node`; in edge tasks one
-    row a pair, `source` and `target` int64, global ids of its nodes. Where classes have names, these are in the
-    schema's metadata, `label_names`, as a JSON list.
+    `global` if there is one. In graph tasks one row a graph, `graph` int64 instead of `node`; in edge tasks one row a
+    pair, `source` and `target` int64. Names of classes are in the schema's metadata, `label_names`, as a JSON list.
 
     Where the server's model is scored on the whole graphs of domains, `predictions-domains.arrow` has a row for every
     item of those: what names it, `domain` (dictionary of names), `label`, `part`, and the class predicted with all
@@ -86,14 +84,12 @@ def export(run: Path, best: str | None = None) -> Path:
         for client_id in range(store.clients):
             for scope, visit in _deployed(host, state, client_id, global_model):
                 if best is None or scope == best:
-                    predicted = _predicted(algorithm, visit, job.who(client_id))
-                    _add(columns, **{scope: predicted.int().cpu().numpy()})
+                    _add(columns, **{scope: _predicted(algorithm, visit, job.who(client_id))})
                 if scope == "global":
-                    models.update(_received(visit))
+                    models.update(_named(visit, "global/", received=True))
                 elif personal:
-                    models.update(_all_of(visit))
-            _add(columns, client=np.full(store.shard(client_id).items, client_id, dtype=np.int32))
-            _add(columns, **_described(store, job.split, client_id))
+                    models.update(_named(visit, f"client/{client_id:05d}/", received=False))
+            _add(columns, **_described(store, job.split, client_id, client=client_id))
             step.advance()
     write_tensors(out / MODELS, models)
     names = store.manifest.label_names
@@ -110,9 +106,8 @@ def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, cur
     for place in range(len(job.domains)):
         number = len(job.model_of) + place
         visit = host.visit(number, evaluation_cell(state.round, [number], {}, {}), current)
-        predicted = _predicted(job.algorithm(), visit, job.who(number)).int().cpu().numpy()
-        _add(columns, domains=predicted, domain=np.full(len(predicted), place, dtype=np.int32))
-        _add(columns, **_described(graphs, job.split, place))
+        predicted = _predicted(job.algorithm(), visit, job.who(number))
+        _add(columns, domains=predicted, **_described(graphs, job.split, place, domain=place))
     joined = _joined(columns)
     return joined | {"domain": pa.DictionaryArray.from_arrays(joined["domain"], pa.array(job.domains))}
 
@@ -144,43 +139,32 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 
 
-def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> Tensor:
+def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> np.ndarray:
     client = visit.scored
     try:
-        return predicted_classes(algorithm, client, visit.received, "all", client.info.items)
+        predicted = predicted_classes(algorithm, client, visit.received, "all", client.info.items)
     except ShoalError as error:
         raise ShoalError(who, *error.args, detail=error.detail) from error
+    return predicted.int().cpu().numpy()
 
 
-def _all_of(visit: Visit) -> dict[str, Tensor]:
-    """All models of a client."""
-    names = visit.client.models
-    return {key: p for name in names for key, p in _named(visit, name, f"client/{visit.client.info.client:05d}/")}
+def _named(visit: Visit, prefix: str, received: bool) -> Iterator[tuple[str, Tensor]]:
+    """Parameters of a client's models, all or those that the server sends; that of the config has no name in between."""
+    for name, model in visit.client.models.items():
+        if received and not model.received:
+            continue
+        below = prefix if name == MODEL else f"{prefix}{name}/"
+        for key, p in model.module.named_parameters():
+            # Row-major, whatever the layout in the model.
+            yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _received(visit: Visit) -> dict[str, Tensor]:
-    """The models that a new client receives from the server."""
-    names = [name for name, model in visit.client.models.items() if model.received]
-    return {key: p for name in names for key, p in _named(visit, name, "global/")}
-
-
-def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a model, that of the config by their names alone, others below the name of the model."""
-    below = prefix if name == MODEL else f"{prefix}{name}/"
-    for key, p in visit.client.models[name].module.named_parameters():
-        # Row-major, whatever the layout in the model.
-        yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _described(store: Store, split: str, number: int) -> dict[str, np.ndarray]:
-    """Ids of the items of a client or a whole graph, with labels and parts."""
+def _described(store: Store, split: str, number: int, **same: int) -> dict[str, np.ndarray]:
+    """Ids of the items of a client or a whole graph, with labels, parts, and a number that is the same of all."""
     shard = store.shard(number)
-    return {**_items(shard), "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}
-
-
-def _items(shard: Shard) -> dict[str, np.ndarray]:
-    """Ids of the items of a shard, by the name of the column."""
+    columns = {name: np.full(shard.items, value, dtype=np.int32) for name, value in same.items()}
     if shard.pairs is None:
-        return {"node" if shard.graph is None else "graph": shard.item}
-    source, target = shard.node[shard.pairs.ends].T
-    return {"source": source, "target": target}
+        columns["node" if shard.graph is None else "graph"] = shard.item
+    else:
+        columns["source"], columns["target"] = shard.node[shard.pairs.ends].T
+    return {**columns, "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}

@@ -13,7 +13,6 @@ from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
-from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path
@@ -66,26 +65,13 @@ class RunPlan:
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that the config names, read once.
-
-        Raises:
-            ShoalError: A file is missing or cannot be read.
-        """
+        """Digests of the files that the config names, read once; raises ShoalError if one cannot be read."""
         return inputs.contents(self.config)
 
     @cached_property
     def folder(self) -> Path:
-        """The run folder, whose name is the identity of the run.
-
-        Raises:
-            ShoalError: As for `inputs`.
-        """
+        """The run folder, whose name is the identity of the run; raises as `inputs`."""
         return run_path(self.config, self.inputs)
-
-    @property
-    def store(self) -> Path:
-        """The folder of the store, which may not exist."""
-        return store_path(self.config)
 
     def prepare(self, repair: bool = True) -> Store:
         """Makes what is missing of the store, and opens the one that the method trains on.

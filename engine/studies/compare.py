@@ -16,13 +16,11 @@ SHOWN = ("best.val", "best.test", "last.test", "round", "round_median", "per_cli
 
 
 def compare(left: Path, right: Path) -> list[TextTable]:
-    """Tables of what differs, one for keys, one for inputs and environment, one for figures; without what is equal.
-
-    Raises:
-        ShoalError: A folder holds no run, or what is in it was changed.
-    """
+    """Tables of what differs, one for keys, one for inputs and environment, one for figures; without what is equal."""
     names = (left.name, right.name)
-    tables = [_of_configs(names, *(flatten(load_config(run).plain()) for run in (left, right)))]
+    table = _differing("config", names, *(flatten(load_config(run).plain()) for run in (left, right)))
+    rows = tuple((*row, "yes" if changes_numbers(row[0]) else "no") for row in table.rows)
+    tables = [replace(table, heads=(*table.heads, "changes numbers"), rows=rows, keys=table.keys + 1)]
     if not (finished(left) and finished(right)):
         missing = ", ".join(run.name for run in (left, right) if not finished(run))
         return [*tables, TextTable(("results",), (), 1, notes=(f"not finished: {missing}",))]
@@ -33,12 +31,6 @@ def compare(left: Path, right: Path) -> list[TextTable]:
 
 
 Names = tuple[str, str]
-
-
-def _of_configs(names: Names, left: Mapping[str, Any], right: Mapping[str, Any]) -> TextTable:
-    table = _differing("config", names, left, right)
-    rows = tuple((*row, "yes" if changes_numbers(row[0]) else "no") for row in table.rows)
-    return replace(table, heads=(*table.heads, "changes numbers"), rows=rows, keys=table.keys + 1)
 
 
 def _differing(what: str, names: Names, left: Mapping[str, Any], right: Mapping[str, Any]) -> TextTable:

@@ -19,8 +19,6 @@ from shoal.engine.rounds.scoring import CORRECT, SUPPORT
 from shoal.engine.rounds.scoring import PARTS as OF_SCORES
 from shoal.engine.studies.groups import Group
 
-AXES = ("round", "bytes", "seconds")
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -28,11 +26,8 @@ class Curve:
 
     Attributes:
         name: Distinguishes the group from the others.
-        x: By name of an axis, float64 `[T]`: the round, bytes sent both ways so far and seconds of rounds so far, both
-            means over the runs.
-        middle: Mean over the runs, `[T]`.
-        low: Smallest of any run, `[T]`.
-        high: Largest of any run, `[T]`.
+        x: Float64 `[T]` by `round`, `bytes` sent both ways so far, and `seconds` of rounds so far, means over the runs.
+        middle: Mean over the runs, `[T]`; `low` and `high` are the smallest and the largest of any run.
         runs: Number S of runs.
     """
 
@@ -45,19 +40,15 @@ class Curve:
 
 
 def curve_of(name: str, runs: Sequence[Path], scope: str, part: str) -> Curve | None:
-    """The number that stands for a scope, over the rounds in which all runs have it; None where none do.
-
-    Raises:
-        ShoalError: Metrics of a run are damaged.
-    """
+    """The number that stands for a scope, over the rounds in which all runs have it; None where none do."""
     of_runs = [_points(read_metrics(run), scope, part) for run in runs]
     rounds = sorted(set.intersection(*(set(points) for points in of_runs))) if of_runs else []
     if not rounds:
         return None
     table_STX = np.array([[points[number] for number in rounds] for points in of_runs])
     value_ST = table_STX[:, :, 0]
-    x = {"round": np.array(rounds, dtype=float), "bytes": table_STX[:, :, 1].mean(0)}
-    x["seconds"] = table_STX[:, :, 2].mean(0)
+    sent_T, seconds_T = table_STX[:, :, 1:].mean(0).T
+    x = {"round": np.array(rounds, dtype=float), "bytes": sent_T, "seconds": seconds_T}
     return Curve(name, x, value_ST.mean(0), value_ST.min(0), value_ST.max(0), len(runs))
 
 
@@ -95,26 +86,16 @@ def client_accuracies(run: Path, scope: str, part: str = "test") -> np.ndarray:
 
 
 def recorded_mixing(run: Path) -> dict[int, np.ndarray]:
-    """Matrices of mixing of the first, the middle and the last recorded round, float32 `[B, B]`, if there are any.
-
-    Raises:
-        ShoalError: A file of records is damaged.
-    """
+    """Matrices of mixing of the first, the middle and the last recorded round, float32 `[B, B]`, if there are any."""
     found = recorded_rounds(run)
-    of_rounds = (
-        {number: read_records(run, number) for number in sorted({found[i] for i in (0, len(found) // 2, -1)})}
-        if found
-        else {}
-    )
+    numbers = sorted({found[place] for place in (0, len(found) // 2, -1)}) if found else []
+    of_rounds = {number: read_records(run, number) for number in numbers}
     return {number: records["mixing"].numpy() for number, records in of_rounds.items() if "mixing" in records}
 
 
 def recorded_prototypes(run: Path) -> tuple[int, np.ndarray, np.ndarray] | None:
     """The last recorded round, its prototypes on their two largest principal components float64 `[P, 2]`, and their
     classes `[P]`; None if there are fewer than three.
-
-    Raises:
-        ShoalError: A file of records is damaged.
     """
     for number in reversed(recorded_rounds(run)):
         records = read_records(run, number)

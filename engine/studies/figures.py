@@ -27,15 +27,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure.
-
-    Attributes:
-        name: Of its files.
-        title: Above it.
-        text: Description for readers who cannot see it.
-        svg: As text, without a declaration.
-        png: As bytes.
-    """
+    """A finished figure: name of its files, title, a text for who cannot see it, SVG without a declaration, and PNG."""
 
     name: str
     title: str

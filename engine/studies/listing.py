@@ -20,15 +20,12 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import NAME as MANIFEST
 from shoal.storage.store.manifest import read_manifest
 
+UNITS = (("d", 86400), ("h", 3600), ("min", 60))
+
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder that Shoal wrote.
-
-    Attributes:
-        kind: `store`, `run` or `sweep`.
-        path: The folder.
-    """
+    """A folder that Shoal wrote: a `store`, a `run` or a `sweep`."""
 
     kind: str
     path: Path
@@ -100,17 +97,12 @@ def _age(path: Path) -> str:
     names = (path / name for name in (SWEEP, MANIFEST, METRICS, CONFIG))
     newest = max((file.stat().st_mtime for file in names if file.exists()), default=path.stat().st_mtime)
     seconds = max(time.time() - newest, 0)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    unit, length = next((each for each in UNITS if seconds >= each[1]), ("s", 1))
+    return f"{seconds / length:.0f} {unit}"
 
 
 def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
-    """Removes folders after asking once; of a sweep also the runs that are in no other sweep.
-
-    Returns:
-        Whether they were removed.
+    """Removes folders after asking once; of a sweep also the runs that are in no other sweep. Gives whether it did.
 
     Raises:
         ShoalError: A path is none of Shoal's folders, a run is being written, or a folder cannot be removed.
@@ -157,18 +149,13 @@ def _needed_by(each: Kept, removed: Sequence[Kept]) -> list[str]:
     users = []
     for run in (kept for kept in kept_in(Path("runs")) if kept.kind == "run" and kept.path.resolve() not in gone):
         try:
-            if (run.path / CONFIG).exists() and each.path.resolve() in _stores_of(run.path):
+            config = load_config(run.path)
+            store = store_path(config)
+            if each.path.resolve() in (store.resolve(), store_or_overlay(store, config).resolve()):
                 users.append(run.path.name)
         except ShoalError:
             continue
     return [f"{each.path.name}: is the store of {', '.join(users)}; prepare makes it again"] if users else []
-
-
-def _stores_of(run: Path) -> tuple[Path, Path]:
-    """The store of a run's config, and the overlay of that if there is one."""
-    config = load_config(run)
-    store = store_path(config)
-    return store.resolve(), store_or_overlay(store, config).resolve()
 
 
 def _require_idle(run: Path) -> None:

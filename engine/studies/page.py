@@ -28,15 +28,7 @@ pre { background: #f4f4f4; padding: .75rem; overflow-x: auto; font-size: .8rem; 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page.
-
-    Attributes:
-        title: Its heading.
-        drawings: Figures.
-        tables: Tables.
-        texts: Plain texts by what they are, as a config by its path.
-        note: A line below the heading.
-    """
+    """A part of a page: a heading, a line below it, figures, tables, and plain texts by what they are."""
 
     title: str
     drawings: Sequence[Drawing] = ()

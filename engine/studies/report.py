@@ -41,14 +41,7 @@ MIB = 1 << 20
 
 
 def report(paths: Sequence[Path], out: Path | None) -> Path:
-    """Writes the report of runs and sweeps.
-
-    Args:
-        paths: Their folders.
-        out: Folder to write; None: `report` in the first of them.
-
-    Returns:
-        The page.
+    """Writes the report of runs and sweeps to a folder, by default `report` in the first of them; gives the page.
 
     Raises:
         ShoalError: A path is no run or sweep, no run is finished, or something cannot be read or written.

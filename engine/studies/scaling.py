@@ -59,11 +59,7 @@ def ideal(groups: Sequence[Group], key: str) -> tuple[list[float], list[float], 
     """Values of a key, seconds of a round, and what these would be without overhead, from the first on.
 
     Hosts share all work. More clients of one graph each hold less of it, so that a round is as long with many as with
-    few; where the graph grows along with them, this is what it costs.
-
-    Args:
-        groups: Combinations that differ in the key alone.
-        key: `partition.clients` or `engine.hosts`.
+    few; where the graph grows along with them, this is what it costs. The groups differ in the key alone.
     """
     ordered = sorted(groups, key=lambda group: float(group.columns[key]))
     x = [float(group.columns[key]) for group in ordered]
@@ -96,8 +92,7 @@ def scaling_sweep(config: str, overrides: Sequence[str], clients: str, hosts: st
     Args:
         config: A config or a run folder.
         overrides: `key=value`.
-        clients: Numbers of clients, with commas; empty: that of the config.
-        hosts: Numbers of hosts, with commas; empty: that of the config.
+        clients: Numbers with commas; empty: that of the config; so for `hosts`.
         weak: The graph grows with the clients: of so many nodes or of such a scale as the config has for its number.
 
     Raises:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,15 +30,15 @@ OPEN, CLOSE = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Selection:
-    """One combination.
-
-    Attributes:
-        columns: Value of every key that the axes name, and of every option of one method.
-        overrides: `key=value`, in order.
-    """
+    """One combination: value of every key that axes name and of every option of one method, and `key=value` in order."""
 
     columns: dict[str, str]
     overrides: tuple[str, ...]
+
+    @classmethod
+    def plain(cls, values: Mapping[str, str]) -> "Selection":
+        """Keys with their values as they are."""
+        return cls(dict(values), tuple(f"{key}={value}" for key, value in values.items()))
 
 
 def is_seed(key: str) -> bool:
@@ -68,12 +68,13 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
     keys = [key for values in found for key in dict.fromkeys(key for choice in values for key in choice.columns)]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ShoalError(twice, "is in two axes of the sweep; name it once")
-    return [_joined(several) for several in itertools.product(*found)]
-
-
-def _joined(choices: Sequence[Selection]) -> Selection:
-    columns = {key: value for choice in choices for key, value in choice.columns.items()}
-    return Selection(columns, tuple(itertools.chain.from_iterable(choice.overrides for choice in choices)))
+    return [
+        Selection(
+            {key: value for choice in choices for key, value in choice.columns.items()},
+            tuple(override for choice in choices for override in choice.overrides),
+        )
+        for choices in itertools.product(*found)
+    ]
 
 
 def _values(axis: str) -> list[Selection]:
@@ -94,24 +95,21 @@ def _values(axis: str) -> list[Selection]:
 def _repetitions(axis: str, key: str, text: str) -> list[Selection]:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RUNS:
         raise ShoalError(_shown(axis), f"{key} is a number of repetitions, 1 to {MOST_RUNS:,}")
-    return [
-        Selection({name: str(number) for name in SEEDS[key]}, tuple(f"{name}={number}" for name in SEEDS[key]))
-        for number in range(int(text))
-    ]
+    return [Selection.plain(dict.fromkeys(SEEDS[key], str(number))) for number in range(int(text))]
 
 
 def _joint(axis: str, keys: Sequence[str], part: str) -> Selection:
     values = part.split("+")
     if len(values) != len(keys):
         raise ShoalError(_shown(axis), f"{part} has {len(values)} values for {len(keys)} keys; join them by +")
-    return Selection(dict(zip(keys, values)), tuple(f"{key}={value}" for key, value in zip(keys, values)))
+    return Selection.plain(dict(zip(keys, values)))
 
 
 def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
     """A value, or with `name{option:a,b}` one of every combination of the options."""
     name, brace, rest = part.partition("{")
     if not name or not (brace or key in WHOLE):
-        yield Selection({key: part}, (f"{key}={part}",))
+        yield Selection.plain({key: part})
         return
     if not brace:
         rest = "}"
@@ -196,11 +194,7 @@ class Study:
 
     @cached_property
     def choices(self) -> list[Selection]:
-        """All combinations.
-
-        Raises:
-            ShoalError: As `combinations`, or the key to be chosen is in no axis.
-        """
+        """All combinations. Raises as `combinations`, or where the key to be chosen is in no axis."""
         found = combinations(self.axes)
         if self.choose is not None and not any(self.choose in choice.columns for choice in found):
             known = ", ".join(dict.fromkeys(key for choice in found for key in choice.columns))
@@ -209,11 +203,7 @@ class Study:
 
     @cached_property
     def configs(self) -> list[Config]:
-        """Config of every combination.
-
-        Raises:
-            ShoalError: As `choices`, or a config has a wrong key or value, or names what there is not.
-        """
+        """Config of every combination. Raises as `choices`, or where a config has a wrong key, value or name."""
         found = [load_config(self.config, choice.overrides) for choice in self.choices]
         for config in found:
             require_names(config)

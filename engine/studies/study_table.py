@@ -76,16 +76,15 @@ class _Numbers:
         found = self.spread(group, figure)
         if group is None or found is None:
             return "-"
-        return _written(found, figure, self.statistic) + self._compared(group, figure)
-
-    def _compared(self, group: Group, figure: str) -> str:
-        if not self.against or not is_share(figure):
-            return ""
-        other = baseline_of(group, self.groups, self.against)
+        text = _number(found.middle, figure)
+        if found.low is not None and found.high is not None and "bytes" not in figure:
+            low, high = _number(found.low, figure), _number(found.high, figure)
+            text += f" ± {low}" if self.statistic == "mean" else f" [{low}, {high}]"
+        other = baseline_of(group, self.groups, self.against) if self.against and is_share(figure) else None
         if other is None or other is group:
-            return ""
+            return text
         p = paired_p(group, other, figure)
-        return " (p -)" if p is None else f" (p {p:.3f})"
+        return f"{text} (p -)" if p is None else f"{text} (p {p:.3f})"
 
 
 def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> dict[tuple[str, ...], dict[str, Group]]:
@@ -136,15 +135,15 @@ def _best(
 ) -> frozenset[tuple[int, int]]:
     """The highest of every share: in a column, or in a row where columns are values of a key; of costs none."""
     found: set[tuple[int, int]] = set()
+    rows = range(len(spreads))
     for number, figure in enumerate(figures):
         if not is_share(figure):
             continue
         columns = range(number * len(values), (number + 1) * len(values))
-        places = [[(row, column) for column in columns] for row in range(len(spreads))]
-        if len(values) == 1:
-            places = [[place for (place,) in places]]
-        for several in places:
-            known = {place: s.middle for place in several if (s := spreads[place[0]][place[1]]) is not None}
+        alone = len(values) == 1
+        compared = [[(row, columns[0]) for row in rows]] if alone else [[(row, c) for c in columns] for row in rows]
+        for places in compared:
+            known = {place: s.middle for place in places if (s := spreads[place[0]][place[1]]) is not None}
             if len(known) > 1:
                 best = max(known.values())
                 found |= {(row, first + column) for (row, column), value in known.items() if value == best}
@@ -177,16 +176,6 @@ def _unasked(known: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(figure for figure in (*scores, *costs) if figure in known)
 
 
-def _written(found: Spread, figure: str, statistic: Statistic) -> str:
-    middle = _number(found.middle, figure)
-    if found.low is None or found.high is None:
-        return middle
-    if "bytes" in figure:
-        return middle
-    low, high = _number(found.low, figure), _number(found.high, figure)
-    return f"{middle} ± {low}" if statistic == "mean" else f"{middle} [{low}, {high}]"
-
-
 def _number(value: float, figure: str) -> str:
     if is_share(figure):
         return f"{100 * value:.2f}"
@@ -201,11 +190,7 @@ Format = Literal["terminal", "markdown", "latex", "csv"]
 def layout_of(
     figures: Sequence[str], rows: str | None, columns: str | None, statistic: Literal["mean", "median"], against: str
 ) -> Layout:
-    """A layout from the options of a command line.
-
-    Raises:
-        ShoalError: `against` has no values.
-    """
+    """A layout from the options of a command line."""
     pairs = [part.partition("=") for part in against.split(",") if part]
     if wrong := next((key for key, equals, _ in pairs if not equals), None):
         raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
@@ -222,11 +207,7 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
 
 
 def show_sweep(folder: Path) -> None:
-    """Every run of a sweep with its state and its folder, and the table of what is finished.
-
-    Raises:
-        ShoalError: Something cannot be read.
-    """
+    """Every run of a sweep with its state and its folder, and the table of what is finished."""
     rows = read_rows(folder)
     keys = list(dict.fromkeys(key for row in rows for key in row.columns))
     runs = [(*(row.columns.get(key, "") for key in keys), row.state, row.run) for row in rows]
@@ -235,11 +216,7 @@ def show_sweep(folder: Path) -> None:
 
 
 def write_table(paths: Sequence[Path], layout: Layout, form: Format, out: Path | None) -> None:
-    """Writes the table of runs and sweeps to a file, or prints it.
-
-    Raises:
-        ShoalError: Something cannot be read or written, or the layout names what is not there.
-    """
+    """Writes the table of runs and sweeps to a file, or prints it."""
     rows = rows_of(paths)
     if form == "terminal" and out is None:
         show_rows(rows, layout)

@@ -25,7 +25,6 @@ from shoal.storage.files.checksummed_json import sealed, unsealed
 SCOPES = ("trained", "served", "global", "domains")
 MOMENTS = ("best", "last")
 PARTS = ("val", "test")
-COSTS = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round", "peak_memory_bytes")
 
 
 def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -52,11 +51,7 @@ def is_share(figure: str) -> bool:
 
 
 def require_figure(figure: str, known: Mapping[str, float]) -> None:
-    """Refuses a figure that no run has.
-
-    Raises:
-        ShoalError: There is none of this name; names similar ones.
-    """
+    """Refuses a figure that no run has; names similar ones."""
     if figure not in known:
         last = figure.rpartition(".")[2]
         similar = [name for name in known if name.endswith(last)] or list(known)
@@ -71,10 +66,9 @@ TABLES = ("table.csv", "table.parquet", "table.json")
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
     """Writes the state of a sweep, and the tables of its runs: one row each, in the order of the study.
 
-    `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too.
-
-    Columns of the tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run
-    is not finished.
+    `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too. Columns of the
+    tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run is not
+    finished.
 
     Raises:
         ShoalError: A file cannot be written.
@@ -96,14 +90,18 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
     with replacing(parquet) as unfinished:
         pa.parquet.write_table(table, unfinished)
     with replacing(plain_json) as unfinished:
-        unfinished.write_text(json.dumps(_flat(rows), indent=1, allow_nan=False) + "\n")
+        unfinished.write_text(json.dumps(table.to_pylist(), indent=1, allow_nan=False) + "\n")
     _link(folder / RUNS, rows)
 
 
 def table_of_runs(rows: Sequence[Row]) -> pa.Table:
     """The runs of a sweep, with the columns that `write_sweep` names."""
-    flat = _flat(rows)
-    return pa.table({name: pa.array([row[name] for row in flat], kind) for name, kind in _columns(rows).items()})
+    text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run"]
+    # A key that varies, `rounds` for one, is no figure again.
+    numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
+    schema = pa.schema([*((name, pa.string()) for name in text), *((name, pa.float64()) for name in numbers)])
+    own = ({**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run} for row in rows)
+    return pa.Table.from_pylist(list(own), schema)
 
 
 def _link(folder: Path, rows: Sequence[Row]) -> None:
@@ -132,11 +130,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The runs of a sweep as they are now: one that was finished since counts as finished.
-
-    Raises:
-        ShoalError: The file was changed, or a finished run has no readable summary.
-    """
+    """The runs of a sweep as they are now: one that was finished since counts as finished."""
     return [_row(run) for run in _read(folder)["runs"]]
 
 
@@ -164,32 +158,12 @@ def _row(run: dict[str, Any]) -> Row:
     return Row(run["columns"], figures_of(read_summary(path)), run["run"], state)
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, pa.DataType]:
-    text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run"]
-    # A key that varies, `rounds` for one, is no figure again.
-    numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
-    return {**{name: pa.string() for name in text}, **{name: pa.float64() for name in numbers}}
-
-
-def _flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    names = _columns(rows)
-    found = []
-    for row in rows:
-        known = {**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run}
-        found.append({name: known.get(name) for name in names})
-    return found
-
-
 # Keys of places and of records, which change no numbers.
 OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.options.scratch")
 
 
 def rows_of(paths: Sequence[Path]) -> list[Row]:
-    """The runs of sweeps as these have them, single runs by the keys in which their configs differ.
-
-    Raises:
-        ShoalError: A path is neither a run nor a sweep, or what lies there cannot be read.
-    """
+    """The runs of sweeps as these have them, single runs by the keys in which their configs differ."""
     rows = [row for path in paths if is_sweep(path) for row in read_rows(path)]
     runs = [path for path in paths if not is_sweep(path)]
     for path in runs:

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.edge_weight_checks import require_weights_used
+from shoal.engine.preparing.checks import require_weights_used
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
