@@ -299,9 +299,8 @@ def pretrain_command(
     from shoal.engine.runs.pretrain import options_of, pretrain
     from shoal.engine.screen.tables import console
 
-    options = options_of(
-        epochs=epochs, batch=batch, lr=lr, temperature=temperature, drop_nodes=drop_nodes, perturb_edges=perturb_edges
-    )
+    values = {"epochs": epochs, "batch": batch, "lr": lr, "temperature": temperature}
+    options = options_of({**values, "drop_nodes": drop_nodes, "perturb_edges": perturb_edges})
     resolved = load_config(config, overrides or ())
     written = pretrain(resolved, _possible(out), options, parts, "all" if all_graphs else "train")
     console.print(f"written: {written}; a run starts from it with model.pretrained={written}", soft_wrap=True)

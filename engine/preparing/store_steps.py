@@ -1,7 +1,7 @@
 """The steps of a prepare: shards, splits, hops, a manifest after each. Every finished file survives an interruption."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +124,7 @@ class StoreSteps(ABC):
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made = (
+        made: Iterator[tuple[int, FileRecord]] = (
             (
                 c.client,
                 write_hops(self.path / hops_path(propagation.name, c.client), shards.shard(c.client), propagation),

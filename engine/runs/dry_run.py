@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,10 +49,10 @@ SHARE_TO_MEASURE = 16
 
 
 def show_plan(config: Config) -> None:
-    """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing. Raises as `expected`."""
+    """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing."""
     plan = RunPlan.of(config)
     table = Table(title=f"dry run of {config.name}", show_header=False)
-    for name, text in expected(plan)[0].items():
+    for name, text in expected(plan).rows.items():
         table.add_row(name, text)
     console.print(table)
 
@@ -110,11 +110,15 @@ def _sizes_of_graph(config: Config) -> _Sizes:
     )  # fmt: skip
 
 
-def expected(plan: RunPlan) -> tuple[dict[str, str], float]:
-    """Estimates a run, by measuring a mean client; writes nothing.
+class Expected(NamedTuple):
+    """The estimate of a run: texts by subject, and the seconds of all rounds, without the method's own work."""
 
-    Returns:
-        Texts by subject, and the seconds of all rounds without the method's own work.
+    rows: dict[str, str]
+    seconds: float
+
+
+def expected(plan: RunPlan) -> Expected:
+    """Estimates a run, by measuring a mean client; writes nothing.
 
     Raises:
         ShoalError: The run would be refused for its dataset, its files, or its memory.
@@ -199,7 +203,7 @@ def expected(plan: RunPlan) -> tuple[dict[str, str], float]:
         "time": f"{seconds:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
-    return {name: text for name, text in rows.items() if text}, seconds
+    return Expected({name: text for name, text in rows.items() if text}, seconds)
 
 
 def _span(seconds: np.ndarray) -> str:

@@ -149,7 +149,7 @@ def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> np.ndarray:
 
 
 def _named(visit: Visit, prefix: str, received: bool) -> Iterator[tuple[str, Tensor]]:
-    """Parameters of a client's models, all or those that the server sends; that of the config has no name in between."""
+    """Parameters of a client's models, or of those that the server sends; that of the config has no name between."""
     for name, model in visit.client.models.items():
         if received and not model.received:
             continue

@@ -1,5 +1,6 @@
 """Pre-trains a GNN on graphs without labels, all on one device, for `model.pretrained`."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from shoal.storage.store.view import Cache, View
 Graphs = Literal["train", "all"]
 
 
-def options_of(**values: Any) -> ContrastOptions:
+def options_of(values: Mapping[str, Any]) -> ContrastOptions:
     """Options from the command line; names one that is out of its bounds."""
     try:
         return ContrastOptions(**values)

@@ -195,7 +195,7 @@ OF_DOMAINS = (
 
 
 def domain_table(scope: Mapping[str, Any]) -> Table:
-    """A row a domain, their mean, and the best constant class: of the best validation round, the last, the last five."""
+    """A row a domain, their mean, and the best constant class: of the best round, the last, the last five."""
     table = _numbers("the server's model on the whole graph of every domain", ["rounds", "domain"], list(RATES))
     best, last, five = scope["best"], scope["last"], scope["last_five"]
     rounds = five["rounds"]

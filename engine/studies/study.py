@@ -30,7 +30,7 @@ OPEN, CLOSE = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Selection:
-    """One combination: value of every key that axes name and of every option of one method, and `key=value` in order."""
+    """One combination: values of all keys and of options of one method, and `key=value` in order."""
 
     columns: dict[str, str]
     overrides: tuple[str, ...]

@@ -305,5 +305,5 @@ def show_sweep_plan(sweep: Sweep) -> None:
 def _measured(plan: RunPlan, known: dict[str, float]) -> float:
     key = repr(plan.config.model_dump(exclude={"seed"}))
     if key not in known:
-        known[key] = expected(plan)[1]
+        known[key] = expected(plan).seconds
     return known[key]

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.errors import refused
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.records.run_folder import run_path
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.screen.tables import console
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import read_manifest
 
 
@@ -91,27 +91,7 @@ def test_the_whole_graph_is_one_client(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"model.name": "gcn", "engine.precision": "bfloat16"}, "decoupled model"),
-        ({"model.name": "gat", "engine.trainer": "batched"}, "decoupled model"),
-        ({"resources.gpus_per_host": 2}, "a host computes on one GPU, found 2"),
-        ({"engine.device": "cuda", "engine.backend": "ray"}, "cuda needs a share"),
-        ({"engine.precision": "tf32"}, "tf32 is of GPUs"),
-        ({"algorithm.name": "fedsgd"}, "algorithm.name: 'fedsgd' is unknown"),
-        ({"algorithm.mu": 1}, "algorithm.mu: unknown"),
-        ({"model.depth": 1}, "model.depth"),
-        ({"model": [{"name": "gcn"}, {"name": "sgc"}]}, "fedavg needs the same model"),
-        ({"participation.trace": "/gone.npy"}, "participation.trace cannot be read"),
-    ],
-)
-def test_dry_run_refuses_impossible_configs(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
-    with pytest.raises(ShoalError, match=line):
-        show_plan(configure(keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "line"),
+    ("keys", "says"),
     [
         ({"partition.clients": 181}, "partition.clients is 181, but dataset 'files' has 180 nodes"),
         ({"partition.clients": 7}, "no node for 6 of the 7 clients"),
@@ -121,13 +101,13 @@ def test_dry_run_refuses_impossible_configs(configure: Callable[..., Config], ke
             {"model.name": "mlp", "model.hidden": 10**6, "engine.memory_limit": "10MB"},
             "take 45.8 MiB in training, engine.memory_limit is 9.5 MiB",
         ),
-        ({"algorithm.name": "global", "engine.memory_limit": "8KB"}, "the whole graph takes|parameters take"),
+        ({"algorithm.name": "global", "engine.memory_limit": "30KB", "model.name": "sgc"}, "the whole graph takes"),
     ],
 )
 def test_dry_run_refuses_what_does_not_fit(
-    configure: Callable[..., Config], tmp_path: Path, keys: dict[str, Any], line: str
+    configure: Callable[..., Config], tmp_path: Path, keys: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(ShoalError, match=line):
+    with refused(says=says):
         show_plan(configure({"data.store": str(tmp_path / "store"), **keys}))
 
 

@@ -8,18 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from safetensors.torch import load_file
+from support.errors import refused
 from support.small_pairs import edges_of
 
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console
-from shoal.storage.errors import ShoalError
-from shoal.storage.options.split_codes import TEST, TRAIN
+from shoal.storage.options.split_codes import TEST
 
 Configure = Callable[..., Config]
 
@@ -80,45 +79,16 @@ def test_a_dry_run_measures_batches_of_pairs(configured: Configure, tmp_path: Pa
     assert ("pairs, 45 nodes" if prepared else "pairs at most, 45 nodes") in said
 
 
-@pytest.mark.parametrize("start", [run, show_plan])
 @pytest.mark.parametrize(
-    ("keys", "line"),
+    ("keys", "key", "says"),
     [
-        (
-            {"algorithm__name": "fedgta"},
-            "task: fedgta is for node tasks, found edge; take a method for edge tasks (local, global, fedavg, ",
-        ),
-        ({"model__fanouts": [2, 2]}, "model.fanouts: an edge task reads the whole graph, not drawn neighbours; leave"),
-        ({"model__readout": "sum"}, "model.readout: is for graph tasks (task: graph), an edge task pools nothing;"),
-        ({"engine__trainer": "batched"}, "engine.trainer: batched needs a node task (task: node); use autograd"),
-        ({"engine__trainer": "analytic"}, "engine.trainer: analytic needs a node task (task: node); use autograd"),
-        ({"data__split_seed": 1}, ""),
+        ({"algorithm__name": "fedgta"}, "task", "take a method for edge tasks (local, global, fedavg, "),
+        ({"model__fanouts": [2, 2]}, "model.fanouts", "an edge task reads the whole graph, not drawn neighbours"),
+        ({"model__readout": "sum"}, "model.readout", "an edge task pools nothing"),
+        ({"engine__trainer": "batched"}, "engine.trainer", "batched needs a node task"),
+        ({"engine__trainer": "analytic"}, "engine.trainer", "analytic needs a node task"),
     ],
 )
-def test_refused(configured: Configure, start: Callable[[Config], Any], keys: dict[str, Any], line: str) -> None:
-    run(configured())
-    with pytest.raises(ShoalError) as error:
-        start(configured(**keys))
-    assert line in str(error.value)
-    assert "\n" not in error.value.line
-
-
-def test_only_training_pairs_are_seen_in_training(configured: Configure, edge_task: dict[str, Any]) -> None:
-    """Without any pair that trains, nothing can be learnt."""
-    with pytest.raises(ShoalError, match=r"^data\.split stratified: no client has a training pair; "):
-        run(configured(data__fractions=[0.0, 0.5, 0.5], data__store=edge_task["data.store"] + str(TRAIN)))
-
-
-def test_domains_are_scored_on_the_pairs_of_their_clients(
-    configure: Configure, three_domains: Any, tmp_path: Path
-) -> None:
-    split = {"data.split": "stratified", "data.store": str(tmp_path / "store"), "run.root": str(tmp_path), "rounds": 1}
-    config = configure({**three_domains.keys, **split, "task": "edge"})
-    scopes = read_metrics(run(config))[-1]["scopes"]
-    tested = scopes["domains"]["test"]
-    records = prepare(config).domain_graphs().manifest
-    clients = prepare(config).manifest
-    counts = [np.array(each.splits[config.data.split_name].counts) for each in (records, clients)]
-    assert len(counts[0]) == 3
-    assert counts[0].sum(0).tolist() == counts[1].sum(0).tolist()
-    assert 0 < tested["min"] <= tested["max"] <= 1
+def test_refused(configured: Configure, keys: dict[str, Any], key: str, says: str) -> None:
+    with refused(key, says=says):
+        run(configured(**keys))

@@ -17,7 +17,6 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.run import run
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.split import to_codes
 
@@ -64,8 +63,3 @@ def test_from_raw_files_to_the_best_round(config: Config) -> None:
     # It learns what the first feature tells, and more than the share of the larger class.
     assert found["nodes"] > 0.8
     assert summary["best"]["val"]["roc_auc"]["nodes"] >= summary["last"]["val"]["roc_auc"]["nodes"]
-
-
-def test_labels_of_graphs_are_no_task_of_nodes(config: Config) -> None:
-    with pytest.raises(ShoalError, match=r"^task: node, but labels of dataset 'ogbg-molhiv' are those of graphs; set"):
-        prepare(config.model_copy(update={"task": "node"}))
