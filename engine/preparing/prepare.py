@@ -8,9 +8,8 @@ from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_fitting, require_known, require_whole
 from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
-from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder
+from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder, TrainingBuilder, made_from
 from shoal.engine.preparing.store_steps import StoreSteps, hops_on_disk, shards_on_disk, split_on_disk
-from shoal.engine.preparing.training_store import TrainingBuilder, made_from
 from shoal.engine.records.inputs import differences
 from shoal.engine.screen.progress import watch
 from shoal.storage.errors import ShoalError

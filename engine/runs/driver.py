@@ -43,16 +43,8 @@ class Driver:
         inputs: dict[str, str],
         trainers: Sequence[str],
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            plan: The run.
-            folder: Its folder.
-            backend: Carries it out.
-            job: The run as its hosts see it.
-            store: Its store.
-            inputs: Digests of all files that it reads, for checkpoints.
-            trainers: How hosts train the clients of every model of the config, for the summary.
+        """Of a run's plan, folder, backend, job and store; digests of all files that it reads; and how hosts train its
+        clients.
         """
         self.config = config = plan.config
         self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)

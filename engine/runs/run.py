@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backend: Backend | None = None) -> Path:
-    """Runs a config to its end and returns the run folder.
+    """Runs a config, or the plan that was made of it, to its end and returns the run folder.
 
     Args:
-        run: A config, or the plan that was made of it.
+        run: The run.
         resume: Continue an unfinished run from its newest checkpoint.
         fresh: Start over, whatever the folder holds.
         backend: Carries it out; by default the run starts its own and closes it.

@@ -19,8 +19,7 @@ class Row:
         columns: Values of the keys that vary, those of seeds among them; a key that a run has not is missing.
         figures: As `figures_of` gives them; empty where the run is not finished.
         run: Its folder.
-        state: `finished`, `failed`, `waiting`, or `not chosen`.
-        error: Why it failed.
+        state: `finished`, `failed`, `waiting`, or `not chosen`; if it failed, `error` says why.
     """
 
     columns: dict[str, str]

@@ -37,22 +37,12 @@ def scaling_table(rows: Sequence[Row]) -> TextTable:
             size(_mean(group, "peak_memory_bytes")),
             size((_mean(group, "bytes.up") + _mean(group, "bytes.down")) / _mean(group, "rounds")),
         ))  # fmt: skip
-    heads = (
-        "clients",
-        "hosts",
-        "s a round",
-        "ms a client",
-        "speed-up",
-        "efficiency",
-        *PARTS,
-        "memory",
-        "bytes a round",
-    )
+    of_a_row = ("s a round", "ms a client", "speed-up", "efficiency", *PARTS, "memory", "bytes a round")
     notes = (
         "s a round: median; parts: mean seconds a round, those of hosts summed over hosts;",
         "speed-up and efficiency: against the fewest hosts; memory: peak of all processes",
     )
-    return TextTable(heads, tuple(table), 2, notes=notes)
+    return TextTable(("clients", "hosts", *of_a_row), tuple(table), 2, notes=notes)
 
 
 def ideal(groups: Sequence[Group], key: str) -> tuple[list[float], list[float], list[float]]:

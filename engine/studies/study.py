@@ -53,9 +53,6 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
     - `partition.file+data.split_file=p0.npy+s0.npy,p1.npy+s1.npy`: keys that vary in pairs
     - `partition.clients=[3,3],[4,2]`: commas within brackets belong to a value
     - `seeds=5`: `seed=0,1,2,3,4`; `draws=5`: partition and split are drawn anew with each of them
-
-    Raises:
-        ShoalError: A key without values, a key twice, or too many runs.
     """
     runs = 1
     found: list[list[Selection]] = []
@@ -176,14 +173,10 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Study:
-    """A sweep before it starts.
+    """A sweep before it starts: a config's path, and axes as `combinations` reads them.
 
-    Attributes:
-        config: Path of the config that all runs share.
-        axes: As `combinations` reads them.
-        choose: Key whose value is chosen by validation before the other seeds run; None: all values run with all seeds.
-        choose_seeds: With so many of the seeds.
-        choose_by: By the mean of this scope at the best validation round.
+    With `choose`, validation chooses the value of that key before the other seeds run: with so many of the seeds, by
+    the mean of a scope at the best validation round.
     """
 
     config: str
@@ -218,11 +211,7 @@ class Study:
 
 
 def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds: int, choose_by: Scope) -> Study:
-    """A study of a config and axes, or of a file that names both; its config is relative to that file.
-
-    Raises:
-        ShoalError: The file cannot be read or has a wrong key, or there are no axes.
-    """
+    """A study of a config and axes, or of a file that names both; its config is relative to that file."""
     plain = _mapping(path) if not Path(path).is_dir() else None
     if plain is None or "axes" not in plain:
         if not axes:

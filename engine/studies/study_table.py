@@ -21,8 +21,7 @@ class Layout:
 
     Attributes:
         figures: Names of figures; empty: validation and test of every scope at the best validation round, and costs.
-        rows: Keys that name a row; empty: all that vary and are not in `columns`.
-        columns: A key whose values are the columns, for every figure; None: the figures alone are.
+        rows: Keys that name a row; empty: all that vary and are not in `columns`, the key whose values are the columns.
         statistic: Mean ± sample standard deviation, or median [quartiles], over runs that differ in seeds alone.
         against: Values of keys that name the combination to compare with, by the paired t-test over seeds.
     """
@@ -35,11 +34,7 @@ class Layout:
 
 
 def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
-    """Makes the table of the finished runs; the best of every column is marked, if there are several.
-
-    Raises:
-        ShoalError: A figure, a key, or the combination to compare with is in no run.
-    """
+    """Makes the table of the finished runs; the best of every column is marked, if there are several."""
     chosen = [row for row in rows if row.state != "not chosen"]
     groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
     if not groups:

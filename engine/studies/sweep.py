@@ -14,7 +14,7 @@ from statistics import fmean
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.records.run_folder import finished, read_summary, started
+from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
@@ -22,7 +22,7 @@ from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, Row, grouped, others_of, seeds_of
 from shoal.engine.studies.study import Study
-from shoal.engine.studies.sweep_folder import figures_of, write_sweep
+from shoal.engine.studies.sweep_folder import row_of, write_sweep
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, ShoalError
 
@@ -51,7 +51,7 @@ class Sweep:
         self._choices = choices = study.choices
         self.plans = [RunPlan.of(config) for config in study.configs]
         paths = [plan.folder for plan in self.plans]
-        self.rows = [_row(choice.columns, path) for choice, path in zip(choices, paths)]
+        self.rows = [row_of(choice.columns, path) for choice, path in zip(choices, paths)]
         for number, path in enumerate(paths):
             if (first := paths.index(path)) != number:
                 same = (label_of(self.rows[place]) for place in (first, number))
@@ -163,8 +163,7 @@ class Sweep:
             hosts.close()
 
     def _take_over(self, place: int) -> None:
-        row = self.rows[place]
-        self.rows[place] = replace(row, figures=figures_of(read_summary(row.path)), state=FINISHED, error="")
+        self.rows[place] = row_of(self.rows[place].columns, self.rows[place].path)
 
     def _tried(self, place: int, work: Callable[[], None]) -> bool:
         """Whether work for a run succeeded; if not, its row has the error."""
@@ -261,12 +260,6 @@ def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
     if keys not in prepared:
         plan.prepare()
         prepared.add(keys)
-
-
-def _row(columns: dict[str, str], path: Path) -> Row:
-    if not finished(path):
-        return Row(columns, {}, str(path), WAITING)
-    return Row(columns, figures_of(read_summary(path)), str(path), FINISHED)
 
 
 def label_of(row: Row) -> str:

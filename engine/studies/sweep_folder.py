@@ -131,7 +131,8 @@ def is_sweep(folder: Path) -> bool:
 
 def read_rows(folder: Path) -> list[Row]:
     """The runs of a sweep as they are now: one that was finished since counts as finished."""
-    return [_row(run) for run in _read(folder)["runs"]]
+    runs = _read(folder)["runs"]
+    return [row_of(run["columns"], Path(run["run"]), run["state"], run["error"]) for run in runs]
 
 
 def title_of(folder: Path) -> str:
@@ -149,13 +150,12 @@ def _read(folder: Path) -> dict[str, Any]:
         raise ShoalError(path, f"damaged ({error}); the same shoal sweep writes it again") from None
 
 
-def _row(run: dict[str, Any]) -> Row:
-    path = Path(run["run"])
-    if not finished(path):
-        state = run["state"] if run["state"] != "finished" else "waiting"
-        return Row(run["columns"], {}, run["run"], state, run["error"])
-    state = run["state"] if run["state"] == "not chosen" else "finished"
-    return Row(run["columns"], figures_of(read_summary(path)), run["run"], state)
+def row_of(columns: dict[str, str], path: Path, state: str = "waiting", error: str = "") -> Row:
+    """A run as it is now: a finished one with its figures, another one in the state that is known of it."""
+    if finished(path):
+        state = state if state == "not chosen" else "finished"
+        return Row(columns, figures_of(read_summary(path)), str(path), state)
+    return Row(columns, {}, str(path), "waiting" if state == "finished" else state, error)
 
 
 # Keys of places and of records, which change no numbers.
@@ -176,14 +176,11 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
         # The name repeats the other keys in words.
         differ = [name for name in differ if name != "name"]
     for path, config in zip(runs, configs):
-        columns = {name: config[name] for name in differ if name in config}
-        done = finished(path)
-        figures = figures_of(read_summary(path)) if done else {}
-        rows.append(Row(columns, figures, str(path), "finished" if done else "waiting"))
+        rows.append(row_of({name: config[name] for name in differ if name in config}, path))
     # One that is in two sweeps is one.
     return list({row.run: row for row in rows}.values())
 
 
 def _keys(run: Path) -> dict[str, str]:
-    flat = flatten(load_config(run).plain())
-    return {key: str(value) for key, value in flat.items() if not key.startswith(OF_PLACES)}
+    keys = flatten(load_config(run).plain())
+    return {key: str(value) for key, value in keys.items() if not key.startswith(OF_PLACES)}

@@ -109,14 +109,6 @@ def test_a_given_split_loses_training_labels_too(make: Make, tmp_path: Path) -> 
     assert part(store, config.data.split_name, "val") == set(range(2, 120, 4))
 
 
-def test_everything_may_be_masked(make: Make) -> None:
-    store = prepare(make(data__sparsity={"features": 1, "edges": 1}))
-    assert edges(store) == set()
-    assert not features(store).any()
-    assert not any(dense(hop).any() for client in range(3) for hop in store.hops(HOPS, client))
-    assert verify(store) == []
-
-
 def test_other_masks_are_other_stores(make: Make, tmp_path: Path) -> None:
     several: list[dict[str, Any]] = [{}, {"edges": 0.5}, {"edges": 0.6}, {"features": 0.5}, {"edges": 0.5, "seed": 1}]
     assert len({store_path(make(data__sparsity=each)) for each in several}) == len(several)

@@ -77,8 +77,8 @@ def test_a_dry_run_measures_batches_of_graphs(configured: Configure, tmp_path: P
         ({"engine__trainer": "analytic"}, "engine.trainer", "analytic needs a node task"),
         (
             {"algorithm__name": "fml", "algorithm__copilot": {"name": "gcn", "readout": "best"}},
-            "model.readout",
-            "must be one of mean, sum, max, attention, found 'best'",
+            "FML",
+            "model 'copilot': model.readout: must be one of mean, sum, max, attention, found 'best'",
         ),
     ],
 )

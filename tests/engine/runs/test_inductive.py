@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
-from support.shards import adjacency, dense_hops, flip
+from support.shards import adjacency, dense_hops
 
 from shoal.algorithms.models.build import build
 from shoal.algorithms.training.graph_contrast import ContrastOptions
@@ -17,7 +17,7 @@ from shoal.engine.config.config import load_config
 from shoal.engine.runs.export import export
 from shoal.engine.runs.pretrain import pretrain
 from shoal.engine.runs.run import run
-from shoal.storage.store.store import Store, shard_path
+from shoal.storage.store.store import Store
 
 NOT_NUMBERS = ("seconds", "retries", "hosts", "memory", "seal")
 SPLIT = "stratified-20-40-40-seed0"
@@ -59,21 +59,6 @@ def test_resumed_and_exported(
         z = s @ z @ p["convs.1.lin.weight"].T + p["convs.1.bias"]
         logits = z @ p["head.linears.0.weight"].T + p["head.linears.0.bias"]
         np.testing.assert_array_equal(column["served"][column["client"] == client], logits.argmax(1))
-
-
-def test_verify_reads_training_nodes_too(
-    tiny: Path, shoal: Callable[..., None], refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    shoal("prepare", tiny, "data.inductive=true")
-    store = tiny.parent / "store"
-    training = store / "training" / SPLIT
-    shoal("verify", store)
-    assert f"{training}: 12 files, all as they were written" in capsys.readouterr().out
-    shoal("inspect", training)
-    assert "these are the training nodes of clients" in capsys.readouterr().out
-    path = training / shard_path(2)
-    flip(path, -1)
-    assert refused("verify", store).startswith(f"shoal: {path}: checksum does not match the manifest")
 
 
 def test_pretraining_sees_training_nodes_alone(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,29 @@ def test_dry_run_and_prepare_check_everything_once(tiny: Path, calls: Counter[st
     assert calls == OF_A_RUN - Counter(load_callbacks=1, shapes=1, models=2)
 
 
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize(
+    ("keys", "place", "says"),
+    [
+        ({"algorithm.name": "fedsgd"}, "algorithm.name", "'fedsgd' is unknown"),
+        ({"algorithm.name": "missing.py:Mine"}, "algorithm.name", "missing.py"),
+        ({"algorithm.mu": 1}, "algorithm.mu", "unknown"),
+        ({"algorithm.weight": "rows"}, "algorithm.weight", "'rows'"),
+        ({"task": "graph", "algorithm.name": "fedgta"}, "task", "fedgta is for node"),
+        ({"model": [{"name": "gcn"}, {"name": "sgc"}]}, "", "fedavg needs the same model"),
+        ({"model.name": "gnn"}, "model.name", "'gnn'"),
+        ({"model.depth": 1}, "model.depth", ""),
+        ({"model.name": "mlp", "model.hidden": "wide"}, "model.hidden", "'wide'"),
+        ({"model.name": "gcn", "model.readout": "sum"}, "model.readout", "is for graph tasks (task: graph)"),
+        ({"model.name": "gcn", "engine.precision": "bfloat16"}, "", "decoupled model"),
+        ({"model.name": "gat", "engine.trainer": "batched"}, "", "decoupled model"),
+        ({"resources.gpus_per_host": 2}, "", "a host computes on one GPU, found 2"),
+        ({"engine.device": "cuda", "engine.backend": "ray"}, "", "cuda needs a share"),
+        ({"engine.precision": "tf32"}, "", "tf32 is of GPUs"),
+        ({"data.dataset": "corra", "data.path": None}, "data.dataset", "'corra'"),
+        ({"data.split": "file", "data.split_file": "/gone.npy"}, "", "/gone.npy: data.split_file"),
+    ],
+)
 def test_of_refuses_an_impossible_run_for_every_command(
     configure: Callable[..., Config], keys: dict[str, Any], place: str, says: str, trains: bool
 ) -> None:

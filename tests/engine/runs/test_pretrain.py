@@ -125,13 +125,6 @@ def test_refused(tiny: Path, refused: Callable[..., str], tmp_path: Path, argume
     assert not list(tmp_path.glob("gnn*"))
 
 
-def test_pretrain_list_of_models_is_refused(tiny: Path, refused: Callable[..., str], tmp_path: Path) -> None:
-    plain = yaml.safe_load(tiny.read_text())
-    tiny.write_text(yaml.safe_dump({**plain, "model": [{"name": "gcn"}, {"name": "gin"}]}))
-    line = refused("pretrain", tiny, "--out", tmp_path / "gnn")
-    assert line == "shoal: model: a file is for one model, found a list of 2; give them one after another"
-
-
 def test_pretrain_failure_writes_no_file(configured: Configure, tmp_path: Path) -> None:
     out = tmp_path / "gnn"
     out.write_text("of before")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from support.errors import refused as is_refused
+from support.failing_method import failing
 from support.small_runs import small_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -181,35 +182,11 @@ def test_resume_with_a_changed_config(tiny: Path, refused: Refused, shoal: Calla
     shoal("run", tiny, "engine.retries=9", "--resume")
 
 
-METHOD = """
-from dataclasses import dataclass
-import torch
-from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Upload
-
-@dataclass(frozen=True)
-class Failing(FedAvg):
-    kind: str = "raises"
-
-    def upload(self, client, received, phase):
-        sent = super().upload(client, received, phase)
-        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
-        if client.info.client != 2:
-            return sent
-        if self.kind == "raises":
-            raise RuntimeError("no luck")
-        if self.kind == "nan":
-            return Upload({"w": sent.entries["w"] * float("nan")}, sent.weight)
-        return Upload({"other": sent.entries["w"]}, sent.weight)
-"""
-
-
-def run_failing(folder: Path, **changes: Any) -> Path:
-    (folder / "failing.py").write_text(METHOD)
-    algorithm = {"name": f"{folder / 'failing.py'}:Failing"}
-    return run(
-        parse_config(small_run(folder, **{"name": "failing", "rounds": 2, "algorithm": algorithm, **changes}), "test")
+def run_failing(folder: Path, options: dict[str, Any], **changes: Any) -> Path:
+    plain = small_run(
+        folder, name="failing", algorithm={"name": failing(folder), **options}, **{"rounds": 2, **changes}
     )
+    return run(parse_config(plain, "test"))
 
 
 @pytest.mark.parametrize(
@@ -217,12 +194,9 @@ def run_failing(folder: Path, **changes: Any) -> Path:
     [("raises", "RuntimeError: no luck"), ("nan", "NaN or infinity in 'w'"), ("other", "gives no 'w'")],
 )
 def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str, message: str) -> None:
-    algorithm = {"name": f"{tmp_path / 'failing.py'}:Failing", "kind": kind}
     with is_refused(says=message):
-        run_failing(tmp_path, algorithm=algorithm)
-    folder = run_failing(
-        tmp_path, algorithm=algorithm, name="skipping", engine={"backend": "local", "on_client_error": "skip"}
-    )
+        run_failing(tmp_path, {"kind": kind})
+    folder = run_failing(tmp_path, {"kind": kind}, engine={"backend": "local", "on_client_error": "skip"}, seed=1)
     lines = read_metrics(folder)
     assert [line["cohort"] for line in lines] == [[0, 1, 3], [0, 1, 3]]
     assert all(message.split(":")[0] in line["failures"]["2"] for line in lines)
@@ -232,10 +206,7 @@ def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str
 
 
 def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:
-    method = METHOD.replace("if client.info.client != 2:", "if client.state['visits'] < 3:")
-    (tmp_path / "late.py").write_text(method)
-    algorithm = {"name": f"{tmp_path / 'late.py'}:Failing"}
     with is_refused(says="round 3, client 0"):
-        run_failing(tmp_path, algorithm=algorithm, rounds=5)
+        run_failing(tmp_path, {"client": 0, "visits": 3}, rounds=5)
     (folder,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000002"]

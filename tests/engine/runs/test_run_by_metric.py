@@ -74,20 +74,6 @@ def test_metric_chooses_the_best_round(config_of: Callable[..., Config]) -> None
         assert [event.value for event in events.Scalars(tag)] == pytest.approx(values)
 
 
-def test_stopped_and_resumed(config_of: Callable[..., Config]) -> None:
-    keys = {"evaluation__metric": "average_precision", "run__tensorboard": False}
-    through = run(config_of("through", **keys))
-    with pytest.raises(KeyboardInterrupt):
-        run(config_of("parts", run__max_seconds=1e-9, **keys))
-    parts = run(config_of("parts", **keys), resume=True)
-    found, expected = ([line["scopes"] for line in read_metrics(folder)] for folder in (parts, through))
-    assert found == expected
-    assert read_summary(parts)["scopes"] == read_summary(through)["scopes"]
-    five = read_summary(parts)["scopes"]["domains"]["last_five"]["average_precision"]
-    of_lines = [line["domains"]["both"]["average_precision"]["clients"] for line in expected]
-    assert five["clients"] == pytest.approx(sum(of_lines) / 5)
-
-
 def test_metric_undefined_is_a_dash(config_of: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
     """One item of each part at most: no client has two classes in any."""
     split = {"data__split": "per_client", "data__fractions": [0.9, 0.05, 0.05], "evaluation__domains": False}

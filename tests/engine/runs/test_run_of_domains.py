@@ -80,10 +80,3 @@ def test_other_whole_graphs_are_no_way_on(config_of: Callable[..., Config]) -> N
     # Made again they are what they were.
     shutil.rmtree(graphs.path)
     run(config_of("parts"), resume=True)
-
-
-def test_switched_off_it_is_another_run(config_of: Callable[..., Config]) -> None:
-    on, off = run(config_of("runs", rounds=1)), run(config_of("runs", rounds=1, evaluation__domains=False))
-    assert on != off
-    assert read_summary(on)["scopes"].keys() - read_summary(off)["scopes"].keys() == {"domains"}
-    assert GRAPHS not in read_summary(off)["inputs"]

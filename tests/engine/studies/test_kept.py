@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from support.errors import refused
 
-from shoal.engine.studies.compare import compare
-from shoal.engine.studies.listing import kept_in, listed, remove
+from shoal.engine.studies.listing import compare, kept_in, listed, remove
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
 

@@ -15,7 +15,7 @@ from support.errors import refused as is_refused
 from support.small_runs import small_run
 
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
-from shoal.engine.studies.curves import client_accuracies, curve_of, recorded_prototypes
+from shoal.engine.studies.curves import curve_of, recorded_prototypes
 from shoal.engine.studies.report import report
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
@@ -180,16 +180,6 @@ def test_curves_are_those_of_the_metrics(sweep: Sweep) -> None:
     seconds = np.cumsum([[line["seconds"]["round"] for line in of_run] for of_run in lines], axis=1)
     np.testing.assert_allclose(curve.x["seconds"], seconds.mean(0))
     assert curve_of("x", runs, "domains", "test") is None
-
-
-def test_accuracies_of_clients_are_those_of_the_last_round(sweep: Sweep) -> None:
-    for row in sweep.rows:
-        found = client_accuracies(row.path, "served")
-        last = read_metrics(row.path)[-1]["scopes"]["served"]["test"]
-        assert len(found) == 4
-        assert [found.min(), np.median(found), found.max()] == pytest.approx([last["min"], last["median"], last["max"]])
-    assert len(client_accuracies(sweep.folder, "served")) == 0
-    assert len(client_accuracies(sweep.rows[0].path, "domains")) == 0
 
 
 def test_report_of_one_run_and_of_many(sweep: Sweep, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from support.errors import refused
+from support.failing_method import failing
 from support.small_runs import small_run
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
@@ -24,21 +25,7 @@ from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import SHOAL, Sweep, show_sweep_plan, span
 from shoal.engine.studies.sweep_folder import read_rows, run_title, title_of
 
-# A method of one's own that fails in round 2 where its key says so.
-MOODY = """
-from dataclasses import dataclass
-from shoal.algorithms.methods.fedavg import FedAvg
-
-@dataclass(frozen=True)
-class Moody(FedAvg):
-    fails: bool = False
-
-    def upload(self, client, received, phase):
-        if self.fails and client.info.client == 1:
-            raise RuntimeError("no luck")
-        return super().upload(client, received, phase)
-"""
-# One whose rounds after the first take their time, as long as a file is there.
+# A method whose rounds after the first take their time, as long as a file is there.
 SLOW = """
 import time
 from dataclasses import dataclass
@@ -155,9 +142,7 @@ def test_sweep_failed_run_is_a_row_alone_and_in_parallel(
     config: str, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One fails, the others are the same to the bit at once and one after another; finished ones are not run again."""
-    method = tmp_path / "moody.py"
-    method.write_text(MOODY)
-    axis = f"algorithm=fedavg,{method}:Moody{{fails:true,false}}"
+    axis = f"algorithm=fedavg,{failing(tmp_path)}{{kind:raises,never,client:1}}"
     assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}") == 1
     out, err = capsys.readouterr()
     assert "[3/3" in err
@@ -165,7 +150,7 @@ def test_sweep_failed_run_is_a_row_alone_and_in_parallel(
     assert "Traceback" not in err
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
     assert "no luck" in line
-    assert "algorithm.fails true" in line
+    assert "algorithm.kind raises" in line
     assert status("sweep", config, axis, "--at-once", "2") == 1
     (one,), (other,) = (list((tmp_path / root / "sweeps").iterdir()) for root in ("alone", "runs"))
     first, second = read_rows(one), read_rows(other)
