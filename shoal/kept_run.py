@@ -106,7 +106,8 @@ class Run:
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.
         """
-        file = self._exported(best) / export_command.PREDICTIONS
+        # Made again each time, for a run may have been run afresh.
+        file = export_command.export(self.path, best) / export_command.PREDICTIONS
         # Not mapped: the next call writes the file again.
         with pa.OSFile(str(file)) as source:
             return pa.ipc.open_file(source).read_all()
@@ -118,9 +119,5 @@ class Run:
             Tensors by name, under `global/` if the server has a model, and under `client/<number>/` where clients hold
             personal models; then the names of the backbone's parameters.
         """
-        found: dict[str, Tensor] = load_file(self._exported(best) / export_command.MODELS)
+        found: dict[str, Tensor] = load_file(export_command.export(self.path, best) / export_command.MODELS)
         return found
-
-    def _exported(self, best: Best) -> Path:
-        # Made again each time, for a run may have been run afresh.
-        return export_command.export(self.path, best)

@@ -32,17 +32,9 @@ def read_graph(config: Config) -> Graph:
 
 
 def require_fitting(config: Config, dataset: str, labels: str, classes: int, weighted: bool) -> None:
-    """Refuses a task, a metric, or what leaves out the weights of edges, where a dataset is not for it.
+    """Refuses a task, a metric, or what leaves out the weights of edges, where a dataset is not for it; names the key.
 
-    Args:
-        config: The run.
-        dataset: Its name, in messages.
-        labels: What has labels in it: `node` or `graph`, or `pair` in a store of an edge task.
-        classes: Number of its classes.
-        weighted: Whether its edges have weights.
-
-    Raises:
-        ShoalError: One of them does not fit; names the key.
+    What has labels in it are `node` or `graph`, or `pair` in a store of an edge task.
     """
     require_task(config, dataset, labels)
     require_metric(config, dataset, classes)
@@ -113,15 +105,8 @@ def require_known(config: Config) -> None:
 def require_whole(
     nodes: int, features: int, feature_bytes: int, entries: int, config: Config, weighted: bool = False
 ) -> None:
-    """Refuses to hold a whole graph that is larger than `engine.memory_limit`.
-
-    Args:
-        nodes: Its nodes.
-        features: Width F of its features.
-        feature_bytes: Bytes of its features as they are stored.
-        entries: Directed entries of its adjacency.
-        config: The run.
-        weighted: Edges have weights.
+    """Refuses to hold a whole graph that is larger than `engine.memory_limit`: of so many nodes and directed entries,
+    of F features that take `feature_bytes` as they are stored.
     """
     needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + (8 if weighted else 4) * entries
     limit = config.memory_limit()

@@ -147,7 +147,9 @@ class StoreBuilder(StoreSteps):
         files = [self.writer.finished(shard_path(client)) for client in range(count)]
         classes = LABELS if pairs_only else graph.classes
         records = [self._record(client, file, classes) for client, file in enumerate(files) if file is not None]
-        values = self._stored_values(records) if data.sparsity.features else entries_of(graph.x)
+        values = 0
+        if layout == "sparse":
+            values = self._stored_values(records) if data.sparsity.features else entries_of(graph.x)
         return Manifest(
             identity=self.made,
             name=graph.name,
@@ -161,7 +163,7 @@ class StoreBuilder(StoreSteps):
             clients=records,
             published=self.lazy.published,
             layout=layout,
-            feature_values=values if layout == "sparse" else 0,
+            feature_values=values,
             # A store of whole graphs needs none: each is a client.
             domains=[] if self.options is None else _domains(graph, self.options),
             graphs=None if graph.graph_of is None else graph.items,
@@ -262,12 +264,7 @@ def given_codes(
 ) -> np.ndarray | None:
     """Part of every item, int8 `[items]`, of the user's file or of the dataset; None: each client draws its own.
 
-    Args:
-        options: Which split.
-        dataset: Its name in error messages.
-        items: Number of its nodes, or graphs.
-        of_dataset: Gives the dataset's own split; called only if that is asked for.
-        what: `node` or `graph`.
+    `dataset` is its name and `what` that of an item in messages; `of_dataset` gives the dataset's split, if it has one.
 
     Raises:
         ShoalError: The file is wrong or of another number of items, or the dataset has no split.

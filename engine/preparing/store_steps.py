@@ -58,13 +58,8 @@ class StoreSteps(ABC):
     def __init__(
         self, path: Path, made: dict[str, Any], published: Callable[[], dict[str, str]], config: Config
     ) -> None:
-        """Reads what an earlier prepare of the same folder left.
-
-        Args:
-            path: The folder.
-            made: What the store is made from.
-            published: Gives the digests of the published files that it is made from.
-            config: The run.
+        """Reads what an earlier prepare of a folder left: of the store that is `made` from this and from `published`
+        files.
 
         Raises:
             ShoalError: The folder holds an unfinished store of something else, or is damaged.

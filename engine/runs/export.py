@@ -79,21 +79,22 @@ def export(run: Path, best: str | None = None) -> Path:
     out = run / "export" / (f"best-{best}" if best else "")
     out.mkdir(parents=True, exist_ok=True)
     models: Tree = {}
-    columns: dict[str, list[np.ndarray]] = {}
+    rows = []
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
+            columns = _described(store, job.split, client_id, client=client_id)
             for scope, visit in _deployed(host, state, client_id, global_model):
                 if best is None or scope == best:
-                    _add(columns, **{scope: _predicted(algorithm, visit, job.who(client_id))})
+                    columns[scope] = _predicted(algorithm, visit, job.who(client_id))
                 if scope == "global":
                     models.update(_named(visit, "global/", received=True))
                 elif personal:
                     models.update(_named(visit, f"client/{client_id:05d}/", received=False))
-            _add(columns, **_described(store, job.split, client_id, client=client_id))
+            rows.append(columns)
             step.advance()
     write_tensors(out / MODELS, models)
     names = store.manifest.label_names
-    _write(out / PREDICTIONS, _joined(columns), names)
+    _write(out / PREDICTIONS, _joined(rows), names)
     graphs = job.open_graphs(store) if best != "served" else None
     if graphs is not None:
         _write(out / OF_DOMAINS, _of_domains(host, job, graphs, state, global_model), names)
@@ -102,13 +103,13 @@ def export(run: Path, best: str | None = None) -> Path:
 
 def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, current: Tree) -> dict[str, pa.Array]:
     """Columns of the items of all domains' whole graphs, by the server's model."""
-    columns: dict[str, list[np.ndarray]] = {}
+    rows = []
     for place in range(len(job.domains)):
         number = len(job.model_of) + place
         visit = host.visit(number, evaluation_cell(state.round, [number], {}, {}), current)
         predicted = _predicted(job.algorithm(), visit, job.who(number))
-        _add(columns, domains=predicted, **_described(graphs, job.split, place, domain=place))
-    joined = _joined(columns)
+        rows.append({"domains": predicted, **_described(graphs, job.split, place, domain=place)})
+    joined = _joined(rows)
     return joined | {"domain": pa.DictionaryArray.from_arrays(joined["domain"], pa.array(job.domains))}
 
 
@@ -121,13 +122,8 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
         writer.write_batch(batch)
 
 
-def _add(columns: dict[str, list[np.ndarray]], **parts: np.ndarray) -> None:
-    for name, part in parts.items():
-        columns.setdefault(name, []).append(part)
-
-
-def _joined(columns: dict[str, list[np.ndarray]]) -> dict[str, pa.Array]:
-    return {name: pa.array(np.concatenate(parts)) for name, parts in columns.items()}
+def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, pa.Array]:
+    return {name: pa.array(np.concatenate([columns[name] for columns in rows])) for name in rows[0]}
 
 
 def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:

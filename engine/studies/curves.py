@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from shoal.engine.records.checkpoint import TENSORS, newest_round
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
 from shoal.engine.records.run_folder import CHECKPOINTS
-from shoal.engine.records.summary import PARTS, chosen
+from shoal.engine.records.summary import chosen
 from shoal.engine.rounds.scoring import CORRECT, SUPPORT
 from shoal.engine.rounds.scoring import PARTS as OF_SCORES
 from shoal.engine.studies.groups import Group
@@ -106,11 +106,6 @@ def recorded_prototypes(run: Path) -> tuple[int, np.ndarray, np.ndarray] | None:
             point_P2 = (u_PK * s_K)[:, :2]
             return number, point_P2, records["prototype_class"].numpy()
     return None
-
-
-def seconds_by_part(group: Group) -> dict[str, float]:
-    """Mean seconds over the runs by part of the work, those of hosts summed over hosts."""
-    return {part: float(np.mean(group.values(f"seconds.{part}") or [0.0])) for part in PARTS}
 
 
 def name_of(group: Group, keys: Sequence[str]) -> str:

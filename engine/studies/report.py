@@ -15,6 +15,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
 from shoal.engine.records.run_folder import CONFIG, read_summary
+from shoal.engine.records.summary import PARTS
 from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.curves import (
     client_accuracies,
@@ -23,7 +24,6 @@ from shoal.engine.studies.curves import (
     numeric,
     recorded_mixing,
     recorded_prototypes,
-    seconds_by_part,
 )
 from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, grouped, varied
@@ -212,7 +212,10 @@ def _labels_of_clients(run: Path) -> np.ndarray | None:
 
 def _costs(named: dict[str, Group]) -> list[Drawing]:
     found: list[Drawing] = []
-    parts = {name: seconds_by_part(group) for name, group in named.items()}
+    # Means over the runs, those of hosts summed over hosts.
+    parts = {
+        name: {part: fmean(group.values(f"seconds.{part}") or [0.0]) for part in PARTS} for name, group in named.items()
+    }
     hosts = {name: {k: v for k, v in of.items() if k in ("train", "evaluate", "upload")} for name, of in parts.items()}
     server = {name: {k: v for k, v in of.items() if k in ("aggregate", "transfer")} for name, of in parts.items()}
     drawings.bars(found, "seconds-of-hosts", "work of the hosts in all rounds", "seconds, summed over hosts", hosts)

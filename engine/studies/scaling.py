@@ -77,13 +77,9 @@ BY_NODES, BY_SCALE = ("sbm",), tuple(TWINS.values())
 
 
 def scaling_sweep(config: str, overrides: Sequence[str], clients: str, hosts: str, weak: bool) -> Sweep:
-    """The sweep of a scaling study.
+    """The sweep of a scaling study: numbers of `clients` and `hosts`, with commas; empty: those of the config.
 
-    Args:
-        config: A config or a run folder.
-        overrides: `key=value`.
-        clients: Numbers with commas; empty: that of the config; so for `hosts`.
-        weak: The graph grows with the clients: of so many nodes or of such a scale as the config has for its number.
+    With `weak` the graph grows with the clients: of so many nodes or of such a scale as the config has for its number.
 
     Raises:
         ShoalError: A number is none, the dataset cannot grow, or any of the runs would be refused.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from shoal.engine.config.sizes import size
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
-from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, require_figure, rows_of, title_of
+from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -42,7 +42,9 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     known = {name: value for group in groups for row in group.rows for name, value in row.figures.items()}
     figures = layout.figures or _unasked(known)
     for figure in figures:
-        require_figure(figure, known)
+        if figure not in known:
+            similar = [name for name in known if name.endswith(figure.rpartition(".")[2])] or list(known)
+            raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
     for key in (*layout.rows, *([layout.columns] if layout.columns else []), *(key for key, _ in layout.against)):
         if key not in all_keys:

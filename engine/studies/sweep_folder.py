@@ -50,14 +50,6 @@ def is_share(figure: str) -> bool:
     return scope in SCOPES and not rest.endswith(("round", "constant_class"))
 
 
-def require_figure(figure: str, known: Mapping[str, float]) -> None:
-    """Refuses a figure that no run has; names similar ones."""
-    if figure not in known:
-        last = figure.rpartition(".")[2]
-        similar = [name for name in known if name.endswith(last)] or list(known)
-        raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
-
-
 SWEEP, RUNS = "sweep.json", "runs"
 LONGEST_TITLE = 160
 TABLES = ("table.csv", "table.parquet", "table.json")
@@ -169,7 +161,8 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     for path in runs:
         if not (path / METRICS).exists():
             raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
-    configs = [_keys(path) for path in runs]
+    flat = [flatten(load_config(path).plain()) for path in runs]
+    configs = [{key: str(value) for key, value in keys.items() if not key.startswith(OF_PLACES)} for keys in flat]
     names = list(dict.fromkeys(name for config in configs for name in config))
     differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
     if any(name != "name" and not is_seed(name) for name in differ):
@@ -179,8 +172,3 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
         rows.append(row_of({name: config[name] for name in differ if name in config}, path))
     # One that is in two sweeps is one.
     return list({row.run: row for row in rows}.values())
-
-
-def _keys(run: Path) -> dict[str, str]:
-    keys = flatten(load_config(run).plain())
-    return {key: str(value) for key, value in keys.items() if not key.startswith(OF_PLACES)}
