@@ -58,8 +58,7 @@ class StoreSteps(ABC):
     def __init__(
         self, path: Path, made: dict[str, Any], published: Callable[[], dict[str, str]], config: Config
     ) -> None:
-        """Reads what an earlier prepare of a folder left: of the store that is `made` from this and from `published`
-        files.
+        """Reads what an earlier prepare left; `published` gives the digests of the files that the store is made from.
 
         Raises:
             ShoalError: The folder holds an unfinished store of something else, or is damaged.
@@ -119,13 +118,7 @@ class StoreSteps(ABC):
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made: Iterator[tuple[int, FileRecord]] = (
-            (
-                c.client,
-                write_hops(self.path / hops_path(propagation.name, c.client), shards.shard(c.client), propagation),
-            )
-            for c in missing
-        )
+        made = self._hops_here(shards, missing, propagation)
         if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
             # A prepare in one process needs no Ray.
             from shoal.engine.preparing.hop_tasks import hops_on_cluster
@@ -138,6 +131,13 @@ class StoreSteps(ABC):
                 step.advance()
         files = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
         return [file for file in files if file is not None]
+
+    def _hops_here(
+        self, shards: Store, clients: Sequence[ClientRecord], propagation: PropagationOptions
+    ) -> Iterator[tuple[int, FileRecord]]:
+        for client in clients:
+            path = self.path / hops_path(propagation.name, client.client)
+            yield client.client, write_hops(path, shards.shard(client.client), propagation)
 
     def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
         shard = open_shard(self.path / shard_path(client), client, file)

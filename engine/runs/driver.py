@@ -43,9 +43,7 @@ class Driver:
         inputs: dict[str, str],
         trainers: Sequence[str],
     ) -> None:
-        """Of a run's plan, folder, backend, job and store; digests of all files that it reads; and how hosts train its
-        clients.
-        """
+        """`inputs` are digests of all files that the run reads, `trainers` say how hosts train its clients."""
         self.config = config = plan.config
         self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
         self.job, self.store, self.plan = job, store, plan.rounds
@@ -69,40 +67,33 @@ class Driver:
         try:
             # Until the first round begins, a signal ends the run immediately.
             done = self._serve(state)
-            best = self._best_so_far()
-            self._calls.start()
-            ended = self._ended_early()
             with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
-                while done < self.config.rounds and not ended:
+                while done < self.config.rounds and not self._ended_early():
                     try:
                         with self._keeping(done):
                             line = self.backend.round(view.watch)
                         done = line["round"]
                         self._record(line)
-                        if best:
-                            best.note(line, self._current)
+                        if self._best:
+                            self._best.note(line, self._current)
                         view.advance(line)
                         with self._keeping(done):
                             self._calls.after(line)
-                        ended = self._ended_early()
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         interrupt.asked |= limit is not None and now - began > limit
-                        last = done == self.config.rounds or ended or interrupt.asked
+                        last = done == self.config.rounds or self._ended_early() or interrupt.asked
                         if last or done % every == 0 or now - self._saved > self.config.run.checkpoint_seconds:
                             self._save()
                     except ServerLost as error:
                         done = self._serve_again(error)
-                        best = self._best_so_far()
                         view.back_to(done)
-                        self._calls.start()
-                        ended = self._ended_early()
-                    if interrupt.asked and done < self.config.rounds and not ended:
+                    if interrupt.asked and done < self.config.rounds and not self._ended_early():
                         say(f"stopped after round {done}; continue with: shoal run {self.folder.path} --resume")
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
             summary |= {"paths": self.trainers, "inputs": self.inputs}
-            if ended:
+            if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped
                 say(f"ended after round {done} of {self.config.rounds}: {self._calls.running.stopped}")
             self.folder.summarize(summary)
@@ -122,21 +113,17 @@ class Driver:
             yield
         except ShoalError:
             if done:
-                self._keep_what_is_done(done)
+                try:
+                    self._save()
+                    say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
+                except (ShoalError, ServerLost) as error:
+                    log.error("no checkpoint of round %d: %s", done, error)
             raise
 
     def _ended_early(self) -> bool:
         """Whether a callback ended the run; it ends with the next evaluation."""
         lines = self.folder.metrics.lines if self._calls.running.stopped else []
         return "scopes" in lines[-1] if lines else False
-
-    def _keep_what_is_done(self, done: int) -> None:
-        try:
-            self._save()
-        except (ShoalError, ServerLost) as error:
-            log.error("no checkpoint of round %d: %s", done, error)
-            return
-        say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
 
     def _record(self, line: dict[str, Any]) -> None:
         """Writes the line of a round, its records and scores; events and tracebacks of clients go to the log."""
@@ -157,9 +144,6 @@ class Driver:
         line.setdefault("memory", {})["driver"] = resident()
         self.folder.metrics.append(line)
 
-    def _best_so_far(self) -> BestRounds | None:
-        return BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
-
     def _save(self) -> None:
         checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
         self._saved = time.monotonic()
@@ -173,6 +157,8 @@ class Driver:
             self.backend.open(self.job, self.plan, state)
         except ServerLost as error:
             return self._serve_again(error)
+        self._best = BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
+        self._calls.start()
         return state.round if state else 0
 
     def _serve_again(self, error: ServerLost) -> int:

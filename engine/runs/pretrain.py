@@ -58,8 +58,7 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
         graphs: Which small graphs of a dataset: those of training items alone, or all.
 
     Raises:
-        ShoalError: The model passes no messages or is not one, there are too few graphs, bad input as in a run, or the
-            file cannot be written.
+        ShoalError: The model passes no messages, there are too few graphs, bad input, or the file cannot be written.
     """
     spec = _model(config)
     _require_place(out)

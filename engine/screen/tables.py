@@ -109,6 +109,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
     nodes, labelled, items = (
         [getattr(client, name) for client in manifest.clients] for name in ("nodes", "labelled", "items")
     )
+    dataset = manifest.identity.get("dataset", {})
     graphs = held = ""
     if manifest.item_name != "node":
         graphs = f"{manifest.items:,} {manifest.item_name}s, "
@@ -117,14 +118,14 @@ def show_store(path: Path, manifest: Manifest) -> None:
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
         f"({manifest.dtype}, {_density(manifest)}), {manifest.classes} classes",
-        "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
+        "partition": _listed(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
         "edges kept": f"{entries // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
         "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
-        **({"features": f"made: {made}"} if (made := _made(manifest.identity.get("dataset", {}))) else {}),
+        **({"features": f"made: {_listed(made)}"} if (made := dataset.get("made_features")) else {}),
         **({"classes": _named_classes(names)} if (names := manifest.label_names) else {}),
         "splits": ", ".join(
             f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
@@ -140,9 +141,8 @@ def show_store(path: Path, manifest: Manifest) -> None:
     console.print(table)
 
 
-def _made(dataset: dict[str, Any]) -> str:
-    """Options of made features; empty for the features of the dataset."""
-    return ", ".join(f"{key} {value}" for key, value in dataset.get("made_features", {}).items())
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in options.items())
 
 
 def _named_classes(names: list[str]) -> str:

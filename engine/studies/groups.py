@@ -33,6 +33,11 @@ class Row:
         """Its folder."""
         return Path(self.run)
 
+    @property
+    def label(self) -> str:
+        """Its values, in a line."""
+        return ", ".join(f"{key} {value}" for key, value in self.columns.items())
+
 
 Key = tuple[tuple[str, str], ...]
 

@@ -66,7 +66,14 @@ def listed(found: list[Kept]) -> TextTable:
 
 def _state(each: Kept) -> tuple[str, str]:
     try:
-        return {"run": _of_run, "store": _of_store, "sweep": _of_sweep}[each.kind](each.path)
+        if each.kind == "run":
+            return _of_run(each.path)
+        if each.kind == "store":
+            manifest = read_manifest(each.path)
+            return "finished", f"{manifest.name}, {len(manifest.clients)} clients, {manifest.nodes:,} nodes"
+        states = [row.state in ("finished", "not chosen") for row in read_rows(each.path)]
+        state = "finished" if all(states) else f"{sum(states)} of {len(states)}"
+        return state, title_of(each.path)
     except ShoalError as error:
         return "damaged", str(error)
 
@@ -81,17 +88,6 @@ def _of_run(path: Path) -> tuple[str, str]:
     scope = next((scope for scope in ("served", "trained", "global") if f"{scope}.best.test" in figures), None)
     reached = "" if scope is None else f": {100 * figures[f'{scope}.best.test']:.2f} % {scope}"
     return "finished", what + reached
-
-
-def _of_store(path: Path) -> tuple[str, str]:
-    manifest = read_manifest(path)
-    return "finished", f"{manifest.name}, {len(manifest.clients)} clients, {manifest.nodes:,} nodes"
-
-
-def _of_sweep(path: Path) -> tuple[str, str]:
-    rows = read_rows(path)
-    done = sum(row.state in ("finished", "not chosen") for row in rows)
-    return ("finished" if done == len(rows) else f"{done} of {len(rows)}"), title_of(path)
 
 
 def _age(path: Path) -> str:

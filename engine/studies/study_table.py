@@ -200,7 +200,7 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
     print(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:
-            print(f"failed: {', '.join(f'{key} {value}' for key, value in row.columns.items())}: {row.error}")
+            print(f"failed: {row.label}: {row.error}")
 
 
 def show_sweep(folder: Path) -> None:

@@ -20,7 +20,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Key, Row, grouped, others_of, seeds_of
+from shoal.engine.studies.groups import Key, grouped, others_of, seeds_of
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep_folder import row_of, write_sweep
 from shoal.engine.studies.text_table import TextTable
@@ -54,7 +54,7 @@ class Sweep:
         self.rows = [row_of(choice.columns, path) for choice, path in zip(choices, paths)]
         for number, path in enumerate(paths):
             if (first := paths.index(path)) != number:
-                same = (label_of(self.rows[place]) for place in (first, number))
+                same = (self.rows[place].label for place in (first, number))
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
         config = self.plans[0].config
         self.folder = study.folder(Path(config.run.root), config.name)
@@ -84,7 +84,7 @@ class Sweep:
         for number, place in enumerate(places, 1):
             waiting = sum(self.rows[other].state == WAITING for other in places[number - 1 :])
             left = f", {span(waiting * fmean(took))} left" if took and waiting else ""
-            say(f"[{number}/{len(places)}{left}] {label_of(self.rows[place])}")
+            say(f"[{number}/{len(places)}{left}] {self.rows[place].label}")
             was, began = self.rows[place].state, time.monotonic()
             self._one(place, hosts)
             if was == WAITING:
@@ -108,7 +108,7 @@ class Sweep:
                 while not interrupt.asked and len(running) < self._parallel and (place := next(queue, -1)) >= 0:
                     # Only one process at a time can write a store.
                     if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
-                        say(f"begins: {label_of(self.rows[place])}")
+                        say(f"begins: {self.rows[place].label}")
                         running[place] = self._started(place)
                 if not running:
                     break
@@ -129,7 +129,7 @@ class Sweep:
                     seconds = left * (time.monotonic() - began) / (len(waiting) - left)
                     to_go = f", {span(seconds)} left" if left else ""
                     row = self.rows[place]
-                    say(f"[{len(places) - left}/{len(places)}{to_go}] {row.state}: {label_of(row)}")
+                    say(f"[{len(places) - left}/{len(places)}{to_go}] {row.state}: {row.label}")
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         if interrupt.asked:
             raise Interrupted(interrupt.number)
@@ -262,11 +262,6 @@ def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
         prepared.add(keys)
 
 
-def label_of(row: Row) -> str:
-    """The values of a run, in a line."""
-    return ", ".join(f"{key} {value}" for key, value in row.columns.items())
-
-
 def span(seconds: float) -> str:
     """A duration for people."""
     minutes = round(seconds / 60)
@@ -287,16 +282,13 @@ def show_sweep_plan(sweep: Sweep) -> None:
             state, seconds = "finished", 0.0
         else:
             state = "begun" if started(row.path) else "to run"
-            seconds = fmean(took) if took else _measured(plan, measured)
+            # Runs that differ in their seed alone are measured once.
+            key = repr(plan.config.model_dump(exclude={"seed"}))
+            if not took and key not in measured:
+                measured[key] = expected(plan).seconds
+            seconds = fmean(took) if took else measured[key]
         total += seconds
-        rows.append((label_of(row), state, span(seconds) if seconds else "-"))
+        rows.append((row.label, state, span(seconds) if seconds else "-"))
     left = sum(state != "finished" for _, state, _ in rows)
     note = f"{len(rows)} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"
     print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")
-
-
-def _measured(plan: RunPlan, known: dict[str, float]) -> float:
-    key = repr(plan.config.model_dump(exclude={"seed"}))
-    if key not in known:
-        known[key] = expected(plan).seconds
-    return known[key]

@@ -32,16 +32,6 @@ def printed(shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
     return printed
 
 
-@pytest.mark.parametrize(("words", "at", "found"), [("shoal re", 1, "report remove"), ("shoal run --f", 2, "--fresh")])
-def test_completion_in_a_shell(
-    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: str, at: int, found: str
-) -> None:
-    """What bash asks for after `shoal --install-completion`."""
-    for name, value in {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}.items():
-        monkeypatch.setenv(name, value)
-    assert printed() == found
-
-
 def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]) -> None:
     folder, store = tiny.parent, tiny.parent / "store"
     assert "dry run of tiny" in printed("run", tiny, "--dry-run")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.errors import refused
 from support.shards import assert_holds, flip, times
+from support.user_graph import user_graph
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.preparing.checks import read_graph
@@ -22,23 +23,10 @@ SIZES = {"north": 30, "south": 21}
 Make = Callable[..., Config]
 
 
-def write(folder: Path, name: str, nodes: int, **arrays: Any) -> str:
-    rng = np.random.default_rng(nodes)
-    found = {
-        "edge_index": np.stack([np.arange(nodes), rng.integers(nodes, size=nodes)]),
-        "x": rng.standard_normal((nodes, 4)).astype(np.float32),
-        "y": rng.integers(3, size=nodes),
-        **arrays,
-    }
-    file = folder / f"{name}.npz"
-    np.savez(file, **found)
-    return str(file)
-
-
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Gives a config of two graphs of your own, of which chunks of the first third are clients."""
-    paths = [write(tmp_path, name, nodes) for name, nodes in SIZES.items()]
+    paths = [user_graph(tmp_path, nodes, name) for name, nodes in SIZES.items()]
     data = {"dataset": ["files", "files"], "path": paths, "root": str(tmp_path), "fractions": [0.4, 0.3, 0.3]}
 
     def make(clients: Any = (2, 1), partition: Any = None, **changes: Any) -> Config:
@@ -101,7 +89,7 @@ def test_a_given_split_holds_for_nodes_that_nobody_has(make: Make, tmp_path: Pat
     given = np.random.default_rng(1).integers(4, size=51).astype(np.int8)
     given[0] = 1
     np.save(tmp_path / "split.npy", given)
-    paths = [write(tmp_path, name, n, split=p) for (name, n), p in zip(SIZES.items(), np.split(given, [30]))]
+    paths = [user_graph(tmp_path, n, name, split=p) for (name, n), p in zip(SIZES.items(), np.split(given, [30]))]
     config = make(split=kind, path=paths, split_file=str(tmp_path / "split.npy") if kind == "file" else None)
     whole = prepare(config).domain_graphs()
     for domain in range(2):
@@ -148,7 +136,7 @@ def test_a_store_is_known_by_the_content_of_its_graphs(make: Make, tmp_path: Pat
     assert store_path(make(partition={"method": "index", "clients": [2, 1], "chunks": 4})) != path
     assert store_path(make(path=list(make().data.path[::-1]))) != path
     (tmp_path / "else").mkdir()
-    assert store_path(make(path=[write(tmp_path / "else", name, nodes) for name, nodes in SIZES.items()])) == path
+    assert store_path(make(path=[user_graph(tmp_path / "else", nodes, name) for name, nodes in SIZES.items()])) == path
 
 
 @pytest.mark.parametrize(
@@ -186,15 +174,6 @@ def test_graphs_that_cannot_be_are_refused(make: Make, change: dict[str, Any], k
 def test_graphs_that_do_not_fit_are_refused(make: Make, tmp_path: Path) -> None:
     with refused(says="partition.clients is 2000, but dataset 'digits' has 1797 nodes"):
         prepare(make(dataset=["digits", "sbm"], path=None, partition={"method": "random", "clients": [2000, 2]}))
-    paths = [write(tmp_path, "north", 30), write(tmp_path, "wide", 21, x=np.ones((21, 5)))]
+    paths = [user_graph(tmp_path, 30, "north"), user_graph(tmp_path, 21, "wide", x=np.ones((21, 5)))]
     with refused(says="found widths north 4, wide 5"):
         prepare(make(path=paths))
-
-
-def test_vocabularies_join_the_columns(make: Make, tmp_path: Path) -> None:
-    words = np.array(["a", "b", "c", "d"]), np.array(["c", "d", "e", "f"])
-    paths = [write(tmp_path, name, n, vocabulary=own) for (name, n), own in zip(SIZES.items(), words)]
-    store = prepare(make(path=paths, layout="dense"))
-    assert store.manifest.features == 6
-    south, shard = np.load(paths[1])["x"], store.shard(2)
-    np.testing.assert_array_equal(np.asarray(shard.x), np.pad(south, ((0, 0), (2, 0)))[shard.node - 30])

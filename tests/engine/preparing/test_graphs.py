@@ -15,7 +15,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.verify import verify_folder
 from shoal.engine.screen.tables import show_store
 from shoal.storage.store.split import to_codes
-from shoal.storage.store.store import WHOLE, Store
+from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 
 GRAPHS = 40
@@ -142,18 +142,6 @@ def test_a_given_split_that_does_not_fit(make: Make, tmp_path: Path, entries: in
     np.save(tmp_path / "split.npy", np.ones(entries, dtype=np.int8))
     with refused(says=says):
         prepare(make(split="file", split_file=str(tmp_path / "split.npy")))
-
-
-def test_the_whole_dataset_is_split_as_its_clients_are(make: Make) -> None:
-    config = make()
-    whole, clients = prepare(config, centralized=True), prepare(config)
-    assert whole.path.name == WHOLE
-    assert_holds_graphs(whole, 0, range(GRAPHS), config)
-    of_all = to_codes(whole.split(config.data.split_name, 0), GRAPHS)
-    for client in range(clients.clients):
-        shard = clients.shard(client)
-        own = to_codes(clients.split(config.data.split_name, client), shard.items)
-        assert own.tolist() == of_all[shard.item].tolist()
 
 
 def test_domains_of_graphs(make: Make, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import yaml
 from support.errors import refused
 from support.shards import assert_holds, times
 from support.store_contents import contents
+from support.user_graph import user_graph
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.preparing.checks import read_graph
@@ -36,9 +37,9 @@ def make_ring(make_config: Make, tmp_path: Path) -> Make:
 
     def make(label: list[int], split: list[int] | None = None, clients: int = 1, **changes: Any) -> Config:
         nodes = np.arange(len(label))
-        arrays = {"edge_index": np.stack([nodes, np.roll(nodes, 1)]), "x": np.eye(len(label)), "y": np.array(label)}
-        np.savez(tmp_path / "graph.npz", **arrays, **({} if split is None else {"split": np.array(split)}))
-        own = {"data__dataset": "files", "data__path": str(tmp_path / "graph.npz"), "data__options": {}}
+        arrays = {"edge_index": np.stack([nodes, np.roll(nodes, 1)]), "x": np.eye(len(label)), "y": label}
+        path = user_graph(tmp_path, len(label), **arrays, split=split)
+        own = {"data__dataset": "files", "data__path": path, "data__options": {}}
         return make_config(**own, partition__method="random", partition__clients=clients, **changes)
 
     return make

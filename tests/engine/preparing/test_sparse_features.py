@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.errors import refused
 from support.shards import dense
+from support.user_graph import sparse_features, user_graph
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.identity import store_path
@@ -19,11 +20,8 @@ from shoal.storage.store.verify import verify
 
 def with_words(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     """Changes of a config: a graph of the user's own, of whose 90 features a node has few and every fifth none."""
-    rng = np.random.default_rng(0)
-    x = (rng.random((200, 90)) < 0.05) * rng.random((200, 90))
-    x[::5] = 0
-    np.savez(tmp_path / "words.npz", edge_index=rng.integers(0, 200, (2, 500)), x=x, y=rng.integers(0, 3, 200))
-    return {"data__dataset": "files", "data__path": str(tmp_path / "words.npz"), "data__options": {}, **changes}
+    path = user_graph(tmp_path, 200, x=sparse_features(200, 90, 0.05))
+    return {"data__dataset": "files", "data__path": path, "data__options": {}, **changes}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.errors import refused
 from support.shards import adjacency, dense, dense_hops
+from support.user_graph import sparse_features, user_graph
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.identity import identity, store_path
@@ -25,11 +26,8 @@ MASKS = {"features": 0.3, "edges": 0.5, "labels": 0.4, "seed": 1}
 @pytest.fixture
 def make(make_config: Make, tmp_path: Path) -> Make:
     """A config of 120 nodes with few values, in the folder that its name is made of."""
-    rng = np.random.default_rng(0)
-    x = (rng.random((120, 30)) < 0.3) * rng.random((120, 30))
-    y = rng.integers(0, 3, 120)
-    np.savez(tmp_path / "words.npz", edge_index=rng.integers(0, 120, (2, 400)), x=x, y=y)
-    own = {"data__dataset": "files", "data__path": str(tmp_path / "words.npz"), "data__options": {}}
+    path = user_graph(tmp_path, 120, x=sparse_features(120, 30, 0.3))
+    own = {"data__dataset": "files", "data__path": path, "data__options": {}}
     common = {**own, "data__store": None, "partition__clients": 3, "engine__backend": "local"}
     return lambda **changes: make_config(**{**common, **changes})
 

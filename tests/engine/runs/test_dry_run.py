@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.errors import refused
+from support.user_graph import user_graph
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.records.run_folder import run_path
@@ -50,8 +51,8 @@ def test_sizes_by_hand(tiny: Path) -> None:
 def test_sparse_features(tmp_path: Path, tiny: Path, status: Callable[..., int]) -> None:
     nodes = np.arange(120)
     edges = np.stack([nodes, np.roll(nodes, 1)])
-    np.savez(tmp_path / "graph.npz", edge_index=edges, x=np.eye(120, 200), y=nodes % 3)
-    keys = ["data.dataset=files", f"data.path={tmp_path / 'graph.npz'}", "data.options={}"]
+    path = user_graph(tmp_path, 120, edge_index=edges, x=np.eye(120, 200))
+    keys = ["data.dataset=files", f"data.path={path}", "data.options={}"]
     config = load_config(tiny, [*keys, f"data.store={tmp_path / 'store'}", f"data.root={tmp_path}"])
     # A value and its column of each row, and its start; a hop no larger than a dense one; 240 neighbours.
     x, hop, rest = 120 * 12, 120 * 200 * 4, 4 * 240 + 16 * 120
