@@ -21,11 +21,7 @@ from shoal.storage.store.hops import hops_bytes
 
 
 def read_graph(config: Config) -> Graph:
-    """The graph of a config, or its graphs behind one another.
-
-    Raises:
-        ShoalError: As for `shoal.storage.datasets.registry.load_all`, or as `require_fitting`.
-    """
+    """The graph of a config, or its graphs behind one another; refused as by `load_all` and `require_fitting`."""
     graph = load_all(sources(config))
     require_fitting(config, graph.name, graph.item_name, graph.classes, graph.edge_weight is not None)
     return graph
@@ -60,11 +56,8 @@ def require_metric(config: Config, dataset: str, classes: int) -> None:
 
 
 def require_known(config: Config) -> None:
-    """Refuses what is known to be wrong before the graph is made.
-
-    Raises:
-        ShoalError: There are more clients than nodes, a file or an option is wrong, or task, partition, split,
-            features, masks and metric do not go together; names the key.
+    """Refuses, before the graph is made, more clients than nodes, a wrong file or option, and task, partition, split,
+    features, masks and a metric that do not go together; names the key.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
     if config.task == "graph":
@@ -118,7 +111,7 @@ def require_whole(
 
 
 # The way out of what `require_weights_used` refuses.
-DROP = "or set data.edge_weights to drop"
+WAY_OUT = "or set data.edge_weights to drop"
 
 
 def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
@@ -132,24 +125,26 @@ def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
     algorithm = load(describe(name, config.algorithm.options))
     if WEIGHTED not in algorithm.supports:
         others = ", ".join(weighing_methods(config.task))
-        raise ShoalError("algorithm.name", f"{has}, which {name} leaves out; take another method ({others}), {DROP}")
+        raise ShoalError("algorithm.name", f"{has}, which {name} leaves out; take another method ({others}), {WAY_OUT}")
     if config.data.features.from_edges:
         raise ShoalError(
-            "data.features", f"{has}, which {config.data.features.kind} leaves out; take other features, {DROP}"
+            "data.features", f"{has}, which {config.data.features.kind} leaves out; take other features, {WAY_OUT}"
         )
     for spec in config.models():
         if not _weighs_edges(spec.name, config.task):
             raise ShoalError(
                 "model.name",
-                f"{has}, which {spec.name} leaves out; take gcn, gcnii or a model that reads hops, {DROP}",
+                f"{has}, which {spec.name} leaves out; take gcn, gcnii or a model that reads hops, {WAY_OUT}",
             )
         if spec.options.get("fanouts") is not None:
-            raise ShoalError("model.fanouts", f"{has}, by which no neighbours are drawn; leave it out, {DROP}")
+            raise ShoalError("model.fanouts", f"{has}, by which no neighbours are drawn; leave it out, {WAY_OUT}")
     with code_of(algorithm, "models"):
         described = [str(model["name"]) for model in algorithm.models().values() if model is not None]
     for model in described:
         if not _weighs_edges(model, config.task):
-            raise ShoalError("algorithm", f"{has}, which {model}, a model of {name}, leaves out; take another, {DROP}")
+            raise ShoalError(
+                "algorithm", f"{has}, which {model}, a model of {name}, leaves out; take another, {WAY_OUT}"
+            )
 
 
 def _weighs_edges(model: str, task: str) -> bool:

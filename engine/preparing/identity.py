@@ -26,12 +26,7 @@ OF_DATA_CONFIG = (
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
-    """The datasets that a config names.
-
-    Raises:
-        ShoalError: An option is unknown or of a wrong type, two graphs have one name, or another number of paths is
-            given than of datasets `files`.
-    """
+    """The datasets that a config names; refuses wrong options, names and numbers of paths."""
     hints = get_type_hints(DataSource, include_extras=True)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
@@ -77,11 +72,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Identifies a store: the dataset, the partition, which edges are held out, and what is masked.
-
-    Raises:
-        ShoalError: A file that the config names cannot be read.
-    """
+    """Identifies a store: the dataset, the partition, which edges are held out, and what is masked."""
     chosen = asdict(config.partition)
     file = chosen.pop("file")
     if file is not None:

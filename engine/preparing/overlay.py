@@ -41,11 +41,7 @@ def store_or_overlay(store: Path, config: Config) -> Path:
 
 
 def overlaid(store: Path, config: Config) -> Path:
-    """Makes the overlay of a finished store, or brings its links up to date, and gives its folder.
-
-    Raises:
-        ShoalError: It cannot be written, or holds what was made of another store.
-    """
+    """Makes the overlay of a finished store, or brings its links up to date, and gives its folder."""
     overlay = overlay_path(store, config)
     say(f"{store}: what is missing of this store is made in {overlay}")
     for below in (store, *stores_below(store)):

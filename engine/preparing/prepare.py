@@ -23,10 +23,9 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
     """Makes what is missing of a config's store, and opens it.
 
     Args:
-        config: The run.
+        config: The run, of which `require_known` was called before if it is `known`.
         centralized: Make the one-client store of the whole graph, too, and return that.
         repair: Make files again that were deleted from a finished store; else opening them fails.
-        known: `require_known` was called before.
 
     Raises:
         ShoalError: Bad input, a store of another dataset, no disk space, another prepare at work.

@@ -265,9 +265,7 @@ def given_codes(
     """Part of every item, int8 `[items]`, of the user's file or of the dataset; None: each client draws its own.
 
     `dataset` is its name and `what` that of an item in messages; `of_dataset` gives the dataset's split, if it has one.
-
-    Raises:
-        ShoalError: The file is wrong or of another number of items, or the dataset has no split.
+    Refuses a file that is wrong or of another number of items, and `public` where there is none.
     """
     if options.split == "file":
         code = read_split_file(options.split_file)

@@ -118,11 +118,7 @@ class Expected(NamedTuple):
 
 
 def expected(plan: RunPlan) -> Expected:
-    """Estimates a run, by measuring a mean client; writes nothing.
-
-    Raises:
-        ShoalError: The run would be refused for its dataset, its files, or its memory.
-    """
+    """Estimates a run, by measuring a mean client; writes nothing; refuses what the run would refuse."""
     config, algorithm = plan.config, plan.algorithm
     train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
     path = store_or_overlay(store_path(config), config)

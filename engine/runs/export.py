@@ -37,14 +37,10 @@ def export(run: Path, best: str | None = None) -> Path:
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
     personal models; those that a method names are below their names.
 
-    Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
-    2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
-    `global` if there is one. In graph tasks one row a graph, `graph` int64 instead of `node`; in edge tasks one row a
-    pair, `source` and `target` int64. Names of classes are in the schema's metadata, `label_names`, as a JSON list.
-
-    Where the server's model is scored on the whole graphs of domains, `predictions-domains.arrow` has a row for every
-    item of those: what names it, `domain` (dictionary of names), `label`, `part`, and the class predicted with all
-    edges, `domains`.
+    Predictions have the columns that `shoal.Run.predictions` names. Where classes have names, these are in the schema's
+    metadata, `label_names`, as a JSON list. Where the server's model is scored on the whole graphs of domains,
+    `predictions-domains.arrow` has a row for every item of those, with its `domain` (dictionary of names) and the class
+    predicted with all edges, `domains`.
 
     Args:
         run: Folder of a finished run.

@@ -37,12 +37,10 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config.
+        """Checks method, models, device, dataset, callbacks and rounds of a config; refuses what is not possible by its
+        key.
 
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
-
-        Raises:
-            ShoalError: The run is not possible; one line that names the key.
         """
         method = describe(config.algorithm.name, config.algorithm.options)
         algorithm = load(method)

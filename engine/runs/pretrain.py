@@ -50,12 +50,9 @@ def options_of(values: Mapping[str, Any]) -> ContrastOptions:
 def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, graphs: Graphs) -> Path:
     """Pre-trains the config's GNN on the config's graphs and writes its parameters, without those of the classifier.
 
-    Args:
-        config: Its `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute.
-        out: The file, which is replaced when all epochs are done.
-        options: How to train.
-        parts: Number of parts that a single graph is cut into.
-        graphs: Which small graphs of a dataset: those of training items alone, or all.
+    Reads the config's `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute. The file is
+    replaced when all epochs are done. A single graph is cut into `parts`; of many, `graphs` are those of training
+    items, or all.
 
     Raises:
         ShoalError: The model passes no messages, there are too few graphs, bad input, or the file cannot be written.

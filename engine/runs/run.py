@@ -33,7 +33,6 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
     """Runs a config, or the plan that was made of it, to its end and returns the run folder.
 
     Args:
-        run: The run.
         resume: Continue an unfinished run from its newest checkpoint.
         fresh: Start over, whatever the folder holds.
         backend: Carries it out; by default the run starts its own and closes it.

@@ -32,10 +32,8 @@ from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
 
 
 def verify_folder(path: Path) -> None:
-    """Checks every file; of a store, names the files that belong to nothing.
-
-    Raises:
-        ShoalError: A file is damaged or missing; the first one and how many more.
+    """Checks every file; of a store, names the files that belong to nothing. Refuses damaged and missing ones: names
+    the first, and how many more.
     """
     if not (path / NAME).exists() and (started(path) or finished(path)):
         faults, advice = verify_run(path), "shoal run with --resume continues from the files that are sound"

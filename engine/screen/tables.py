@@ -110,6 +110,9 @@ def show_store(path: Path, manifest: Manifest) -> None:
         [getattr(client, name) for client in manifest.clients] for name in ("nodes", "labelled", "items")
     )
     dataset = manifest.identity.get("dataset", {})
+    density = "dense"
+    if manifest.layout == "sparse":
+        density = f"sparse, {100 * manifest.feature_values / (manifest.nodes * manifest.features):.1f} % stored"
     graphs = held = ""
     if manifest.item_name != "node":
         graphs = f"{manifest.items:,} {manifest.item_name}s, "
@@ -117,7 +120,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
-        f"({manifest.dtype}, {_density(manifest)}), {manifest.classes} classes",
+        f"({manifest.dtype}, {density}), {manifest.classes} classes",
         "partition": _listed(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
@@ -148,12 +151,6 @@ def _listed(options: Mapping[str, Any]) -> str:
 def _named_classes(names: list[str]) -> str:
     shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:SHOWN_CLASSES]))
     return shown if len(names) <= SHOWN_CLASSES else f"{shown}, … {len(names) - 1} {names[-1]}"
-
-
-def _density(manifest: Manifest) -> str:
-    if manifest.layout == "dense":
-        return "dense"
-    return f"sparse, {100 * manifest.feature_values / (manifest.nodes * manifest.features):.1f} % stored"
 
 
 def show_rounds(run: Path, last: int = 10) -> None:

@@ -22,13 +22,8 @@ from shoal.engine.studies.groups import Group
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over the evaluated rounds of one group.
-
-    Attributes:
-        name: Distinguishes the group from the others.
-        x: Float64 `[T]` by `round`, `bytes` sent both ways so far, and `seconds` of rounds so far, means over the runs.
-        middle: Mean over the runs, `[T]`; `low` and `high` are the smallest and the largest of any run.
-        runs: Number S of runs.
+    """A number over the evaluated rounds of one group: its name, and float64 `[T]` over the runs the mean, the smallest
+    and the largest; `x` by `round`, `bytes` sent both ways so far and `seconds` of rounds so far, means over the runs.
     """
 
     name: str
@@ -65,18 +60,15 @@ def _points(lines: Sequence[Mapping[str, Any]], scope: str, part: str) -> dict[i
     return found
 
 
-def client_accuracies(run: Path, scope: str, part: str = "test") -> np.ndarray:
-    """Accuracy of every client that has rows of a part, at the last evaluation, float64 `[B]`; empty if not kept.
-
-    They are in the newest checkpoint of the run.
-    """
+def client_accuracies(run: Path, scope: str) -> np.ndarray:
+    """Accuracy of every client that has test rows, in the newest checkpoint, float64 `[B]`; empty if not kept."""
     folder = run / CHECKPOINTS / f"round-{newest_round(run / CHECKPOINTS):06d}"
     try:
         with safe_open(folder / TENSORS, framework="np") as file:
             name = f"scores/{scope}"
             if name not in file.keys():  # noqa: SIM118
                 return np.zeros(0)
-            counts_BKC = file.get_tensor(name)[:, OF_SCORES.index(part)]
+            counts_BKC = file.get_tensor(name)[:, OF_SCORES.index("test")]
     except (OSError, SafetensorError):
         return np.zeros(0)
     rows_B = counts_BKC[:, SUPPORT].sum(1)

@@ -78,18 +78,17 @@ def curves(found: list[Drawing], several: Sequence[Curve], scope: str, part: str
 
 
 def over_key(
-    found: list[Drawing], key: str, lines: Mapping[str, tuple[list[float], list[float], list[float]]], figure: str
+    found: list[Drawing], key: str, lines: Mapping[str, Sequence[tuple[float, float, float]]], figure: str
 ) -> None:
     """A figure over the values of a numeric key, a line for each combination of the others, with deviations."""
     title = f"{figure} by {key}"
     text = "; ".join(
-        f"{name}: " + ", ".join(f"{x:g} gives {100 * y:.1f} %" for x, y, _ in zip(*line))
-        for name, line in lines.items()
+        f"{name}: " + ", ".join(f"{x:g} gives {100 * y:.1f} %" for x, y, _ in line) for name, line in lines.items()
     )
     with _panels(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {text}") as (axes,):
-        for number, (name, (x, y, deviation)) in enumerate(lines.items()):
-            percent, spread = 100 * np.array(y), 100 * np.array(deviation)
-            axes.errorbar(x, percent, yerr=spread, label=name, capsize=3, **_line(number))
+        for number, (name, line) in enumerate(lines.items()):
+            x, y, deviation = np.array(line).T
+            axes.errorbar(x, 100 * y, yerr=100 * deviation, label=name, capsize=3, **_line(number))
         _label(axes, key, f"{figure} (%)", len(lines))
 
 

@@ -13,13 +13,11 @@ Statistic = Literal["mean", "median"]
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a study.
+    """One run of a study: its folder and values of the keys that vary, seeds among them; a key that it has not is
+    missing.
 
-    Attributes:
-        columns: Values of the keys that vary, those of seeds among them; a key that a run has not is missing.
-        figures: As `figures_of` gives them; empty where the run is not finished.
-        run: Its folder.
-        state: `finished`, `failed`, `waiting`, or `not chosen`; if it failed, `error` says why.
+    Its figures are as `figures_of` gives them, none if it is not finished; its state is `finished`, `failed` with an
+    error, `waiting`, or `not chosen`.
     """
 
     columns: dict[str, str]

@@ -102,8 +102,7 @@ def _age(path: Path) -> str:
 def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
     """Removes folders after asking once; of a sweep also the runs that are in no other sweep. Gives whether it did.
 
-    Raises:
-        ShoalError: A path is none of Shoal's folders, a run is being written, or a folder cannot be removed.
+    Refuses folders that are none of Shoal's, and runs that are being written.
     """
     wanted: dict[Path, Kept] = {}
     for path in paths:

@@ -72,11 +72,7 @@ MIB = 1 << 20
 
 
 def report(paths: Sequence[Path], out: Path | None) -> Path:
-    """Writes the report of runs and sweeps to a folder, by default `report` in the first of them; gives the page.
-
-    Raises:
-        ShoalError: A path is no run or sweep, no run is finished, or something cannot be read or written.
-    """
+    """Writes the report of runs and sweeps to a folder, by default `report` in the first of them; gives the page."""
     rows = [row for row in rows_of(paths) if row.state != "not chosen"]
     groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
     if not groups:
@@ -142,14 +138,12 @@ def _by_key(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
         others = [other for other in keys if other != key]
         for scope in scopes:
             figure = f"{scope}.best.test"
-            lines: dict[str, tuple[list[float], list[float], list[float]]] = {}
+            lines: dict[str, list[tuple[float, float, float]]] = {}
             for value, group in sorted(zip(values, with_key), key=lambda pair: pair[0]):
                 if of_runs := group.values(figure):
-                    line = lines.setdefault(name_of(group, others), ([], [], []))
                     deviation = stdev(of_runs) if len(of_runs) > 1 else 0.0
-                    for numbers, number in zip(line, (value, fmean(of_runs), deviation)):
-                        numbers.append(number)
-            if any(len(line[0]) > 1 for line in lines.values()):
+                    lines.setdefault(name_of(group, others), []).append((value, fmean(of_runs), deviation))
+            if any(len(line) > 1 for line in lines.values()):
                 drawings.over_key(found, key, lines, figure)
     return found
 
@@ -270,7 +264,9 @@ def _section(section: Section) -> str:
     parts = [f"<h2>{html.escape(section.title)}</h2>"]
     if section.note:
         parts.append(f'<p class="note">{html.escape(section.note)}</p>')
-    parts += [_table(table) for table in section.tables]
+    for table in section.tables:
+        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
+        parts.append(f'<div class="wide" tabindex="0">{table.html()}</div>\n{notes}')
     if section.drawings:
         parts += ['<div class="figures">', *(_figure(drawing) for drawing in section.drawings), "</div>"]
     for name, text in section.texts:
@@ -285,8 +281,3 @@ def _figure(drawing: Drawing) -> str:
         svg = svg.replace(mark, f"{mark}{drawing.name}-")
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(drawing.text)}" ', 1)
     return f'<figure tabindex="0">\n{svg}\n<figcaption>{html.escape(drawing.title)}</figcaption>\n</figure>'
-
-
-def _table(table: TextTable) -> str:
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
-    return f'<div class="wide" tabindex="0">{table.html()}</div>\n{notes}'

@@ -18,12 +18,7 @@ ROUND = "seconds.round_median"
 
 
 def scaling_table(rows: Sequence[Row]) -> TextTable:
-    """A row for every number of clients and hosts.
-
-    Seconds of a round are medians over rounds, of parts of the work means over rounds, those of hosts summed over
-    hosts. Speed-up and efficiency are against the fewest hosts with as many clients, the efficiency being the speed-up
-    over the factor in hosts.
-    """
+    """A row for every number of clients and hosts; its notes say what the numbers are."""
     groups = [group for group in grouped(rows) if group.values(ROUND)]
     table = []
     for group in groups:
@@ -80,9 +75,6 @@ def scaling_sweep(config: str, overrides: Sequence[str], clients: str, hosts: st
     """The sweep of a scaling study: numbers of `clients` and `hosts`, with commas; empty: those of the config.
 
     With `weak` the graph grows with the clients: of so many nodes or of such a scale as the config has for its number.
-
-    Raises:
-        ShoalError: A number is none, the dataset cannot grow, or any of the runs would be refused.
     """
     base = load_config(config, overrides)
     of_clients, of_hosts = _numbers("--clients", clients), _numbers("--hosts", hosts)

@@ -38,14 +38,9 @@ class Sweep:
     """The runs of a study: every run checked, their state and figures, and the folder of their tables."""
 
     def __init__(self, study: Study, at_once: int = 1) -> None:
-        """Reads and checks the configs of all runs; starts and writes nothing.
+        """Reads and checks the configs of all runs, no two of which may be the same; starts and writes nothing.
 
-        Args:
-            study: What to run.
-            at_once: Runs at a time: one in this process, on warm hosts; several in separate processes.
-
-        Raises:
-            ShoalError: Names, options or values of any run are wrong, or two runs are the same.
+        Of one `at_once`, they run in this process, on warm hosts; of several, in separate processes.
         """
         self.study, self._parallel = study, at_once
         self._choices = choices = study.choices
@@ -62,8 +57,7 @@ class Sweep:
     def go(self) -> bool:
         """Runs what is not finished, unfinished runs from their checkpoints; a run that fails is a row with its error.
 
-        Returns:
-            Whether all runs of the study are finished. After an interruption, the same sweep continues.
+        Gives whether all runs of the study are finished. After an interruption, the same sweep continues.
         """
         write_sweep(self.folder, self.study, self.rows)
         try:
@@ -271,8 +265,7 @@ def span(seconds: float) -> str:
 def show_sweep_plan(sweep: Sweep) -> None:
     """Prints every run, whether it is finished or begun, and the time to expect; writes nothing.
 
-    A run is expected to take what the finished ones of the sweep took in the mean, or, if none is, what its rounds take
-    as measured on a mean client, of runs that differ in seeds alone once.
+    That is the mean of the finished runs of the sweep, or, if none is, what rounds take as measured on a mean client.
     """
     took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
     measured: dict[str, float] = {}

@@ -30,8 +30,8 @@ PARTS = ("val", "test")
 def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
     """Every number of a summary under its dotted name.
 
-    The parts of a scope have a short name, too, for the number that stands for them: `served.best.test` is the metric
-    of the run at the best validation round, and `served.best.round` that round.
+    What stands for a part of a scope has a short name, too: `served.best.test` is the metric of the run at the best
+    validation round, and `served.best.round` that round.
     """
     found = {name: float(value) for name, value in numbers_of(summary).items()}
     for scope, numbers in summary["scopes"].items():
@@ -61,9 +61,6 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
     `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too. Columns of the
     tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run is not
     finished.
-
-    Raises:
-        ShoalError: A file cannot be written.
     """
     plain = {
         "config": str(Path(study.config).expanduser().resolve()),
