@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rooms import ROOT
 from support.failing_method import failing
-from support.shards import flip
 from typer.testing import CliRunner
 
 from shoal.engine.cli import cli
@@ -127,17 +126,6 @@ def test_unknown_command_exits_with_its_name(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 2
     assert "Usage: " in result.output
-
-
-def test_damaged_shard_is_mended_by_prepare(tiny: Path, refused: Refused, shoal: Shoal) -> None:
-    shard = tiny.parent / "store" / "clients" / "00002.arrow"
-    shoal("prepare", tiny)
-    sound = flip(shard, -1)
-    assert f"{shard}: checksum does not match" in refused("verify", tiny.parent / "store")
-    shard.unlink()
-    shoal("prepare", tiny)
-    assert shard.read_bytes() == sound
-    shoal("verify", tiny.parent / "store")
 
 
 def without(module: str, *words: object) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.errors import refused
-from support.shards import adjacency, assert_holds, dense_hops
+from support.shards import adjacency, assert_holds
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.preparing.checks import read_graph
@@ -98,15 +98,6 @@ def test_clients_hold_whole_graphs(make: Make, partition: dict[str, Any]) -> Non
     assert (kept == graph.entries) == (partition["method"] != "index")
     assert store.manifest.quality["cut_fraction"] == pytest.approx(1 - kept / graph.entries)
     assert store.manifest.quality["labelled"] == [client.labelled for client in store.manifest.clients]
-
-
-def test_hops_are_those_of_every_graph_alone(make: Make) -> None:
-    store = prepare(make())
-    shard = store.shard(2)
-    (hop,) = store.hops("r0.5-k1-float32", 2)
-    for first, end in zip(shard.graph_ptr[:-1], shard.graph_ptr[1:]):
-        own = adjacency(shard).toarray()[first:end, first:end]
-        np.testing.assert_allclose(hop[first:end], next(dense_hops(own, shard.x[first:end])), atol=1e-6)
 
 
 def test_graphs_of_a_class_are_split_by_the_shares(make: Make) -> None:

@@ -295,14 +295,6 @@ def test_disk_space_counts_only_what_is_left_to_write(make_config: Make, tmp_pat
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_hops_of_labelled_rows_lie_beside_those_of_all(make_config: Make) -> None:
-    every = prepare(make_config())
-    few = prepare(make_config(propagation__rows="labelled"))
-    assert few.path == every.path
-    assert set(few.manifest.hops) == {HOPS, f"{HOPS}-labelled"}
-    assert not verify(few)
-
-
 @pytest.mark.parametrize(
     ("options", "key", "says"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.errors import refused
-from support.shards import adjacency, dense, dense_hops
+from support.shards import adjacency, dense
 from support.user_graph import sparse_features, user_graph
 
 from shoal.engine.config.config import Config
@@ -69,14 +69,6 @@ def test_clients_and_whole_graph_lack_the_same(make: Make, layout: str) -> None:
     np.testing.assert_array_equal(features(whole), x)
     if layout == "sparse":
         assert store.manifest.feature_values == np.count_nonzero(x)
-
-
-def test_hops_are_those_of_the_masked_graph(make: Make) -> None:
-    store = prepare(make(data__sparsity=MASKS))
-    for client in range(store.clients):
-        shard = store.shard(client)
-        for found, hop in zip(store.hops(HOPS, client), dense_hops(adjacency(shard).toarray(), dense(shard.x))):
-            np.testing.assert_allclose(dense(found), hop, atol=1e-6)
 
 
 def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: Make) -> None:

@@ -13,7 +13,6 @@ from support.errors import refused
 from shoal.engine.config.config import parse_config
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BEST
-from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
@@ -80,14 +79,6 @@ def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
     hop = pa.ipc.open_file(file).get_batch(0).column("hop2").flatten().to_numpy().reshape(-1, 64)
     predicted = (torch.from_numpy(hop.copy()) @ weight.T + bias).argmax(1).numpy()
     assert np.array_equal(predicted, columns["global"][columns["client"] == 0])
-
-
-def test_one_model_a_client_where_models_are_personal(tmp_path: Path) -> None:
-    folder = finished(tmp_path, algorithm={"name": "fedgta", "eps": 2.0})
-    export(folder)
-    models = load_file(folder / "export" / "models.safetensors")
-    assert {name.split("/")[1] for name in models} == {f"{i:05d}" for i in range(5)}
-    assert len(read_metrics(folder)) == 4
 
 
 @pytest.mark.parametrize(("algorithm", "scopes"), [("fedavg", ("served", "global")), ("fedgta", ("served",))])

@@ -65,12 +65,6 @@ def test_run_folder_holds_everything(config: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_keys_that_change_no_numbers_share_a_folder(config: Path) -> None:
-    folder = run(load_config(config))
-    assert run(load_config(config, ["engine.hosts=7", "run.keep=5", "engine.retries=1"])) == folder
-    assert run(load_config(config, ["train.lr=0.02"])) != folder
-
-
 @pytest.mark.parametrize(
     ("keys", "size"),
     [

@@ -49,21 +49,6 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_bars() -> None:
-    shown = StringIO()
-    with Progress(*columns(), console=Console(file=shown, force_terminal=True, width=150)) as bars:
-        view = LiveView("name", 3, 0, bars)
-        view.watch(Live(2, 3, 10, 1024, 0, (2, 2), 0))
-        bars.refresh()
-        assert "3/10" in shown.getvalue()
-        view.advance(LINE)
-        view.back_to(1)
-        bars.refresh()
-    last = shown.getvalue()[shown.getvalue().rindex("name") :]
-    assert "1/3" in last
-    assert "1/2 hosts, 1 retries" in last
-
-
 @pytest.mark.parametrize(
     ("width", "run", "this_round"),
     [
