@@ -84,6 +84,7 @@ def test_a_store_that_is_there_gives_the_sizes(tiny: Path, status: Callable[...,
     ("keys", "says"),
     [
         ({"partition.clients": 181}, "partition.clients is 181, but dataset 'files' has 180 nodes"),
+        ({"model.name": "gat", "engine.trainer": "batched"}, "decoupled model"),
         ({"partition.clients": 7}, "no node for 6 of the 7 clients"),
         ({"data.split": "file", "data.split_file": "/dev/zero"}, "/dev/zero: data.split_file cannot be read"),
         ({"model.name": "mlp", "model.layers": 3, "model.hidden": 2**24}, "parameters take 4096.0 TiB in training"),
