@@ -31,35 +31,23 @@ def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
         lines: As `shoal.engine.records.metrics.read_metrics` gives them.
     """
     rows = [numbers_of(line) for line in lines]
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-    table = pa.table({name: pa.array(values, _kind(values)) for name, values in columns.items()})
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
     cohorts = pa.array([line["cohort"] for line in lines], pa.list_(pa.int64()))
     return table.append_column("cohort", cohorts)
-
-
-def _kind(values: Sequence[float | None]) -> pa.DataType:
-    whole = all(isinstance(value, int) for value in values if value is not None)
-    return pa.int64() if whole else pa.float64()
 
 
 Best = Literal["served", "global"] | None
 
 
 class Run:
-    """A run, finished or at work, by its folder.
+    """A run, finished or at work, by its folder `path`; whatever cannot be read of it raises `ShoalError`.
 
     Tables are Arrow's; `.to_pandas()` makes data frames of them, where pandas is installed. Accuracies are shares of 1.
-
-    Attributes:
-        path: The folder.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Of a run folder.
-
-        Raises:
-            ShoalError: It is none.
-        """
+        """Of a run folder; raises `ShoalError` if it is none."""
         self.path = Path(path)
         if not (self.path / CONFIG).exists():
             raise ShoalError(self.path, f"no run folder: has no {CONFIG}")
@@ -74,29 +62,17 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """Its config, with all defaults.
-
-        Raises:
-            ShoalError: The file is damaged.
-        """
+        """Its config, with all defaults."""
         return load_config(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Its results: numbers of the last and of the best validation round by scope, bytes, seconds, memory.
-
-        Raises:
-            ShoalError: It is not finished, or the file is damaged.
-        """
+        """Its results: numbers of the last and of the best validation round by scope, bytes, seconds, memory."""
         return read_summary(self.path)
 
     @property
     def metrics(self) -> pa.Table:
-        """A row a round, a column a number: see `shoal.kept_run.metrics_table`.
-
-        Raises:
-            ShoalError: The file is damaged.
-        """
+        """A row a round, a column a number: see `shoal.kept_run.metrics_table`."""
         return metrics_table(read_metrics(self.path))
 
     @property
@@ -129,33 +105,22 @@ class Run:
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.
         """
-        from shoal.engine.runs.export import PREDICTIONS
+        from shoal.engine.runs.export import PREDICTIONS, export
 
-        file = self._exported(best) / PREDICTIONS
+        # Made again each time, for a run may have been run afresh.
+        file = export(self.path, best) / PREDICTIONS
         # Not mapped: the next call writes the file again.
         with pa.OSFile(str(file)) as source:
             return pa.ipc.open_file(source).read_all()
 
     def models(self, best: Best = None) -> dict[str, Tensor]:
-        """Parameters of the models, after the last round or the best one of a scope.
-
-        Args:
-            best: As for `predictions`.
+        """Parameters of the models, after the last round or the best one of a scope, as `predictions` takes it.
 
         Returns:
             Tensors by name, under `global/` if the server has a model, and under `client/<number>/` where clients hold
             personal models; then the names of the backbone's parameters.
-
-        Raises:
-            ShoalError: As for `predictions`.
         """
-        from shoal.engine.runs.export import MODELS
+        from shoal.engine.runs.export import MODELS, export
 
-        found: dict[str, Tensor] = load_file(self._exported(best) / MODELS)
+        found: dict[str, Tensor] = load_file(export(self.path, best) / MODELS)
         return found
-
-    def _exported(self, best: Best) -> Path:
-        """The folder of the models and predictions; made again each time, for a run may have been run afresh."""
-        from shoal.engine.runs.export import export
-
-        return export(self.path, best)

@@ -201,7 +201,7 @@ def compare_command(
     left: Annotated[Path, typer.Argument(metavar="RUN")], right: Annotated[Path, typer.Argument(metavar="RUN")]
 ) -> None:
     """Show what differs between two runs: config, inputs, environment, results."""
-    from shoal.engine.studies.compare import compare
+    from shoal.engine.studies.listing import compare
     from shoal.engine.studies.study_table import on_screen
 
     print("\n".join(on_screen(table) for table in compare(_possible(left), _possible(right))), end="")

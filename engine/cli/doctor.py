@@ -41,13 +41,13 @@ def show_doctor() -> None:
     console.print(packages)
 
     machine = Table(title="machine", show_header=False)
-    memory, root = psutil.virtual_memory(), data_root(None)
+    memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
     for name, text in {
         "processor": f"{os.cpu_count()} cores",
         "memory": f"{size(memory.available)} free of {size(memory.total)}",
         "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",
         "GPUs": _gpus(),
-        "Ray": _ray(),
+        "Ray": f"joins {ray} with ray.address=auto" if ray else "starts on this machine when a run begins",
         "data folder": f"{root} ({'from SHOAL_DATA' if 'SHOAL_DATA' in os.environ else 'default; set SHOAL_DATA'})",
         "free disk there": _free(root),
         "free disk here": _free(Path.cwd()),
@@ -78,8 +78,3 @@ def _gpus() -> str:
     if not torch.cuda.is_available():
         return "none that torch can use; runs train on the CPU"
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-
-
-def _ray() -> str:
-    address = os.environ.get("RAY_ADDRESS")
-    return f"joins {address} with ray.address=auto" if address else "starts on this machine when a run begins"

@@ -1,8 +1,12 @@
 """Checks of a config against its data, before a store is made."""
 
+from shoal.algorithms.base import WEIGHTED
+from shoal.algorithms.method_errors import code_of
+from shoal.algorithms.methods.registry.load import describe, load, weighing_methods
+from shoal.algorithms.models.build import backbone
+from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
-from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.identity import sources
 from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
@@ -17,30 +21,24 @@ from shoal.storage.store.hops import hops_bytes
 
 
 def read_graph(config: Config) -> Graph:
-    """The graph of a config, or its graphs behind one another.
-
-    Raises:
-        ShoalError: As for `shoal.storage.datasets.registry.load_all`, its labels are not what the config's task and
-            metric are about, or what its edges weigh would be of no use.
-    """
+    """The graph of a config, or its graphs behind one another; refused as by `load_all` and `require_fitting`."""
     graph = load_all(sources(config))
-    require_task(config, graph.name, graph.item_name)
-    require_metric(config, graph.name, graph.classes)
-    require_weights_used(config, graph.name, graph.edge_weight is not None)
+    require_fitting(config, graph.name, graph.item_name, graph.classes, graph.edge_weight is not None)
     return graph
 
 
-def require_task(config: Config, dataset: str, labels: str) -> None:
-    """Refuses to predict labels of nodes, or edges, where labels of graphs are given, and the other way about.
+def require_fitting(config: Config, dataset: str, labels: str, classes: int, weighted: bool) -> None:
+    """Refuses a task, a metric, or what leaves out the weights of edges, where a dataset is not for it; names the key.
 
-    Args:
-        config: The run.
-        dataset: Name of the dataset.
-        labels: What has labels in it: `node` or `graph`, or `pair` in a store of an edge task.
-
-    Raises:
-        ShoalError: The config's task is not for it.
+    What has labels in it are `node` or `graph`, or `pair` in a store of an edge task.
     """
+    require_task(config, dataset, labels)
+    require_metric(config, dataset, classes)
+    require_weights_used(config, dataset, weighted)
+
+
+def require_task(config: Config, dataset: str, labels: str) -> None:
+    """Refuses to predict labels of nodes, or edges, where labels of graphs are given, and the other way about."""
     if (config.task == "graph") != (labels == "graph"):
         raise ShoalError(
             "task", f"{config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}"
@@ -48,16 +46,7 @@ def require_task(config: Config, dataset: str, labels: str) -> None:
 
 
 def require_metric(config: Config, dataset: str, classes: int) -> None:
-    """Refuses a metric of two classes where there is another number of them.
-
-    Args:
-        config: The run.
-        dataset: Name of the dataset.
-        classes: Its classes.
-
-    Raises:
-        ShoalError: The config's metric is such a one.
-    """
+    """Refuses a metric of two classes where there is another number of them."""
     metric = config.evaluation.metric
     # Whether there is an edge are two classes, whatever those of the nodes are.
     if metric != "accuracy" and classes != 2 and config.task != "edge":
@@ -67,12 +56,8 @@ def require_metric(config: Config, dataset: str, classes: int) -> None:
 
 
 def require_known(config: Config) -> None:
-    """Refuses what is known to be wrong before the graph is made.
-
-    Raises:
-        ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
-            be sparse, the file of the split is wrong, graphs or edges are divided or propagated as only nodes can be,
-            or masked, a user's partitioner or its options are wrong, or the metric is for fewer classes.
+    """Refuses, before the graph is made, more clients than nodes, a wrong file or option, and task, partition, split,
+    features, masks and a metric that do not go together; names the key.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
     if config.task == "graph":
@@ -113,18 +98,8 @@ def require_known(config: Config) -> None:
 def require_whole(
     nodes: int, features: int, feature_bytes: int, entries: int, config: Config, weighted: bool = False
 ) -> None:
-    """Refuses to hold a whole graph that is larger than the limit.
-
-    Args:
-        nodes: Its nodes.
-        features: Width F of its features.
-        feature_bytes: Bytes of its features as they are stored.
-        entries: Directed entries of its adjacency.
-        config: The run.
-        weighted: Edges have weights.
-
-    Raises:
-        ShoalError: It is.
+    """Refuses to hold a whole graph that is larger than `engine.memory_limit`: of so many nodes and directed entries,
+    of F features that take `feature_bytes` as they are stored.
     """
     needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + (8 if weighted else 4) * entries
     limit = config.memory_limit()
@@ -133,3 +108,46 @@ def require_whole(
             f"algorithm.name {config.algorithm.name}: the whole graph takes {size(needed)}, "
             f"engine.memory_limit is {size(limit)}; raise the limit or take a method that trains clients"
         )
+
+
+# The way out of what `require_weights_used` refuses.
+WAY_OUT = "or set data.edge_weights to drop"
+
+
+def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
+    """Refuses a task, a method or a model that reads edges without the weights that those of a dataset have."""
+    if not weighted:
+        return
+    has = f"the edges of dataset '{dataset}' have weights"
+    if config.task == "graph":
+        raise ShoalError("task", f"{has}, which graph tasks leave out; set data.edge_weights to drop")
+    name = config.algorithm.name
+    algorithm = load(describe(name, config.algorithm.options))
+    if WEIGHTED not in algorithm.supports:
+        others = ", ".join(weighing_methods(config.task))
+        raise ShoalError("algorithm.name", f"{has}, which {name} leaves out; take another method ({others}), {WAY_OUT}")
+    if config.data.features.from_edges:
+        raise ShoalError(
+            "data.features", f"{has}, which {config.data.features.kind} leaves out; take other features, {WAY_OUT}"
+        )
+    for spec in config.models():
+        if not _weighs_edges(spec.name, config.task):
+            raise ShoalError(
+                "model.name",
+                f"{has}, which {spec.name} leaves out; take gcn, gcnii or a model that reads hops, {WAY_OUT}",
+            )
+        if spec.options.get("fanouts") is not None:
+            raise ShoalError("model.fanouts", f"{has}, by which no neighbours are drawn; leave it out, {WAY_OUT}")
+    with code_of(algorithm, "models"):
+        described = [str(model["name"]) for model in algorithm.models().values() if model is not None]
+    for model in described:
+        if not _weighs_edges(model, config.task):
+            raise ShoalError(
+                "algorithm", f"{has}, which {model}, a model of {name}, leaves out; take another, {WAY_OUT}"
+            )
+
+
+def _weighs_edges(model: str, task: str) -> bool:
+    """Whether a model that passes messages weighs them; others read hops, which were weighed, or no edges."""
+    cls = backbone(model, True, task)
+    return not issubclass(cls, Coupled) or cls.weighs_edges

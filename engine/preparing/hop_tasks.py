@@ -23,13 +23,11 @@ RETRIES = 3
 def hops_on_cluster(
     config: Config, store: Path, clients: Sequence[ClientRecord], limits: Limits, propagation: PropagationOptions
 ) -> Iterator[tuple[int, FileRecord]]:
-    """Writes the hops of some clients, and yields each as it is done; the order is that of completion.
+    """Writes the hops of some clients, and yields each as it is done; refused after `engine.cell_timeout` silent
+    seconds.
 
-    At most so many tasks run at a time as `engine.memory_limit` holds, and as there are processors. All machines
-    must see the folder of the store. A task checks its shard before it reads it.
-
-    Raises:
-        ShoalError: What a task raised, there is no cluster, or it was silent for `engine.cell_timeout` seconds.
+    At most so many tasks run at a time as `engine.memory_limit` holds, and as there are processors. All machines must
+    see the folder of the store. A task checks its shard before it reads it.
     """
     shape = limits.features, propagation, limits.weighted
     largest = max(hop_memory(client.nodes, client.entries, *shape) for client in clients)

@@ -19,18 +19,14 @@ from shoal.storage.store.manifest import FORMAT, Manifest
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.user_code import read_user_code
 
+# Fields of `DataSource` that are no options of a dataset.
 OF_DATA_CONFIG = (
     *("dataset", "root", "path", "row_normalize", "memory_limit", "user_options", "title", "made", "edge_weights"),
 )
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
-    """The datasets that a config names.
-
-    Raises:
-        ShoalError: An option that the dataset does not have, or of a wrong type; two graphs of one name, or another
-            number of paths than of datasets `files`.
-    """
+    """The datasets that a config names; refuses wrong options, names and numbers of paths."""
     hints = get_type_hints(DataSource, include_extras=True)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
@@ -76,11 +72,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Identifies a store: the dataset, the partition, which edges are held out, and what is masked.
-
-    Raises:
-        ShoalError: A file that the config names cannot be read.
-    """
+    """Identifies a store: the dataset, the partition, which edges are held out, and what is masked."""
     chosen = asdict(config.partition)
     file = chosen.pop("file")
     if file is not None:
@@ -91,16 +83,14 @@ def identity(config: Config) -> dict[str, Any]:
         del chosen["alpha"]
     if not chosen["options"]:
         del chosen["options"]
-    for later in ("domains", "chunks"):
-        # Stores of one graph keep the names that they had before there were several.
-        if chosen[later] is None:
-            del chosen[later]
+    # Stores of one graph keep the names that they had before there were several.
+    chosen = {key: value for key, value in chosen.items() if value is not None or key not in ("domains", "chunks")}
     if "domains" in chosen:
         chosen["domains"] = list(chosen["domains"])
     contents_of = [fingerprint(each) for each in sources(config)]
     content = contents_of[0] if len(contents_of) == 1 else {"graphs": contents_of}
-    dataset = {**content, "dtype": config.data.dtype}
     data = config.data
+    dataset = {**content, "dtype": data.dtype}
     # Stores of dense features keep the names that they had before there were sparse ones.
     if data.layout != "dense" and may_be_sparse(data.dataset, data.path):
         dataset["layout"] = data.layout
@@ -110,12 +100,8 @@ def identity(config: Config) -> dict[str, Any]:
     return {"dataset": dataset, "partition": chosen, **edges, **masked}
 
 
-def published_inputs(config: Config) -> dict[str, str]:
-    """Digests of the published files of a config's dataset, as far as all of them are there."""
-    return {f"the file {path}": found for path, found in published_digests(config).items()}
-
-
 def published_digests(config: Config) -> dict[str, str]:
+    """Digests by path of the published files of a config's datasets, as far as all of them are there."""
     return {path: digest for each in sources(config) for path, digest in published_contents(each).items()}
 
 
@@ -131,25 +117,17 @@ def store_path(config: Config) -> Path:
     one = "files" if str(config.data.dataset).lower() == "files" else names[0]
     graph = config.data.name or (one if len(names) == 1 else joined_name(names))
     method = chosen.method.rpartition(":")[2]
-    name = f"{graph}-{method}{chosen.clients}-{digits}"
-    return data_root(config.data.root) / "stores" / name
+    return data_root(config.data.root) / "stores" / f"{graph}-{method}{chosen.clients}-{digits}"
 
 
 def require_identity(path: Path, manifest: Manifest, made: dict[str, Any]) -> None:
-    """Refuses a store of another dataset or partition, or with other edges held out or masked.
-
-    Raises:
-        ShoalError: It is one; names what differs.
-    """
-    if manifest.identity != made:
-        raise ShoalError(
-            path,
-            f"this store was made from another dataset or partition: "
-            f"{_differences(manifest.identity, made)}; delete it or set data.store",
-        )
-
-
-def _differences(store: dict[str, Any], config: dict[str, Any]) -> str:
-    old, new = flatten(store), flatten(config)
+    """Refuses a store of another dataset or partition, or with other edges held out or masked; names what differs."""
+    if manifest.identity == made:
+        return
+    old, new = flatten(manifest.identity), flatten(made)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return ", ".join(f"{key} {old.get(key)} (config: {new.get(key)})" for key in keys)
+    differences = ", ".join(f"{key} {old.get(key)} (config: {new.get(key)})" for key in keys)
+    raise ShoalError(
+        path,
+        f"this store was made from another dataset or partition: {differences}; delete it or set data.store",
+    )

@@ -5,7 +5,6 @@ are made beside the links. So whatever reads a store reads this one, and runs on
 """
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import writing
-from shoal.storage.store.manifest import NAME, Manifest, read_manifest
+from shoal.storage.store.manifest import NAME, read_manifest
 from shoal.storage.store.store import hops_path, shard_path, split_path, stores_below
 
 ROOT = "~/.cache/shoal/overlays"
@@ -28,11 +27,7 @@ def additions_go_elsewhere(store: Path, config: Config) -> bool:
 
 
 def overlay_path(store: Path, config: Config) -> Path:
-    """The folder of the overlay of a finished store: wherever that lies, the same for the same content.
-
-    Raises:
-        ShoalError: The manifest of the store is damaged.
-    """
+    """The folder of the overlay of a finished store: wherever that lies, the same for the same content."""
     manifest = read_manifest(store)
     digits = fingerprint_of({"identity": manifest.identity, "published": manifest.published})
     root = Path(config.data.overlay or ROOT).expanduser().resolve()
@@ -46,11 +41,7 @@ def store_or_overlay(store: Path, config: Config) -> Path:
 
 
 def overlaid(store: Path, config: Config) -> Path:
-    """Makes the overlay of a finished store, or brings its links up to date, and gives its folder.
-
-    Raises:
-        ShoalError: It cannot be written, or holds what was made of another store.
-    """
+    """Makes the overlay of a finished store, or brings its links up to date, and gives its folder."""
     overlay = overlay_path(store, config)
     say(f"{store}: what is missing of this store is made in {overlay}")
     for below in (store, *stores_below(store)):
@@ -66,22 +57,14 @@ def _link(store: Path, overlay: Path) -> None:
     if own.clients != shared.clients or own.identity != shared.identity:
         raise ShoalError(overlay, f"was made of another store than {store}; delete that folder")
     both = replace(own, splits={**shared.splits, **own.splits}, hops={**shared.hops, **own.hops})
+    files = [shard_path(0), *(split_path(name, 0) for name in both.splits), *(hops_path(name, 0) for name in both.hops)]
     try:
-        for folder in _folders(both):
+        for folder in (file.parent for file in files):
             _link_folder(store / folder, overlay / folder)
     except OSError as error:
         raise ShoalError(overlay, f"cannot be written: {error.strerror}; set data.overlay to another folder") from None
     if both != own or not (overlay / NAME).exists():
         both.write(overlay)
-
-
-def _folders(manifest: Manifest) -> Iterable[Path]:
-    """Folders of the files that a manifest names, inside its store."""
-    return (
-        shard_path(0).parent,
-        *(split_path(name, 0).parent for name in manifest.splits),
-        *(hops_path(name, 0).parent for name in manifest.hops),
-    )
 
 
 def _link_folder(shared: Path, own: Path) -> None:

@@ -1,8 +1,8 @@
 """From a graph to a store: the partition, the shard of every client, and which of its items train."""
 
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.given_split import codes_of_clients, given_codes
+from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.screen.progress import progress, say
 from shoal.partition.domains import first_clients
@@ -31,42 +32,35 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced, kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
-from shoal.storage.graph.rows import Rows, entries_of
+from shoal.storage.graph.rows import entries_of
+from shoal.storage.options.split import SplitOptions, read_split_file
 from shoal.storage.store.arrow_file import FileRecord, record_of
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
-from shoal.storage.store.manifest import ClientRecord, DomainRecord, Manifest, SplitRecord
+from shoal.storage.store.manifest import DomainRecord, Manifest, SplitRecord
 from shoal.storage.store.masking import masks, without_edges, without_features, without_labels
-from shoal.storage.store.shard import write_shard
-from shoal.storage.store.split import (
-    Split,
-    SplitOptions,
-    from_codes,
-    open_split,
-    random_split,
-    write_split,
-)
-from shoal.storage.store.store import DOMAINS, Store, shard_path, split_path
+from shoal.storage.store.shard import training_graph, write_shard, write_training_shard
+from shoal.storage.store.split import Split, from_codes, open_split, random_split, to_codes, write_split
+from shoal.storage.store.store import DOMAINS, TRAINING, Store, shard_path, split_path, training_path
 
 ASSIGNMENT = Path("assignment.npy")
 
 
 class LazyGraph:
-    """A graph that is read only if a step needs it."""
+    """The graph of a config, which is read only if a step needs it."""
 
-    def __init__(self, read: Callable[[], Graph], published: Callable[[], dict[str, str]]) -> None:
-        """Of functions that read the graph, and give the digests of its published files."""
-        self._read, self._published = read, published
+    def __init__(self, config: Config) -> None:
+        self._config = config
 
     @cached_property
     def graph(self) -> Graph:
         """The graph, read at the first use."""
-        return self._read()
+        return read_graph(self._config)
 
     @cached_property
     def published(self) -> dict[str, str]:
         """Digests of the published files that the graph is read from; they may first be downloaded for it."""
         _ = self.graph
-        return self._published()
+        return published_digests(self._config)
 
 
 class StoreBuilder(StoreSteps):
@@ -141,12 +135,21 @@ class StoreBuilder(StoreSteps):
                 pairs = self._pairs(client, part, graph.nodes) if pairs_only else None
                 own = without_edges(part, data.sparsity) if pairs is None else without_held_out(part, pairs)
                 x = without_features(x, own.node, data.sparsity)
-                write = partial(_write_shard, client, own, label, x, graph, pairs)
+                weight = None
+                if graph.edge_weight is not None:
+                    weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
+                write = partial(
+                    write_shard, client=client, part=own, label=label, x=x, graph_of=graph.graph_of, pairs=pairs,
+                    edge_weight=weight,
+                )  # fmt: skip
                 self.writer.once(shard_path(client), write)
                 step.advance()
         files = [self.writer.finished(shard_path(client)) for client in range(count)]
         classes = LABELS if pairs_only else graph.classes
         records = [self._record(client, file, classes) for client, file in enumerate(files) if file is not None]
+        values = 0
+        if layout == "sparse":
+            values = self._stored_values(records) if data.sparsity.features else entries_of(graph.x)
         return Manifest(
             identity=self.made,
             name=graph.name,
@@ -160,8 +163,9 @@ class StoreBuilder(StoreSteps):
             clients=records,
             published=self.lazy.published,
             layout=layout,
-            feature_values=self._feature_values(graph, records) if layout == "sparse" else 0,
-            domains=self._domains(graph),
+            feature_values=values,
+            # A store of whole graphs needs none: each is a client.
+            domains=[] if self.options is None else _domains(graph, self.options),
             graphs=None if graph.graph_of is None else graph.items,
             pairs=sum(record.items for record in records) if pairs_only else None,
             label_names=None if graph.label_names is None or pairs_only else list(graph.label_names),
@@ -172,18 +176,6 @@ class StoreBuilder(StoreSteps):
                 "numpy": np.__version__,
             },
         )
-
-    def _feature_values(self, graph: Graph, clients: Sequence[ClientRecord]) -> int:
-        """How many values shards keep of sparse features."""
-        return self._stored_values(clients) if self.config.data.sparsity.features else entries_of(graph.x)
-
-    def _domains(self, graph: Graph) -> list[DomainRecord]:
-        """The domains of clients; a store of whole graphs needs none, since each is a client."""
-        if self.options is None:
-            return []
-        numbers = self.options.domains or ()
-        firsts = first_clients(self.options)
-        return [DomainRecord(d.name, d.nodes, [first, n]) for d, n, first in zip(graph.domains, numbers, firsts)]
 
     def _pairs(self, client: int, part: Induced, nodes: int) -> Pairs:
         """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
@@ -240,23 +232,53 @@ class StoreBuilder(StoreSteps):
         )
         if self.clients is None:
             return given()
+        code = np.zeros(manifest.items, dtype=np.int8)
+        held = np.zeros(manifest.items, dtype=bool)
+        for client in range(self.clients.clients):
+            shard = self.clients.shard(client)
+            code[shard.item] = to_codes(self.clients.split(options.split_name, client), shard.items)
+            held[shard.item] = True
         # Of nodes that no client holds, only a domain's evaluation asks for the part.
-        rest = shards if self._by_domain else None
-        return codes_of_clients(self.clients, options, manifest.items, rest, given)
+        if not self._by_domain or held.all():
+            return code
+        of_all = given()
+        if of_all is not None:
+            return np.where(held, code, of_all)
+        # They are drawn by the same protocol, as if each graph had one more client.
+        for number in range(shards.clients):
+            shard = shards.shard(number)
+            item = shard.item
+            free = np.flatnonzero(~held[item])
+            drawn = random_split(shard.item_label[free], item[free], self.clients.clients + number, options)
+            code[item[free]] = to_codes(drawn, len(free))
+        return code
 
 
-def _write_shard(
-    client: int,
-    part: Induced,
-    label: np.ndarray,
-    x: Rows,
-    graph: Graph,
-    pairs: Pairs | None,
-    path: Path,
-) -> FileRecord:
-    weight = graph.edge_weight
-    own = None if weight is None else weights_among(part, graph.indptr, graph.indices, weight)
-    return write_shard(path, client, part, label, x, graph.graph_of, pairs, own)
+def _domains(graph: Graph, options: PartitionOptions) -> list[DomainRecord]:
+    several = zip(graph.domains, options.domains or (), first_clients(options))
+    return [DomainRecord(domain.name, domain.nodes, [first, clients]) for domain, clients, first in several]
+
+
+def given_codes(
+    options: SplitOptions, dataset: str, items: int, of_dataset: Callable[[], np.ndarray | None], what: str = "node"
+) -> np.ndarray | None:
+    """Part of every item, int8 `[items]`, of the user's file or of the dataset; None: each client draws its own.
+
+    `dataset` is its name and `what` that of an item in messages; `of_dataset` gives the dataset's split, if it has one.
+    Refuses a file that is wrong or of another number of items, and `public` where there is none.
+    """
+    if options.split == "file":
+        code = read_split_file(options.split_file)
+        if len(code) != items:
+            found = f"{len(code)} entries for {items} {what}s"
+            raise ShoalError(options.split_file, f"{found} of {dataset}; give one each")
+        return code
+    if options.split == "public":
+        code_of_dataset = of_dataset()
+        if code_of_dataset is None:
+            raise ShoalError(f"data.split public: {dataset} has no split of its own; take stratified or per_client")
+        return code_of_dataset
+    return None
 
 
 def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions, what: str) -> None:
@@ -292,3 +314,61 @@ def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:
         some = ", ".join(map(str, split.without_training[:8])) + (" …" if len(split.without_training) > 8 else "")
         line += f"; {len(split.without_training)} clients without a training {what} ({some})"
     say(line)
+
+
+def made_from(clients: Store, split: str) -> dict[str, Any]:
+    """Identity of the training nodes of a store's clients: the store's content, and one of its splits."""
+    content = clients.manifest.content(split, None)
+    return {**clients.manifest.identity, TRAINING: {"split": split, "of": content}}
+
+
+class TrainingBuilder(StoreSteps):
+    """One prepare of a store of the training nodes of clients: the graphs that they induce, and hops on these."""
+
+    def __init__(self, clients: Store, config: Config) -> None:
+        """Of the finished store of the clients, or of the whole graph as one, with the split of a config."""
+        self.clients, self.split = clients, config.data.split_name
+        path = clients.path / training_path(self.split)
+        super().__init__(path, made_from(clients, self.split), lambda: clients.manifest.published, config)
+
+    def _shards(self) -> Manifest:
+        of = self.clients.manifest
+        share = sum(train for train, _, _ in of.splits[self.split].counts) / max(1, sum(c.nodes for c in of.clients))
+        needed = int(share * sum(client.file.bytes for client in of.clients))
+        require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
+        count = self.clients.clients
+        files = []
+        with progress("training nodes", count, "clients") as step:
+            for client in range(count):
+                files.append(self.writer.once(shard_path(client), partial(self._write_shard, client)))
+                step.advance()
+        records = [self._record(client, file, of.classes) for client, file in enumerate(files)]
+        nodes, entries = (sum(getattr(record, what) for record in records) for what in ("nodes", "entries"))
+        say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
+        # Ids, classes and domains are those of all nodes.
+        return replace(
+            of,
+            identity=self.made,
+            clients=records,
+            splits={},
+            hops={},
+            feature_values=self._stored_values(records) if of.layout == "sparse" else 0,
+        )
+
+    def _write_shard(self, client: int, path: Path) -> FileRecord:
+        shard = self.clients.shard(client)
+        part, row = training_graph(shard, self.clients.split(self.split, client).train)
+        weight = shard.edge_weight
+        if weight is not None:
+            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
+        return write_training_shard(path, part, shard.label[row], shard.x[row], weight)
+
+    def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
+        none = np.zeros(0, dtype=np.int32)
+        files = []
+        for client in shards.manifest.clients:
+            all_train = Split(np.arange(client.nodes, dtype=np.int32), none, none)
+            path = split_path(options.split_name, client.client)
+            files.append(self.writer.once(path, partial(write_split, split=all_train)))
+        counts = [[client.nodes, 0, 0] for client in shards.manifest.clients]
+        return SplitRecord(counts, [i for i, (nodes, _, _) in enumerate(counts) if not nodes], 0, files)

@@ -58,13 +58,7 @@ class StoreSteps(ABC):
     def __init__(
         self, path: Path, made: dict[str, Any], published: Callable[[], dict[str, str]], config: Config
     ) -> None:
-        """Reads what an earlier prepare left.
-
-        Args:
-            path: The folder.
-            made: What the store is made from.
-            published: Gives the digests of the published files that it is made from.
-            config: The run.
+        """Reads what an earlier prepare left; `published` gives the digests of the files that the store is made from.
 
         Raises:
             ShoalError: The folder holds an unfinished store of something else, or is damaged.
@@ -116,7 +110,10 @@ class StoreSteps(ABC):
     def _hops(self, shards: Store, propagation: PropagationOptions) -> list[FileRecord]:
         manifest = shards.manifest
         missing = [c for c in manifest.clients if self.writer.finished(hops_path(propagation.name, c.client)) is None]
-        rows = sum(_rows_kept(shards, client, propagation) for client in missing)
+        if propagation.rows == "all":
+            rows = sum(client.nodes for client in missing)
+        else:
+            rows = sum(int(labelled_and_neighbours(shards.shard(client.client)).sum()) for client in missing)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
@@ -155,9 +152,3 @@ class StoreSteps(ABC):
         """How many values shards keep of sparse features."""
         shards = (open_shard(self.path / shard_path(each.client), each.client, each.file) for each in clients)
         return sum(shard.x.entries for shard in shards if isinstance(shard.x, CsrRows))
-
-
-def _rows_kept(shards: Store, client: ClientRecord, propagation: PropagationOptions) -> int:
-    return (
-        client.nodes if propagation.rows == "all" else int(labelled_and_neighbours(shards.shard(client.client)).sum())
-    )

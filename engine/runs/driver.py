@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from shoal.engine.callbacks.callback import Running
@@ -20,7 +21,7 @@ from shoal.engine.records.summary import summarize_run
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupted, graceful
-from shoal.engine.screen.live_view import LiveView, live_view
+from shoal.engine.screen.live_view import live_view
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
@@ -42,17 +43,7 @@ class Driver:
         inputs: dict[str, str],
         trainers: Sequence[str],
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            plan: The run.
-            folder: Its folder.
-            backend: Carries it out.
-            job: The run as its hosts see it.
-            store: Its store.
-            inputs: Digests of all files that it reads, for checkpoints.
-            trainers: How hosts train the clients of every model of the config, for the summary.
-        """
+        """`inputs` are digests of all files that the run reads, `trainers` say how hosts train its clients."""
         self.config = config = plan.config
         self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
         self.job, self.store, self.plan = job, store, plan.rounds
@@ -76,44 +67,33 @@ class Driver:
         try:
             # Until the first round begins, a signal ends the run immediately.
             done = self._serve(state)
-            best = self._best_so_far()
-            self._calls.start()
-            ended = self._ended_early()
             with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
-                while done < self.config.rounds and not ended:
+                while done < self.config.rounds and not self._ended_early():
                     try:
-                        line = self._round(done, view)
+                        with self._keeping(done):
+                            line = self.backend.round(view.watch)
                         done = line["round"]
-                        self._log_events(line)
-                        if records := line.pop("records", None):
-                            write_records(self.folder.path, done, records)
-                        if "scopes" in line and self.config.run.client_scores:
-                            self.folder.client_scores.append(done, self.backend.client_scores())
-                        line.setdefault("memory", {})["driver"] = resident()
-                        self.folder.metrics.append(line)
-                        if best:
-                            best.note(line, self._current)
+                        self._record(line)
+                        if self._best:
+                            self._best.note(line, self._current)
                         view.advance(line)
-                        self._call(line)
-                        ended = self._ended_early()
+                        with self._keeping(done):
+                            self._calls.after(line)
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         interrupt.asked |= limit is not None and now - began > limit
-                        last = done == self.config.rounds or ended or interrupt.asked
+                        last = done == self.config.rounds or self._ended_early() or interrupt.asked
                         if last or done % every == 0 or now - self._saved > self.config.run.checkpoint_seconds:
                             self._save()
                     except ServerLost as error:
                         done = self._serve_again(error)
-                        best = self._best_so_far()
                         view.back_to(done)
-                        self._calls.start()
-                        ended = self._ended_early()
-                    if interrupt.asked and done < self.config.rounds and not ended:
+                    if interrupt.asked and done < self.config.rounds and not self._ended_early():
                         say(f"stopped after round {done}; continue with: shoal run {self.folder.path} --resume")
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
             summary |= {"paths": self.trainers, "inputs": self.inputs}
-            if ended:
+            if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped
                 say(f"ended after round {done} of {self.config.rounds}: {self._calls.running.stopped}")
             self.folder.summarize(summary)
@@ -126,21 +106,18 @@ class Driver:
             # Does nothing after a finished run.
             self._calls.end(None)
 
-    def _round(self, done: int, view: LiveView) -> dict[str, Any]:
-        """One round; if it fails, the rounds before it are kept in a checkpoint."""
+    @contextmanager
+    def _keeping(self, done: int) -> Iterator[None]:
+        """After a failure writes a checkpoint of the rounds that are done; the failure is reported in any case."""
         try:
-            return self.backend.round(view.watch)
+            yield
         except ShoalError:
             if done:
-                self._keep_what_is_done(done)
-            raise
-
-    def _call(self, line: dict[str, Any]) -> None:
-        """Calls the callbacks after a round; if one ends the run, a checkpoint keeps that round, too."""
-        try:
-            self._calls.after(line)
-        except ShoalError:
-            self._keep_what_is_done(line["round"])
+                try:
+                    self._save()
+                    say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
+                except (ShoalError, ServerLost) as error:
+                    log.error("no checkpoint of round %d: %s", done, error)
             raise
 
     def _ended_early(self) -> bool:
@@ -148,17 +125,8 @@ class Driver:
         lines = self.folder.metrics.lines if self._calls.running.stopped else []
         return "scopes" in lines[-1] if lines else False
 
-    def _keep_what_is_done(self, done: int) -> None:
-        """Writes a checkpoint after a failure; that failure is reported whether this succeeds or not."""
-        try:
-            self._save()
-        except (ShoalError, ServerLost) as error:
-            log.error("no checkpoint of round %d: %s", done, error)
-            return
-        say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
-
-    def _log_events(self, line: dict[str, Any]) -> None:
-        """Logs events of hosts and tracebacks of clients; the metrics keep one line for each skipped client."""
+    def _record(self, line: dict[str, Any]) -> None:
+        """Writes the line of a round, its records and scores; events and tracebacks of clients go to the log."""
         for event in line.pop("events", []):
             log.warning(event)
         if halved := line.get("halved_batches"):
@@ -169,9 +137,12 @@ class Driver:
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail)
             line["failures"][client] = text
-
-    def _best_so_far(self) -> BestRounds | None:
-        return BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
+        if records := line.pop("records", None):
+            write_records(self.folder.path, line["round"], records)
+        if "scopes" in line and self.config.run.client_scores:
+            self.folder.client_scores.append(line["round"], self.backend.client_scores())
+        line.setdefault("memory", {})["driver"] = resident()
+        self.folder.metrics.append(line)
 
     def _save(self) -> None:
         checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
@@ -186,6 +157,8 @@ class Driver:
             self.backend.open(self.job, self.plan, state)
         except ServerLost as error:
             return self._serve_again(error)
+        self._best = BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
+        self._calls.start()
         return state.round if state else 0
 
     def _serve_again(self, error: ServerLost) -> int:
@@ -203,17 +176,8 @@ class Driver:
         return self._serve(found.state if found else None)
 
 
-def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool = True) -> None:
-    """Restores a run folder to the content of a checkpoint, and reports what it could not use.
-
-    Args:
-        folder: The folder.
-        found: The checkpoint; None: to its start.
-        keeps_scores: Whether the run keeps scores of clients.
-
-    Raises:
-        ShoalError: A file cannot be written.
-    """
+def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool) -> None:
+    """Restores a run folder to the content of a checkpoint, or to its start, and reports what it could not use."""
     for fault in found.passed_over if found else ():
         _warn(f"{fault}; set aside, the one before it is used")
     if found and found.passed_over:

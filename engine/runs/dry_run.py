@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,10 @@ from shoal.engine.config.sizes import size
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
-from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
-from shoal.engine.preparing.edge_weight_checks import require_weights_used
-from shoal.engine.preparing.given_split import given_codes
-from shoal.engine.preparing.identity import identity, require_identity
+from shoal.engine.preparing.checks import read_graph, require_fitting, require_whole
+from shoal.engine.preparing.identity import identity, require_identity, store_path
 from shoal.engine.preparing.overlay import store_or_overlay
+from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.rounds.sampling import cell_size_of, draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
@@ -50,11 +49,7 @@ SHARE_TO_MEASURE = 16
 
 
 def show_plan(config: Config) -> None:
-    """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing.
-
-    Raises:
-        ShoalError: As `expected`.
-    """
+    """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing."""
     plan = RunPlan.of(config)
     table = Table(title=f"dry run of {config.name}", show_header=False)
     for name, text in expected(plan).rows.items():
@@ -63,33 +58,11 @@ def show_plan(config: Config) -> None:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """The estimate of a run.
-
-    Attributes:
-        rows: Texts by subject.
-        seconds: Of all rounds, without the method's own work.
-    """
-
-    rows: dict[str, str]
-    seconds: float
-
-
-@dataclass(frozen=True)
 class _Sizes:
     """Sizes of a dataset, from its store or, where there is none yet, from its graph.
 
-    Attributes:
-        items: Number of what has labels: nodes, graphs or pairs, as `what` says.
-        what: `node`, `graph` or `pair`.
-        nodes: Number N.
-        features: Width F.
-        classes: Number C.
-        entries: Directed edges.
-        weighted: Edges have weights.
-        x_bytes: Of the stored features.
-        values: Stored values of sparse features; None of dense ones.
-        hop_bytes: Of the stored hops.
+    `items` are what has labels, nodes, graphs or pairs, as `what` says; `entries` directed edges; `values` the stored
+    values of sparse features, None of dense ones.
     """
 
     items: int
@@ -107,9 +80,7 @@ class _Sizes:
 def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     manifest = read_manifest(path)
     require_identity(path, manifest, identity(config))
-    require_task(config, manifest.name, manifest.item_name)
-    require_metric(config, manifest.name, manifest.classes)
-    require_weights_used(config, manifest.name, manifest.weighted)
+    require_fitting(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None
@@ -139,15 +110,18 @@ def _sizes_of_graph(config: Config) -> _Sizes:
     )  # fmt: skip
 
 
-def expected(plan: RunPlan) -> Expected:
-    """Estimates a run, by measuring a mean client; writes nothing.
+class Expected(NamedTuple):
+    """The estimate of a run: texts by subject, and the seconds of all rounds, without the method's own work."""
 
-    Raises:
-        ShoalError: The run would be refused for its dataset, its files, or its memory.
-    """
+    rows: dict[str, str]
+    seconds: float
+
+
+def expected(plan: RunPlan) -> Expected:
+    """Estimates a run, by measuring a mean client; writes nothing; refuses what the run would refuse."""
     config, algorithm = plan.config, plan.algorithm
     train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
-    path = store_or_overlay(plan.store, config)
+    path = store_or_overlay(store_path(config), config)
     prepared = (path / NAME).exists()
     of = _sizes_of_store(path, config) if prepared else _sizes_of_graph(config)
     if algorithm.centralized:
@@ -241,10 +215,12 @@ def _mean_client(
     """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
     rng = np.random.default_rng(0)
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
-    few = info.graphs
-    graph = None if few is None else np.arange(info.nodes) * min(few, info.nodes) // max(info.nodes, 1)
-    # Of small graphs every edge stays in its own.
-    starts, sizes = (0, max(info.nodes, 1)) if graph is None else _spans(np.repeat(graph, np.diff(indptr)), graph)
+    graph, starts, sizes = None, np.zeros(1, dtype=np.int64), np.array([max(info.nodes, 1)])
+    if info.graphs is not None:
+        # Of small graphs every edge stays in its own.
+        graph = np.arange(info.nodes) * min(info.graphs, info.nodes) // max(info.nodes, 1)
+        bounds, of_entry = first_rows(graph), np.repeat(graph, np.diff(indptr))
+        starts, sizes = bounds[of_entry], np.diff(bounds)[of_entry]
     indices = (starts + rng.integers(sizes, size=indptr[-1], dtype=np.int32)).astype(np.int32)
     x: list[Rows]
     if a_row is None:
@@ -257,12 +233,6 @@ def _mean_client(
     shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph, pairs)
     train = np.arange(info.train)
     return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Cache(2**63))
-
-
-def _spans(wanted: np.ndarray, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first row of some graphs, and how many rows each has, of the graph of every row, ascending from 0."""
-    ends = first_rows(graph)
-    return ends[wanted], np.diff(ends)[wanted]
 
 
 def _random_pairs(nodes: int, count: int, rng: np.random.Generator) -> Pairs:

@@ -25,7 +25,6 @@ from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
@@ -38,15 +37,10 @@ def export(run: Path, best: str | None = None) -> Path:
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
     personal models; those that a method names are below their names.
 
-    Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
-    2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
-    `global` if there is one. In graph tasks one row a graph, `graph` int64 instead of `node`; in edge tasks one
-    row a pair, `source` and `target` int64, global ids of its nodes. Where classes have names, these are in the
-    schema's metadata, `label_names`, as a JSON list.
-
-    Where the server's model is scored on the whole graphs of domains, `predictions-domains.arrow` has a row for every
-    item of those: what names it, `domain` (dictionary of names), `label`, `part`, and the class predicted with all
-    edges, `domains`.
+    Predictions have the columns that `shoal.Run.predictions` names. Where classes have names, these are in the schema's
+    metadata, `label_names`, as a JSON list. Where the server's model is scored on the whole graphs of domains,
+    `predictions-domains.arrow` has a row for every item of those, with its `domain` (dictionary of names) and the class
+    predicted with all edges, `domains`.
 
     Args:
         run: Folder of a finished run.
@@ -81,23 +75,22 @@ def export(run: Path, best: str | None = None) -> Path:
     out = run / "export" / (f"best-{best}" if best else "")
     out.mkdir(parents=True, exist_ok=True)
     models: Tree = {}
-    columns: dict[str, list[np.ndarray]] = {}
+    rows = []
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
+            columns = _described(store, job.split, client_id, client=client_id)
             for scope, visit in _deployed(host, state, client_id, global_model):
                 if best is None or scope == best:
-                    predicted = _predicted(algorithm, visit, job.who(client_id))
-                    _add(columns, **{scope: predicted.int().cpu().numpy()})
+                    columns[scope] = _predicted(algorithm, visit, job.who(client_id))
                 if scope == "global":
-                    models.update(_received(visit))
+                    models.update(_named(visit, "global/", received=True))
                 elif personal:
-                    models.update(_all_of(visit))
-            _add(columns, client=np.full(store.shard(client_id).items, client_id, dtype=np.int32))
-            _add(columns, **_described(store, job.split, client_id))
+                    models.update(_named(visit, f"client/{client_id:05d}/", received=False))
+            rows.append(columns)
             step.advance()
     write_tensors(out / MODELS, models)
     names = store.manifest.label_names
-    _write(out / PREDICTIONS, _joined(columns), names)
+    _write(out / PREDICTIONS, _joined(rows), names)
     graphs = job.open_graphs(store) if best != "served" else None
     if graphs is not None:
         _write(out / OF_DOMAINS, _of_domains(host, job, graphs, state, global_model), names)
@@ -106,14 +99,13 @@ def export(run: Path, best: str | None = None) -> Path:
 
 def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, current: Tree) -> dict[str, pa.Array]:
     """Columns of the items of all domains' whole graphs, by the server's model."""
-    columns: dict[str, list[np.ndarray]] = {}
+    rows = []
     for place in range(len(job.domains)):
         number = len(job.model_of) + place
         visit = host.visit(number, evaluation_cell(state.round, [number], {}, {}), current)
-        predicted = _predicted(job.algorithm(), visit, job.who(number)).int().cpu().numpy()
-        _add(columns, domains=predicted, domain=np.full(len(predicted), place, dtype=np.int32))
-        _add(columns, **_described(graphs, job.split, place))
-    joined = _joined(columns)
+        predicted = _predicted(job.algorithm(), visit, job.who(number))
+        rows.append({"domains": predicted, **_described(graphs, job.split, place, domain=place)})
+    joined = _joined(rows)
     return joined | {"domain": pa.DictionaryArray.from_arrays(joined["domain"], pa.array(job.domains))}
 
 
@@ -126,13 +118,8 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
         writer.write_batch(batch)
 
 
-def _add(columns: dict[str, list[np.ndarray]], **parts: np.ndarray) -> None:
-    for name, part in parts.items():
-        columns.setdefault(name, []).append(part)
-
-
-def _joined(columns: dict[str, list[np.ndarray]]) -> dict[str, pa.Array]:
-    return {name: pa.array(np.concatenate(parts)) for name, parts in columns.items()}
+def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, pa.Array]:
+    return {name: pa.array(np.concatenate([columns[name] for columns in rows])) for name in rows[0]}
 
 
 def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
@@ -144,43 +131,32 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 
 
-def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> Tensor:
+def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> np.ndarray:
     client = visit.scored
     try:
-        return predicted_classes(algorithm, client, visit.received, "all", client.info.items)
+        predicted = predicted_classes(algorithm, client, visit.received, "all", client.info.items)
     except ShoalError as error:
         raise ShoalError(who, *error.args, detail=error.detail) from error
+    return predicted.int().cpu().numpy()
 
 
-def _all_of(visit: Visit) -> dict[str, Tensor]:
-    """All models of a client."""
-    names = visit.client.models
-    return {key: p for name in names for key, p in _named(visit, name, f"client/{visit.client.info.client:05d}/")}
+def _named(visit: Visit, prefix: str, received: bool) -> Iterator[tuple[str, Tensor]]:
+    """Parameters of a client's models, or of those that the server sends; that of the config has no name between."""
+    for name, model in visit.client.models.items():
+        if received and not model.received:
+            continue
+        below = prefix if name == MODEL else f"{prefix}{name}/"
+        for key, p in model.module.named_parameters():
+            # Row-major, whatever the layout in the model.
+            yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _received(visit: Visit) -> dict[str, Tensor]:
-    """The models that a new client receives from the server."""
-    names = [name for name, model in visit.client.models.items() if model.received]
-    return {key: p for name in names for key, p in _named(visit, name, "global/")}
-
-
-def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a model, that of the config by their names alone, others below the name of the model."""
-    below = prefix if name == MODEL else f"{prefix}{name}/"
-    for key, p in visit.client.models[name].module.named_parameters():
-        # Row-major, whatever the layout in the model.
-        yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _described(store: Store, split: str, number: int) -> dict[str, np.ndarray]:
-    """Ids of the items of a client or a whole graph, with labels and parts."""
+def _described(store: Store, split: str, number: int, **same: int) -> dict[str, np.ndarray]:
+    """Ids of the items of a client or a whole graph, with labels, parts, and a number that is the same of all."""
     shard = store.shard(number)
-    return {**_items(shard), "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}
-
-
-def _items(shard: Shard) -> dict[str, np.ndarray]:
-    """Ids of the items of a shard, by the name of the column."""
+    columns = {name: np.full(shard.items, value, dtype=np.int32) for name, value in same.items()}
     if shard.pairs is None:
-        return {"node" if shard.graph is None else "graph": shard.item}
-    source, target = shard.node[shard.pairs.ends].T
-    return {"source": source, "target": target}
+        columns["node" if shard.graph is None else "graph"] = shard.item
+    else:
+        columns["source"], columns["target"] = shard.node[shard.pairs.ends].T
+    return {**columns, "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}

@@ -13,7 +13,6 @@ from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
-from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path
@@ -25,13 +24,8 @@ from shoal.storage.store.store import Store
 class RunPlan:
     """A checked run, before data is read.
 
-    Attributes:
-        config: Its config.
-        method: The method as it travels to hosts.
-        algorithm: The method with its hyper-parameters.
-        device: `cpu` or `cuda`.
-        callbacks: By the name that messages use.
-        rounds: Cohorts, evaluations and cells of its rounds.
+    `method` travels to hosts, `algorithm` is the method with its hyper-parameters; `device` is `cpu` or `cuda`;
+    callbacks are by the name that messages use; `rounds` are its cohorts, evaluations and cells.
     """
 
     config: Config
@@ -43,14 +37,10 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config.
+        """Checks method, models, device, dataset, callbacks and rounds of a config; refuses what is not possible by its
+        key.
 
-        Args:
-            config: The run.
-            trains: Whether rounds will run; preparing and exporting need no callbacks, no learning rates and no trace.
-
-        Raises:
-            ShoalError: The run is not possible; one line that names the key.
+        Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """
         method = describe(config.algorithm.name, config.algorithm.options)
         algorithm = load(method)
@@ -66,45 +56,21 @@ class RunPlan:
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that the config names, read once.
-
-        Raises:
-            ShoalError: A file is missing or cannot be read.
-        """
+        """Digests of the files that the config names, read once; raises ShoalError if one cannot be read."""
         return inputs.contents(self.config)
 
     @cached_property
     def folder(self) -> Path:
-        """The run folder, whose name is the identity of the run.
-
-        Raises:
-            ShoalError: As for `inputs`.
-        """
+        """The run folder, whose name is the identity of the run; raises as `inputs`."""
         return run_path(self.config, self.inputs)
 
-    @property
-    def store(self) -> Path:
-        """The folder of the store, which may not exist."""
-        return store_path(self.config)
-
     def prepare(self, repair: bool = True) -> Store:
-        """Makes what is missing of the store, and opens the one that the method trains on.
-
-        Args:
-            repair: Make deleted files of a finished store again; without it, opening them fails.
-
-        Raises:
-            ShoalError: The data is wrong, the store is another one, or it cannot be written.
-        """
+        """Opens the store that the method trains on; as `shoal.engine.preparing.prepare.prepare`."""
         return prepare(self.config, self.algorithm.centralized, repair, known=True)
 
 
 def plan_of(config: Config, centralized: bool = False) -> Plan:
-    """The rounds of a config; the single client of a centralized method takes part in every round.
-
-    Raises:
-        ShoalError: The trace cannot be read or is of other clients.
-    """
+    """The rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
     size: int | str = config.engine.cell_size

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import ValidationError
-from torch import nn
 
 from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, cut_up
 from shoal.algorithms.models.build import READOUT, backbone, build
@@ -39,11 +38,7 @@ Graphs = Literal["train", "all"]
 
 
 def options_of(values: Mapping[str, Any]) -> ContrastOptions:
-    """Options from the command line.
-
-    Raises:
-        ShoalError: One is out of its bounds; names it.
-    """
+    """Options from the command line; names one that is out of its bounds."""
     try:
         return ContrastOptions(**values)
     except ValidationError as error:
@@ -55,16 +50,12 @@ def options_of(values: Mapping[str, Any]) -> ContrastOptions:
 def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, graphs: Graphs) -> Path:
     """Pre-trains the config's GNN on the config's graphs and writes its parameters, without those of the classifier.
 
-    Args:
-        config: Its `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute.
-        out: The file, which is replaced when all epochs are done.
-        options: How to train.
-        parts: Number of parts that a single graph is cut into.
-        graphs: Which small graphs of a dataset: those of training items alone, or all.
+    Reads the config's `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute. The file is
+    replaced when all epochs are done. A single graph is cut into `parts`; of many, `graphs` are those of training
+    items, or all.
 
     Raises:
-        ShoalError: The model passes no messages or is not one, there are too few graphs, bad input as in a run, or the
-            file cannot be written.
+        ShoalError: The model passes no messages, there are too few graphs, bad input, or the file cannot be written.
     """
     spec = _model(config)
     _require_place(out)
@@ -81,7 +72,16 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
         module = module.backbone
     model = Readout(module, spec.options.get(READOUT, "mean"), 0.0)
     random = partial(key, config.seed, "pretrain")
-    _train(GraphContrast(model, data, small, options, random), options.epochs)
+    training = GraphContrast(model, data, small, options, random)
+    losses = []
+    with progress("pretrain", options.epochs * training.steps, "steps") as step:
+        for epoch in range(1, options.epochs + 1):
+            of_epoch = []
+            for loss in training.epoch(epoch):
+                of_epoch.append(loss)
+                step.advance()
+            losses.append(mean(of_epoch))
+    say(f"pretrain: mean loss {losses[0]:.4f} in the first epoch, {losses[-1]:.4f} in the last")
     described = {
         "method": "graphcl",
         "centralised": f"trained in one place on {seen}, without labels",
@@ -105,14 +105,10 @@ def _model(config: Config) -> ModelSpec:
             "model", f"a file is for one model, found a list of {len(several)}; give them one after another"
         )
     name = several[0].name
-    if not _is_coupled(backbone(name, task=config.task)):
-        coupled = ", ".join(known for known in sorted(BACKBONES) if _is_coupled(backbone(known)))
+    if not issubclass(backbone(name, task=config.task), Coupled):
+        coupled = ", ".join(known for known in sorted(BACKBONES) if issubclass(backbone(known), Coupled))
         raise ShoalError("model.name", f"{name} trains no layer that passes messages; take one of {coupled}")
     return several[0]
-
-
-def _is_coupled(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, Coupled)
 
 
 def _require_place(out: Path) -> None:
@@ -163,16 +159,3 @@ def _graphs(data: View, manifest: Manifest, parts: int, graphs: Graphs, seed: in
     chosen = PartitionOptions(method="metis", clients=parts, seed=key(seed, "parts") % 2**31)
     nodes = f"the {data.nodes:,} training nodes" if TRAINING in manifest.identity else f"all {data.nodes:,} nodes"
     return cut_up(indptr, indices, partition(graph, chosen)), f"{nodes} in {parts} parts"
-
-
-def _train(training: GraphContrast, epochs: int) -> None:
-    """Runs all epochs, and reports the first and the last loss."""
-    losses = []
-    with progress("pretrain", epochs * training.steps, "steps") as step:
-        for epoch in range(1, epochs + 1):
-            of_epoch = []
-            for loss in training.epoch(epoch):
-                of_epoch.append(loss)
-                step.advance()
-            losses.append(mean(of_epoch))
-    say(f"pretrain: mean loss {losses[0]:.4f} in the first epoch, {losses[-1]:.4f} in the last")

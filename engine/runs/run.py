@@ -10,7 +10,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
-from shoal.engine.preparing.identity import published_inputs
+from shoal.engine.preparing.identity import published_digests
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.run_folder import (
@@ -30,10 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backend: Backend | None = None) -> Path:
-    """Runs a config to its end and returns the run folder.
+    """Runs a config, or the plan that was made of it, to its end and returns the run folder.
 
     Args:
-        run: A config, or the plan that was made of it.
         resume: Continue an unfinished run from its newest checkpoint.
         fresh: Start over, whatever the folder holds.
         backend: Carries it out; by default the run starts its own and closes it.
@@ -46,7 +45,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
     config = plan.config
     folder = RunFolder(plan.folder)
     try:
-        read = inputs.contents(config) | published_inputs(config)
+        read = inputs.contents(config) | _published(config)
         # A sweep may have made the plan hours ago.
         _require_same(folder, plan.inputs, read)
         if not fresh:
@@ -61,7 +60,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         store = plan.prepare(repair=False)
         job = make_job(config, store, folder.path.name)
         # Files that were first downloaded now count, too.
-        read |= published_inputs(config) | {inputs.STORE: job.content}
+        read |= _published(config) | {inputs.STORE: job.content}
         if job.domains:
             read[inputs.GRAPHS] = job.graphs
         if job.training:
@@ -102,6 +101,10 @@ def _planned(config: Config) -> RunPlan:
         raise
 
 
+def _published(config: Config) -> dict[str, str]:
+    return {f"the file {path}": digest for path, digest in published_digests(config).items()}
+
+
 def _note(error: ShoalError, folder: RunFolder) -> None:
     log.error("%s\n%s", error, error.detail)
     if error.detail:
@@ -119,25 +122,19 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | 
         raise ShoalError(folder.path, "holds an unfinished run; --resume continues it, --fresh starts over")
     found = checkpoint.load_newest(folder.checkpoints)
     if found is None:
-        _require_early(folder)
+        logged, every = folder.rounds_logged(), folder.checkpoint_every()
+        if every is not None and logged > every:
+            raise ShoalError(
+                folder.checkpoints,
+                f"no checkpoint, though {logged} rounds are logged and one is written every {every}; "
+                "bring them back, or --fresh starts over",
+            )
         say("no checkpoint yet: starting over")
         return None
     if changed := differences(found.environment, plan.device):
         say(f"the machine or its software changed, last bits may differ: {', '.join(changed)}")
     say(f"resuming after round {found.state.round}")
     return found
-
-
-def _require_early(folder: RunFolder) -> None:
-    """Refuses to start over where so many rounds are logged that there was a checkpoint."""
-    logged = folder.rounds_logged()
-    every = folder.checkpoint_every()
-    if every is not None and logged > every:
-        raise ShoalError(
-            folder.checkpoints,
-            f"no checkpoint, though {logged} rounds are logged and one is written every {every}; "
-            "bring them back, or --fresh starts over",
-        )
 
 
 def _require_same_keys(folder: RunFolder, config: Config) -> None:

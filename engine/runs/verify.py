@@ -1,9 +1,9 @@
 """Verifies the checksums of a store, with the stores below it, or of a run folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from math import nan
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
@@ -32,27 +32,19 @@ from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
 
 
 def verify_folder(path: Path) -> None:
-    """Checks every file; of a store, names the files that belong to nothing.
-
-    Raises:
-        ShoalError: A file is damaged or missing; the first one and how many more.
+    """Checks every file; of a store, names the files that belong to nothing. Refuses damaged and missing ones: names
+    the first, and how many more.
     """
-    faults: list[str] = []
     if not (path / NAME).exists() and (started(path) or finished(path)):
-        faults = verify_run(path)
-        if faults:
-            _refuse(faults, "shoal run with --resume continues from the files that are sound")
-        console.print(f"{path}: all files as the run wrote them", soft_wrap=True)
-        return
-    for folder in (path, *stores_below(path)):
-        faults += _verify(Store(folder))
+        faults, advice = verify_run(path), "shoal run with --resume continues from the files that are sound"
+        if not faults:
+            console.print(f"{path}: all files as the run wrote them", soft_wrap=True)
+    else:
+        faults = [fault for folder in (path, *stores_below(path)) for fault in _verify(Store(folder))]
+        advice = "delete the damaged files and run `shoal prepare` again"
     if faults:
-        _refuse(faults, "delete the damaged files and run `shoal prepare` again")
-
-
-def _refuse(faults: Sequence[str], advice: str) -> NoReturn:
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    raise ShoalError(f"{faults[0]}{more}; {advice}")
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise ShoalError(f"{faults[0]}{more}; {advice}")
 
 
 def _verify(store: Store) -> list[str]:
@@ -61,34 +53,27 @@ def _verify(store: Store) -> list[str]:
         faults = verify(store, step.advance)
     for path in unnamed_files(store):
         console.print(f"{path}: nothing names this file, and no run reads it", soft_wrap=True)
-    if faults:
-        for fault in faults:
-            console.print(fault, soft_wrap=True)
-    else:
-        console.print(f"{store.path}: {files} files, all as they were written", soft_wrap=True)
+    for line in faults or [f"{store.path}: {files} files, all as they were written"]:
+        console.print(line, soft_wrap=True)
     return faults
 
 
 def verify_run(run: Path) -> list[str]:
-    """Reads every file of a run that a later command reads.
-
-    Returns:
-        One line for each fault; empty if there is none.
-    """
+    """Reads every file of a run that a later command reads; gives one line for each fault."""
     faults: list[str] = []
-
-    def note(check: Callable[[], object]) -> None:
+    checks: list[Callable[[], object]] = [
+        partial(require_as_kept, run / CONFIG),
+        partial(require_whole_metrics, run),
+        partial(_require_client_scores, run),
+        partial(_require_summary, run),
+        lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)),
+        lambda: faults.extend(checkpoint.faults(run / checkpoint.BEST)),
+    ]
+    for check in checks:
         try:
             check()
         except ShoalError as error:
             faults.append(error.line)
-
-    note(lambda: require_as_kept(run / CONFIG))
-    note(lambda: require_whole_metrics(run))
-    note(lambda: _require_client_scores(run))
-    note(lambda: _require_summary(run))
-    note(lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)))
-    note(lambda: faults.extend(checkpoint.faults(run / checkpoint.BEST)))
     return faults
 
 
@@ -111,9 +96,7 @@ def _require_client_scores(run: Path) -> None:
 
 
 def _require_summary(run: Path) -> None:
-    """Raises:
-    ShoalError: The summary is damaged, or all rounds are done and it is missing.
-    """
+    """Refuses a damaged summary, or a missing one where all rounds are done."""
     if present(run / SUMMARY):
         read_summary(run)
     elif checkpoint.newest_round(run / CHECKPOINTS) == load_config(run).rounds:

@@ -15,11 +15,7 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run has ended because it was asked to.
-
-    Attributes:
-        number: Of the signal; SIGINT where its time was over.
-    """
+    """A run has ended because it was asked to, by a signal of this number; SIGINT where its time was over."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__()
@@ -27,12 +23,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupt:
-    """A request to stop, by the user or by a cluster that sends SIGTERM.
-
-    Attributes:
-        asked: Whether there was one.
-        number: Of the signal.
-    """
+    """A request to stop, by the user or by a cluster that sends SIGTERM: whether there was one, and by which signal."""
 
     asked = False
     number: int = signal.SIGINT

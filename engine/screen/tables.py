@@ -1,6 +1,6 @@
 """Tables for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,7 @@ def show_run(run: Path) -> None:
         f"{config.algorithm.name} on {summary['dataset']}{kind}: {summary['clients']} clients, "
         f"{summary['rounds']} rounds, {', '.join(model.name for model in config.models())}"
     )
-    table = _numbers(title)
-    table.add_column("scope")
-    for name in ("last", "best val", "tests", "clients", "F1", "min", "median", "max"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _numbers(title, ["scope"], ["last", "best val", "tests", "clients", "F1", "min", "median", "max"])
     for scope, numbers in summary["scopes"].items():
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None or scope == DOMAINS:
@@ -104,32 +101,34 @@ def show_next(config_path: str, task: str, models: int) -> None:
 def show_store(path: Path, manifest: Manifest) -> None:
     """Prints the content of a store, and the quality of its partition."""
     kind = " (synthetic)" if manifest.synthetic else ""
-    entries = sum(client.entries for client in manifest.clients)
+    weighted = ", weighted" if manifest.weighted else ""
+    hidden = "" if manifest.pairs is None else " for training, those held out not counted"
     table = Table(title=f"store {path}", show_header=False)
     quality = manifest.quality
-    nodes = [client.nodes for client in manifest.clients]
-    labelled = [client.labelled for client in manifest.clients]
+    entries = sum(client.entries for client in manifest.clients)
+    nodes, labelled, items = (
+        [getattr(client, name) for client in manifest.clients] for name in ("nodes", "labelled", "items")
+    )
+    dataset = manifest.identity.get("dataset", {})
+    density = "dense"
+    if manifest.layout == "sparse":
+        density = f"sparse, {100 * manifest.feature_values / (manifest.nodes * manifest.features):.1f} % stored"
     graphs = held = ""
-    weighted = ", weighted" if manifest.weighted else ""
-    items = [client.items for client in manifest.clients]
-    hidden = ""
-    if manifest.pairs is not None:
-        graphs, held = f"{manifest.pairs:,} pairs, ", f"{min(items):,} to {max(items):,} pairs and "
-        hidden = " for training, those held out not counted"
-    if manifest.graphs is not None:
-        graphs, held = f"{manifest.graphs:,} graphs, ", f"{min(items):,} to {max(items):,} graphs and "
+    if manifest.item_name != "node":
+        graphs = f"{manifest.items:,} {manifest.item_name}s, "
+        held = f"{min(items):,} to {max(items):,} {manifest.item_name}s and "
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
-        f"({manifest.dtype}, {_density(manifest)}), {manifest.classes} classes",
-        "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
+        f"({manifest.dtype}, {density}), {manifest.classes} classes",
+        "partition": _listed(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
         "edges kept": f"{entries // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
         "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
-        **({"features": f"made: {made}"} if (made := _made(manifest.identity.get("dataset", {}))) else {}),
+        **({"features": f"made: {_listed(made)}"} if (made := dataset.get("made_features")) else {}),
         **({"classes": _named_classes(names)} if (names := manifest.label_names) else {}),
         "splits": ", ".join(
             f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
@@ -145,20 +144,13 @@ def show_store(path: Path, manifest: Manifest) -> None:
     console.print(table)
 
 
-def _made(dataset: dict[str, Any]) -> str:
-    """Options of made features; empty for the features of the dataset."""
-    return ", ".join(f"{key} {value}" for key, value in dataset.get("made_features", {}).items())
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in options.items())
 
 
 def _named_classes(names: list[str]) -> str:
     shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:SHOWN_CLASSES]))
     return shown if len(names) <= SHOWN_CLASSES else f"{shown}, … {len(names) - 1} {names[-1]}"
-
-
-def _density(manifest: Manifest) -> str:
-    if manifest.layout == "dense":
-        return "dense"
-    return f"sparse, {100 * manifest.feature_values / (manifest.nodes * manifest.features):.1f} % stored"
 
 
 def show_rounds(run: Path, last: int = 10) -> None:
@@ -167,9 +159,8 @@ def show_rounds(run: Path, last: int = 10) -> None:
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
     metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
-    table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %")
-    for name in ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down")
+    table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %", [], heads)
     for line in lines[-last:]:
         scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "served")}
         values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
@@ -201,16 +192,8 @@ OF_DOMAINS = (
 
 
 def domain_table(scope: Mapping[str, Any]) -> Table:
-    """A row a domain, their mean, and the best constant class: of the best validation round, the last, the last five.
-
-    Args:
-        scope: The scope `domains` of a summary.
-    """
-    table = _numbers("the server's model on the whole graph of every domain")
-    table.add_column("rounds", no_wrap=True)
-    table.add_column("domain", no_wrap=True)
-    for name in RATES:
-        table.add_column(name, justify="right", no_wrap=True)
+    """A row a domain, their mean, and the best constant class: of the best round, the last, the last five."""
+    table = _numbers("the server's model on the whole graph of every domain", ["rounds", "domain"], list(RATES))
     best, last, five = scope["best"], scope["last"], scope["last_five"]
     rounds = five["rounds"]
     blocks = [
@@ -219,16 +202,13 @@ def domain_table(scope: Mapping[str, Any]) -> Table:
         (f"mean of {len(rounds)} to @{rounds[-1] if rounds else 0}, {BOTH}", five if rounds else None),
     ]
     for label, numbers in blocks:
-        if numbers is not None:
-            _add_block(table, label, numbers)
+        if numbers is None:
+            continue
+        for place, (name, rates) in enumerate(numbers[DOMAINS].items()):
+            table.add_row(label if place == 0 else "", name, *(_percent(rates[rate]) for rate, _ in RATES.values()))
+        table.add_row("", "mean", *(_percent(numbers[mean]) for _, mean in RATES.values()))
+        table.add_row("", f"constant {numbers['constant_class']}", _percent(numbers["constant"]))
     return table
-
-
-def _add_block(table: Table, label: str, numbers: Mapping[str, Any]) -> None:
-    for place, (name, rates) in enumerate(numbers[DOMAINS].items()):
-        table.add_row(label if place == 0 else "", name, *(_percent(rates[rate]) for rate, _ in RATES.values()))
-    table.add_row("", "mean", *(_percent(numbers[mean]) for _, mean in RATES.values()))
-    table.add_row("", f"constant {numbers['constant_class']}", _percent(numbers["constant"]))
 
 
 # Columns, by the names of weightings.
@@ -248,16 +228,8 @@ def ranking_of(scopes: Mapping[str, Any]) -> str | None:
 
 
 def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
-    """A row a scope.
-
-    Args:
-        scopes: Those of a summary.
-        metric: The metric of the run.
-    """
-    table = _numbers(f"test {RANKINGS[metric]}")
-    table.add_column("scope")
-    for name in ("last", "best val", *LAST, "ranked"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """A row a scope of a summary, by the metric of the run."""
+    table = _numbers(f"test {RANKINGS[metric]}", ["scope"], ["last", "best val", *LAST, "ranked"])
     for scope, numbers in scopes.items():
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None:
@@ -268,9 +240,14 @@ def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
     return table
 
 
-def _numbers(title: str) -> Table:
-    """A table that stays readable on 80 columns."""
-    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+def _numbers(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table that stays readable on 80 columns: columns of names, then of numbers."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _percent(value: float | None) -> str:

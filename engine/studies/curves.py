@@ -14,26 +14,16 @@ from safetensors import SafetensorError, safe_open
 from shoal.engine.records.checkpoint import TENSORS, newest_round
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
 from shoal.engine.records.run_folder import CHECKPOINTS
-from shoal.engine.records.summary import PARTS, chosen
+from shoal.engine.records.summary import chosen
 from shoal.engine.rounds.scoring import CORRECT, SUPPORT
 from shoal.engine.rounds.scoring import PARTS as OF_SCORES
 from shoal.engine.studies.groups import Group
 
-AXES = ("round", "bytes", "seconds")
-
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over the evaluated rounds of one group.
-
-    Attributes:
-        name: Distinguishes the group from the others.
-        x: By name of an axis, float64 `[T]`: the round, bytes sent both ways so far and seconds of rounds so far, both
-            means over the runs.
-        middle: Mean over the runs, `[T]`.
-        low: Smallest of any run, `[T]`.
-        high: Largest of any run, `[T]`.
-        runs: Number S of runs.
+    """A number over the evaluated rounds of one group: its name, and float64 `[T]` over the runs the mean, the smallest
+    and the largest; `x` by `round`, `bytes` sent both ways so far and `seconds` of rounds so far, means over the runs.
     """
 
     name: str
@@ -45,19 +35,15 @@ class Curve:
 
 
 def curve_of(name: str, runs: Sequence[Path], scope: str, part: str) -> Curve | None:
-    """The number that stands for a scope, over the rounds in which all runs have it; None where none do.
-
-    Raises:
-        ShoalError: Metrics of a run are damaged.
-    """
+    """The number that stands for a scope, over the rounds in which all runs have it; None where none do."""
     of_runs = [_points(read_metrics(run), scope, part) for run in runs]
     rounds = sorted(set.intersection(*(set(points) for points in of_runs))) if of_runs else []
     if not rounds:
         return None
     table_STX = np.array([[points[number] for number in rounds] for points in of_runs])
     value_ST = table_STX[:, :, 0]
-    x = {"round": np.array(rounds, dtype=float), "bytes": table_STX[:, :, 1].mean(0)}
-    x["seconds"] = table_STX[:, :, 2].mean(0)
+    sent_T, seconds_T = table_STX[:, :, 1:].mean(0).T
+    x = {"round": np.array(rounds, dtype=float), "bytes": sent_T, "seconds": seconds_T}
     return Curve(name, x, value_ST.mean(0), value_ST.min(0), value_ST.max(0), len(runs))
 
 
@@ -74,18 +60,15 @@ def _points(lines: Sequence[Mapping[str, Any]], scope: str, part: str) -> dict[i
     return found
 
 
-def client_accuracies(run: Path, scope: str, part: str = "test") -> np.ndarray:
-    """Accuracy of every client that has rows of a part, at the last evaluation, float64 `[B]`; empty if not kept.
-
-    They are in the newest checkpoint of the run.
-    """
+def client_accuracies(run: Path, scope: str) -> np.ndarray:
+    """Accuracy of every client that has test rows, in the newest checkpoint, float64 `[B]`; empty if not kept."""
     folder = run / CHECKPOINTS / f"round-{newest_round(run / CHECKPOINTS):06d}"
     try:
         with safe_open(folder / TENSORS, framework="np") as file:
             name = f"scores/{scope}"
             if name not in file.keys():  # noqa: SIM118
                 return np.zeros(0)
-            counts_BKC = file.get_tensor(name)[:, OF_SCORES.index(part)]
+            counts_BKC = file.get_tensor(name)[:, OF_SCORES.index("test")]
     except (OSError, SafetensorError):
         return np.zeros(0)
     rows_B = counts_BKC[:, SUPPORT].sum(1)
@@ -95,26 +78,16 @@ def client_accuracies(run: Path, scope: str, part: str = "test") -> np.ndarray:
 
 
 def recorded_mixing(run: Path) -> dict[int, np.ndarray]:
-    """Matrices of mixing of the first, the middle and the last recorded round, float32 `[B, B]`, if there are any.
-
-    Raises:
-        ShoalError: A file of records is damaged.
-    """
+    """Matrices of mixing of the first, the middle and the last recorded round, float32 `[B, B]`, if there are any."""
     found = recorded_rounds(run)
-    of_rounds = (
-        {number: read_records(run, number) for number in sorted({found[i] for i in (0, len(found) // 2, -1)})}
-        if found
-        else {}
-    )
+    numbers = sorted({found[place] for place in (0, len(found) // 2, -1)}) if found else []
+    of_rounds = {number: read_records(run, number) for number in numbers}
     return {number: records["mixing"].numpy() for number, records in of_rounds.items() if "mixing" in records}
 
 
 def recorded_prototypes(run: Path) -> tuple[int, np.ndarray, np.ndarray] | None:
     """The last recorded round, its prototypes on their two largest principal components float64 `[P, 2]`, and their
     classes `[P]`; None if there are fewer than three.
-
-    Raises:
-        ShoalError: A file of records is damaged.
     """
     for number in reversed(recorded_rounds(run)):
         records = read_records(run, number)
@@ -125,11 +98,6 @@ def recorded_prototypes(run: Path) -> tuple[int, np.ndarray, np.ndarray] | None:
             point_P2 = (u_PK * s_K)[:, :2]
             return number, point_P2, records["prototype_class"].numpy()
     return None
-
-
-def seconds_by_part(group: Group) -> dict[str, float]:
-    """Mean seconds over the runs by part of the work, those of hosts summed over hosts."""
-    return {part: float(np.mean(group.values(f"seconds.{part}") or [0.0])) for part in PARTS}
 
 
 def name_of(group: Group, keys: Sequence[str]) -> str:

@@ -27,15 +27,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure.
-
-    Attributes:
-        name: Of its files.
-        title: Above it.
-        text: Description for readers who cannot see it.
-        svg: As text, without a declaration.
-        png: As bytes.
-    """
+    """A finished figure: name of its files, title, a text for who cannot see it, SVG without a declaration, and PNG."""
 
     name: str
     title: str
@@ -45,15 +37,8 @@ class Drawing:
 
 
 @contextmanager
-def _axes(found: list[Drawing], name: str, title: str, text: str, height: float = HEIGHT) -> Iterator[Any]:
-    """Axes to draw on; the drawing is appended at the end."""
-    with _panels(found, name, title, text, 1, height) as (axes,):
-        yield axes
-
-
-@contextmanager
 def _panels(
-    found: list[Drawing], name: str, title: str, text: str, count: int, height: float
+    found: list[Drawing], name: str, title: str, text: str, count: int = 1, height: float = HEIGHT
 ) -> Iterator[Sequence[Any]]:
     """Axes in a row; the drawing is appended at the end."""
     # It takes a second of every process that imports it. Without pyplot there is no window and no global state.
@@ -77,7 +62,7 @@ def curves(found: list[Drawing], several: Sequence[Curve], scope: str, part: str
     units = {"round": "round", "bytes": "bytes sent in all, both ways", "seconds": "seconds of rounds in all"}
     ends = "; ".join(f"{c.name} ends at {100 * c.middle[-1]:.1f} %" for c in several)
     title = f"{part} of scope {scope} by {units[x]}"
-    with _axes(found, f"{scope}-{part}-by-{x}", title, f"{title}: {ends}") as axes:
+    with _panels(found, f"{scope}-{part}-by-{x}", title, f"{title}: {ends}") as (axes,):
         for number, curve in enumerate(several):
             style = _line(number)
             every = max(1, len(curve.middle) // 8)
@@ -89,27 +74,22 @@ def curves(found: list[Drawing], several: Sequence[Curve], scope: str, part: str
             axes.xaxis.set_major_formatter(lambda value, _: size(value))
         if x == "round":
             _whole(axes.xaxis)
-        axes.set_xlabel(units[x])
-        axes.set_ylabel(f"{part}, {scope} (%)")
-        _legend(axes, len(several))
+        _label(axes, units[x], f"{part}, {scope} (%)", len(several))
 
 
 def over_key(
-    found: list[Drawing], key: str, lines: Mapping[str, tuple[list[float], list[float], list[float]]], figure: str
+    found: list[Drawing], key: str, lines: Mapping[str, Sequence[tuple[float, float, float]]], figure: str
 ) -> None:
     """A figure over the values of a numeric key, a line for each combination of the others, with deviations."""
     title = f"{figure} by {key}"
     text = "; ".join(
-        f"{name}: " + ", ".join(f"{x:g} gives {100 * y:.1f} %" for x, y, _ in zip(*line))
-        for name, line in lines.items()
+        f"{name}: " + ", ".join(f"{x:g} gives {100 * y:.1f} %" for x, y, _ in line) for name, line in lines.items()
     )
-    with _axes(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {text}") as axes:
-        for number, (name, (x, y, deviation)) in enumerate(lines.items()):
-            percent, spread = 100 * np.array(y), 100 * np.array(deviation)
-            axes.errorbar(x, percent, yerr=spread, label=name, capsize=3, **_line(number))
-        axes.set_xlabel(key)
-        axes.set_ylabel(f"{figure} (%)")
-        _legend(axes, len(lines))
+    with _panels(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {text}") as (axes,):
+        for number, (name, line) in enumerate(lines.items()):
+            x, y, deviation = np.array(line).T
+            axes.errorbar(x, 100 * y, yerr=100 * deviation, label=name, capsize=3, **_line(number))
+        _label(axes, key, f"{figure} (%)", len(lines))
 
 
 def against_ideal(
@@ -121,7 +101,7 @@ def against_ideal(
         f"{name}: " + ", ".join(f"{x:g} takes {y:.3g} s, ideally {best:.3g} s" for x, y, best in zip(*line))
         for name, line in lines.items()
     )
-    with _axes(found, f"seconds-by-{key}".replace(".", "-"), title, f"{title}: {text}") as axes:
+    with _panels(found, f"seconds-by-{key}".replace(".", "-"), title, f"{title}: {text}") as (axes,):
         for number, (name, (x, seconds, best)) in enumerate(lines.items()):
             style = _line(number)
             axes.plot(x, seconds, label=name, **style)
@@ -130,9 +110,7 @@ def against_ideal(
         axes.set_yscale("log", base=2)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel(key)
-        axes.set_ylabel("s a round (median)")
-        _legend(axes, 2 * len(lines))
+        _label(axes, key, "s a round (median)", 2 * len(lines))
 
 
 def boxes(found: list[Drawing], accuracies: Mapping[str, np.ndarray], scope: str) -> None:
@@ -142,7 +120,7 @@ def boxes(found: list[Drawing], accuracies: Mapping[str, np.ndarray], scope: str
         f"{name}: median {100 * np.median(a):.1f} %, lowest {100 * a.min():.1f} %" for name, a in accuracies.items()
     )
     height = 1.4 + 0.4 * len(accuracies)
-    with _axes(found, f"{scope}-clients", title, f"{title}: {text}", height) as axes:
+    with _panels(found, f"{scope}-clients", title, f"{title}: {text}", height=height) as (axes,):
         axes.boxplot(
             [100 * a for a in accuracies.values()], orientation="horizontal", tick_labels=list(accuracies),
             medianprops={"color": COLOURS[1], "linewidth": 2}, flierprops={"markersize": 3},
@@ -157,14 +135,13 @@ def labels(found: list[Drawing], counts_BC: np.ndarray) -> None:
     largest = share_BC.max(1)
     title = f"labels of {len(counts_BC)} clients in {counts_BC.shape[1]} classes"
     text = f"the largest class of a client has {100 * largest.min():.0f} to {100 * largest.max():.0f} % of its labels"
-    with _axes(found, "labels", title, f"{title}: {text}") as axes:
+    with _panels(found, "labels", title, f"{title}: {text}") as (axes,):
         image = axes.imshow(
             100 * share_BC.T, aspect="auto", cmap="Greys", vmin=0, vmax=100, interpolation="nearest", origin="lower"
         )
         axes.grid(visible=False)
         _whole(axes.xaxis, axes.yaxis)
-        axes.set_xlabel("client")
-        axes.set_ylabel("class")
+        _label(axes, "client", "class")
         axes.figure.colorbar(image, ax=axes, label="share of a client's labels (%)")
 
 
@@ -173,7 +150,7 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
     names = list(parts)[:MOST_BARS]
     kinds = list(next(iter(parts.values())))
     text = "; ".join(f"{row}: " + ", ".join(f"{kind} {parts[row][kind]:.3g}" for kind in kinds) for row in names)
-    with _axes(found, name, title, f"{title}, in {unit}: {text}", 1.6 + 0.4 * len(names)) as axes:
+    with _panels(found, name, title, f"{title}, in {unit}: {text}", height=1.6 + 0.4 * len(names)) as (axes,):
         left = np.zeros(len(names))
         for number, kind in enumerate(kinds):
             values = np.array([parts[row][kind] for row in names])
@@ -183,8 +160,7 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
             )  # fmt: skip
             left += values
         axes.invert_yaxis()
-        axes.set_xlabel(unit)
-        _legend(axes, len(kinds))
+        _label(axes, unit, "", len(kinds))
 
 
 def mixing(found: list[Drawing], name: str, rounds: Mapping[int, np.ndarray]) -> None:
@@ -211,14 +187,13 @@ def prototypes(found: list[Drawing], name: str, number: int, point_P2: np.ndarra
     classes = np.unique(class_P)
     title = f"prototypes after round {number}, {name}"
     text = f"{title}: {len(point_P2)} prototypes of {len(classes)} classes, by their two largest principal components"
-    with _axes(found, f"prototypes-{_plain(name)}", title, text) as axes:
+    with _panels(found, f"prototypes-{_plain(name)}", title, text) as (axes,):
         for place, c in enumerate(classes):
             own = class_P == c
             style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place // len(COLOURS) % len(MARKS)]}
             axes.scatter(*point_P2[own].T, s=18, alpha=0.7, linewidths=0, label=f"class {c}", **style)
             axes.annotate(str(c), point_P2[own].mean(0), ha="center", va="center", weight="bold")
-        axes.set_xlabel("first principal component")
-        axes.set_ylabel("second principal component")
+        _label(axes, "first principal component", "second principal component")
 
 
 def _plain(name: str) -> str:
@@ -238,8 +213,9 @@ def _line(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _legend(axes: Any, entries: int) -> None:
-    """Above the axes, where it hides nothing; none where there is one entry."""
+def _label(axes: Any, x: str, y: str, entries: int = 1) -> None:
+    """Names of both axes, and above these, where it hides nothing, a legend; none where there is one entry."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     if entries > 1:
-        columns = min(entries, 3)
-        axes.figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
+        axes.figure.legend(loc="outside upper left", ncols=min(entries, 3), frameon=False, fontsize=8)

@@ -13,14 +13,11 @@ Statistic = Literal["mean", "median"]
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a study.
+    """One run of a study: its folder and values of the keys that vary, seeds among them; a key that it has not is
+    missing.
 
-    Attributes:
-        columns: Values of the keys that vary, those of seeds among them; a key that a run has not is missing.
-        figures: As `figures_of` gives them; empty where the run is not finished.
-        run: Its folder.
-        state: `finished`, `failed`, `waiting`, or `not chosen`.
-        error: Why it failed.
+    Its figures are as `figures_of` gives them, none if it is not finished; its state is `finished`, `failed` with an
+    error, `waiting`, or `not chosen`.
     """
 
     columns: dict[str, str]
@@ -34,15 +31,28 @@ class Row:
         """Its folder."""
         return Path(self.run)
 
+    @property
+    def label(self) -> str:
+        """Its values, in a line."""
+        return ", ".join(f"{key} {value}" for key, value in self.columns.items())
+
+
+Key = tuple[tuple[str, str], ...]
+
+
+def seeds_of(row: Row) -> Key:
+    """The columns of a run by which it repeats others."""
+    return tuple((name, value) for name, value in row.columns.items() if is_seed(name))
+
+
+def others_of(row: Row, key: str = "") -> Key:
+    """The columns of a run but seeds and one key."""
+    return tuple((name, value) for name, value in row.columns.items() if name != key and not is_seed(name))
+
 
 @dataclass(frozen=True)
 class Group:
-    """Repetitions of one combination.
-
-    Attributes:
-        columns: Values that they share, without seeds.
-        rows: The runs, in the order of the study.
-    """
+    """Repetitions of one combination: the values that they share, without seeds, and the runs in their order."""
 
     columns: dict[str, str]
     rows: tuple[Row, ...]
@@ -59,27 +69,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over repetitions.
+    """A figure over repetitions: mean or median, and how far it goes below and above.
 
-    Attributes:
-        middle: Mean or median.
-        low: Below it: the sample standard deviation, or the lower quartile; None of a single run.
-        high: The same above.
-        runs: How many there are.
+    That is the sample standard deviation, or the lower and upper quartile; None of a single run.
     """
 
     middle: float
     low: float | None
     high: float | None
-    runs: int
 
 
 def grouped(rows: Sequence[Row]) -> list[Group]:
     """Runs that differ in seeds alone as one group each, in the order of their first runs."""
-    found: dict[tuple[tuple[str, str], ...], list[Row]] = {}
+    found: dict[Key, list[Row]] = {}
     for row in rows:
-        key = tuple((name, value) for name, value in row.columns.items() if not is_seed(name))
-        found.setdefault(key, []).append(row)
+        found.setdefault(others_of(row), []).append(row)
     return [Group(dict(key), tuple(members)) for key, members in found.items()]
 
 
@@ -95,11 +99,11 @@ def spread_of(values: Sequence[float], statistic: Statistic) -> Spread | None:
         return None
     if statistic == "mean":
         deviation = stdev(values) if len(values) > 1 else None
-        return Spread(fmean(values), deviation, deviation, len(values))
+        return Spread(fmean(values), deviation, deviation)
     if len(values) == 1:
-        return Spread(values[0], None, None, 1)
+        return Spread(values[0], None, None)
     low, _, high = quantiles(values, n=4, method="inclusive")
-    return Spread(median(values), low, high, len(values))
+    return Spread(median(values), low, high)
 
 
 def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, str]) -> Group | None:
@@ -116,9 +120,8 @@ def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, st
 
 
 def paired_p(group: Group, other: Group, figure: str) -> float | None:
-    """Two-sided p of the paired t-test over runs with the same seeds; None with fewer than two pairs or no difference.
-
-    None, too, where all pairs differ by the same amount: the test has no variance to measure that by.
+    """Two-sided p of the paired t-test over runs with the same seeds; None with fewer than two pairs, and where all
+    pairs differ by the same amount, for then the test has no variance.
     """
     mine, others = _by_seeds(group, figure), _by_seeds(other, figure)
     pairs = [(mine[seeds], others[seeds]) for seeds in mine if seeds in others]
@@ -131,9 +134,5 @@ def paired_p(group: Group, other: Group, figure: str) -> float | None:
     return float(ttest_rel(*zip(*pairs)).pvalue)
 
 
-def _by_seeds(group: Group, figure: str) -> dict[tuple[tuple[str, str], ...], float]:
-    found = {}
-    for row in group.rows:
-        if figure in row.figures:
-            found[tuple((key, value) for key, value in row.columns.items() if is_seed(key))] = row.figures[figure]
-    return found
+def _by_seeds(group: Group, figure: str) -> dict[Key, float]:
+    return {seeds_of(row): row.figures[figure] for row in group.rows if figure in row.figures}

@@ -1,34 +1,33 @@
-"""Finds, describes and removes folders of runs, sweeps and stores."""
+"""Finds, describes, compares and removes folders of runs, sweeps and stores."""
 
 import fcntl
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shoal.engine.config.config import load_config
+from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, LOCK, finished, read_summary, started
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.sweep_folder import SWEEP, figures_of, is_sweep, read_rows, title_of
+from shoal.engine.studies.sweep_folder import SWEEP, figures_of, is_share, is_sweep, read_rows, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import NAME as MANIFEST
 from shoal.storage.store.manifest import read_manifest
 
+UNITS = (("d", 86400), ("h", 3600), ("min", 60))
+
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder that Shoal wrote.
-
-    Attributes:
-        kind: `store`, `run` or `sweep`.
-        path: The folder.
-    """
+    """A folder that Shoal wrote: a `store`, a `run` or a `sweep`."""
 
     kind: str
     path: Path
@@ -67,7 +66,14 @@ def listed(found: list[Kept]) -> TextTable:
 
 def _state(each: Kept) -> tuple[str, str]:
     try:
-        return {"run": _of_run, "store": _of_store, "sweep": _of_sweep}[each.kind](each.path)
+        if each.kind == "run":
+            return _of_run(each.path)
+        if each.kind == "store":
+            manifest = read_manifest(each.path)
+            return "finished", f"{manifest.name}, {len(manifest.clients)} clients, {manifest.nodes:,} nodes"
+        states = [row.state in ("finished", "not chosen") for row in read_rows(each.path)]
+        state = "finished" if all(states) else f"{sum(states)} of {len(states)}"
+        return state, title_of(each.path)
     except ShoalError as error:
         return "damaged", str(error)
 
@@ -84,36 +90,19 @@ def _of_run(path: Path) -> tuple[str, str]:
     return "finished", what + reached
 
 
-def _of_store(path: Path) -> tuple[str, str]:
-    manifest = read_manifest(path)
-    return "finished", f"{manifest.name}, {len(manifest.clients)} clients, {manifest.nodes:,} nodes"
-
-
-def _of_sweep(path: Path) -> tuple[str, str]:
-    rows = read_rows(path)
-    done = sum(row.state in ("finished", "not chosen") for row in rows)
-    return ("finished" if done == len(rows) else f"{done} of {len(rows)}"), title_of(path)
-
-
 def _age(path: Path) -> str:
     """Time since its newest file was written."""
     names = (path / name for name in (SWEEP, MANIFEST, METRICS, CONFIG))
     newest = max((file.stat().st_mtime for file in names if file.exists()), default=path.stat().st_mtime)
     seconds = max(time.time() - newest, 0)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    unit, length = next((each for each in UNITS if seconds >= each[1]), ("s", 1))
+    return f"{seconds / length:.0f} {unit}"
 
 
 def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
-    """Removes folders after asking once; of a sweep also the runs that are in no other sweep.
+    """Removes folders after asking once; of a sweep also the runs that are in no other sweep. Gives whether it did.
 
-    Returns:
-        Whether they were removed.
-
-    Raises:
-        ShoalError: A path is none of Shoal's folders, a run is being written, or a folder cannot be removed.
+    Refuses folders that are none of Shoal's, and runs that are being written.
     """
     wanted: dict[Path, Kept] = {}
     for path in paths:
@@ -157,18 +146,13 @@ def _needed_by(each: Kept, removed: Sequence[Kept]) -> list[str]:
     users = []
     for run in (kept for kept in kept_in(Path("runs")) if kept.kind == "run" and kept.path.resolve() not in gone):
         try:
-            if (run.path / CONFIG).exists() and each.path.resolve() in _stores_of(run.path):
+            config = load_config(run.path)
+            store = store_path(config)
+            if each.path.resolve() in (store.resolve(), store_or_overlay(store, config).resolve()):
                 users.append(run.path.name)
         except ShoalError:
             continue
     return [f"{each.path.name}: is the store of {', '.join(users)}; prepare makes it again"] if users else []
-
-
-def _stores_of(run: Path) -> tuple[Path, Path]:
-    """The store of a run's config, and the overlay of that if there is one."""
-    config = load_config(run)
-    store = store_path(config)
-    return store.resolve(), store_or_overlay(store, config).resolve()
 
 
 def _require_idle(run: Path) -> None:
@@ -191,3 +175,42 @@ def _remove(path: Path) -> None:
     except OSError as error:
         raise ShoalError(error.filename, f"cannot be removed: {error.strerror}; remove it by hand") from error
     say(f"removed: {path}")
+
+
+# Of the figures, those that a person asks for first.
+SHOWN = ("best.val", "best.test", "last.test", "round", "round_median", "per_client_round", "peak_memory_bytes")
+
+
+def compare(left: Path, right: Path) -> list[TextTable]:
+    """Tables of what differs, one for keys, one for inputs and environment, one for figures; without what is equal."""
+    names = (left.name, right.name)
+    table = _differing("config", names, *(flatten(load_config(run).plain()) for run in (left, right)))
+    rows = tuple((*row, "yes" if changes_numbers(row[0]) else "no") for row in table.rows)
+    tables = [replace(table, heads=(*table.heads, "changes numbers"), rows=rows, keys=table.keys + 1)]
+    if not (finished(left) and finished(right)):
+        missing = ", ".join(run.name for run in (left, right) if not finished(run))
+        return [*tables, TextTable(("results",), (), 1, notes=(f"not finished: {missing}",))]
+    summaries = [read_summary(run) for run in (left, right)]
+    for part in ("inputs", "environment"):
+        tables.append(_differing(part, names, *(flatten(summary.get(part, {})) for summary in summaries)))
+    return [*tables, _figures(names, *(figures_of(summary) for summary in summaries))]
+
+
+Names = tuple[str, str]
+
+
+def _differing(what: str, names: Names, left: Mapping[str, Any], right: Mapping[str, Any]) -> TextTable:
+    keys = [key for key in dict.fromkeys([*left, *right]) if left.get(key) != right.get(key)]
+    rows = tuple((key, str(left.get(key, "-")), str(right.get(key, "-"))) for key in keys)
+    return TextTable((what, *names), rows, 3, notes=() if rows else (f"{what}: equal",))
+
+
+def _figures(names: Names, left: Mapping[str, float], right: Mapping[str, float]) -> TextTable:
+    rows = []
+    for figure in (figure for figure in left if figure in right and figure.endswith(SHOWN)):
+        factor = 100 if is_share(figure) else 1
+        a, b = factor * left[figure], factor * right[figure]
+        if a != b:
+            rows.append((figure, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}"))
+    notes = ("shares in %",) if rows else ("results: equal",)
+    return TextTable(("results", *names, "difference"), tuple(rows), 1, notes=notes)

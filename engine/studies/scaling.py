@@ -18,12 +18,7 @@ ROUND = "seconds.round_median"
 
 
 def scaling_table(rows: Sequence[Row]) -> TextTable:
-    """A row for every number of clients and hosts.
-
-    Seconds of a round are medians over rounds, of parts of the work means over rounds, those of hosts summed over
-    hosts. Speed-up and efficiency are against the fewest hosts with as many clients, the efficiency being the speed-up
-    over the factor in hosts.
-    """
+    """A row for every number of clients and hosts; its notes say what the numbers are."""
     groups = [group for group in grouped(rows) if group.values(ROUND)]
     table = []
     for group in groups:
@@ -37,33 +32,19 @@ def scaling_table(rows: Sequence[Row]) -> TextTable:
             size(_mean(group, "peak_memory_bytes")),
             size((_mean(group, "bytes.up") + _mean(group, "bytes.down")) / _mean(group, "rounds")),
         ))  # fmt: skip
-    heads = (
-        "clients",
-        "hosts",
-        "s a round",
-        "ms a client",
-        "speed-up",
-        "efficiency",
-        *PARTS,
-        "memory",
-        "bytes a round",
-    )
+    of_a_row = ("s a round", "ms a client", "speed-up", "efficiency", *PARTS, "memory", "bytes a round")
     notes = (
         "s a round: median; parts: mean seconds a round, those of hosts summed over hosts;",
         "speed-up and efficiency: against the fewest hosts; memory: peak of all processes",
     )
-    return TextTable(heads, tuple(table), 2, notes=notes)
+    return TextTable(("clients", "hosts", *of_a_row), tuple(table), 2, notes=notes)
 
 
 def ideal(groups: Sequence[Group], key: str) -> tuple[list[float], list[float], list[float]]:
     """Values of a key, seconds of a round, and what these would be without overhead, from the first on.
 
     Hosts share all work. More clients of one graph each hold less of it, so that a round is as long with many as with
-    few; where the graph grows along with them, this is what it costs.
-
-    Args:
-        groups: Combinations that differ in the key alone.
-        key: `partition.clients` or `engine.hosts`.
+    few; where the graph grows along with them, this is what it costs. The groups differ in the key alone.
     """
     ordered = sorted(groups, key=lambda group: float(group.columns[key]))
     x = [float(group.columns[key]) for group in ordered]
@@ -91,17 +72,9 @@ BY_NODES, BY_SCALE = ("sbm",), tuple(TWINS.values())
 
 
 def scaling_sweep(config: str, overrides: Sequence[str], clients: str, hosts: str, weak: bool) -> Sweep:
-    """The sweep of a scaling study.
+    """The sweep of a scaling study: numbers of `clients` and `hosts`, with commas; empty: those of the config.
 
-    Args:
-        config: A config or a run folder.
-        overrides: `key=value`.
-        clients: Numbers of clients, with commas; empty: that of the config.
-        hosts: Numbers of hosts, with commas; empty: that of the config.
-        weak: The graph grows with the clients: of so many nodes or of such a scale as the config has for its number.
-
-    Raises:
-        ShoalError: A number is none, the dataset cannot grow, or any of the runs would be refused.
+    With `weak` the graph grows with the clients: of so many nodes or of such a scale as the config has for its number.
     """
     base = load_config(config, overrides)
     of_clients, of_hosts = _numbers("--clients", clients), _numbers("--hosts", hosts)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,15 +30,15 @@ OPEN, CLOSE = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Selection:
-    """One combination.
-
-    Attributes:
-        columns: Value of every key that the axes name, and of every option of one method.
-        overrides: `key=value`, in order.
-    """
+    """One combination: values of all keys and of options of one method, and `key=value` in order."""
 
     columns: dict[str, str]
     overrides: tuple[str, ...]
+
+    @classmethod
+    def plain(cls, values: Mapping[str, str]) -> "Selection":
+        """Keys with their values as they are."""
+        return cls(dict(values), tuple(f"{key}={value}" for key, value in values.items()))
 
 
 def is_seed(key: str) -> bool:
@@ -53,9 +53,6 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
     - `partition.file+data.split_file=p0.npy+s0.npy,p1.npy+s1.npy`: keys that vary in pairs
     - `partition.clients=[3,3],[4,2]`: commas within brackets belong to a value
     - `seeds=5`: `seed=0,1,2,3,4`; `draws=5`: partition and split are drawn anew with each of them
-
-    Raises:
-        ShoalError: A key without values, a key twice, or too many runs.
     """
     runs = 1
     found: list[list[Selection]] = []
@@ -68,12 +65,13 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
     keys = [key for values in found for key in dict.fromkeys(key for choice in values for key in choice.columns)]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ShoalError(twice, "is in two axes of the sweep; name it once")
-    return [_joined(several) for several in itertools.product(*found)]
-
-
-def _joined(choices: Sequence[Selection]) -> Selection:
-    columns = {key: value for choice in choices for key, value in choice.columns.items()}
-    return Selection(columns, tuple(itertools.chain.from_iterable(choice.overrides for choice in choices)))
+    return [
+        Selection(
+            {key: value for choice in choices for key, value in choice.columns.items()},
+            tuple(override for choice in choices for override in choice.overrides),
+        )
+        for choices in itertools.product(*found)
+    ]
 
 
 def _values(axis: str) -> list[Selection]:
@@ -94,24 +92,21 @@ def _values(axis: str) -> list[Selection]:
 def _repetitions(axis: str, key: str, text: str) -> list[Selection]:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RUNS:
         raise ShoalError(_shown(axis), f"{key} is a number of repetitions, 1 to {MOST_RUNS:,}")
-    return [
-        Selection({name: str(number) for name in SEEDS[key]}, tuple(f"{name}={number}" for name in SEEDS[key]))
-        for number in range(int(text))
-    ]
+    return [Selection.plain(dict.fromkeys(SEEDS[key], str(number))) for number in range(int(text))]
 
 
 def _joint(axis: str, keys: Sequence[str], part: str) -> Selection:
     values = part.split("+")
     if len(values) != len(keys):
         raise ShoalError(_shown(axis), f"{part} has {len(values)} values for {len(keys)} keys; join them by +")
-    return Selection(dict(zip(keys, values)), tuple(f"{key}={value}" for key, value in zip(keys, values)))
+    return Selection.plain(dict(zip(keys, values)))
 
 
 def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
     """A value, or with `name{option:a,b}` one of every combination of the options."""
     name, brace, rest = part.partition("{")
     if not name or not (brace or key in WHOLE):
-        yield Selection({key: part}, (f"{key}={part}",))
+        yield Selection.plain({key: part})
         return
     if not brace:
         rest = "}"
@@ -178,14 +173,10 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Study:
-    """A sweep before it starts.
+    """A sweep before it starts: a config's path, and axes as `combinations` reads them.
 
-    Attributes:
-        config: Path of the config that all runs share.
-        axes: As `combinations` reads them.
-        choose: Key whose value is chosen by validation before the other seeds run; None: all values run with all seeds.
-        choose_seeds: With so many of the seeds.
-        choose_by: By the mean of this scope at the best validation round.
+    With `choose`, validation chooses the value of that key before the other seeds run: with so many of the seeds, by
+    the mean of a scope at the best validation round.
     """
 
     config: str
@@ -196,11 +187,7 @@ class Study:
 
     @cached_property
     def choices(self) -> list[Selection]:
-        """All combinations.
-
-        Raises:
-            ShoalError: As `combinations`, or the key to be chosen is in no axis.
-        """
+        """All combinations. Raises as `combinations`, or where the key to be chosen is in no axis."""
         found = combinations(self.axes)
         if self.choose is not None and not any(self.choose in choice.columns for choice in found):
             known = ", ".join(dict.fromkeys(key for choice in found for key in choice.columns))
@@ -209,11 +196,7 @@ class Study:
 
     @cached_property
     def configs(self) -> list[Config]:
-        """Config of every combination.
-
-        Raises:
-            ShoalError: As `choices`, or a config has a wrong key or value, or names what there is not.
-        """
+        """Config of every combination. Raises as `choices`, or where a config has a wrong key, value or name."""
         found = [load_config(self.config, choice.overrides) for choice in self.choices]
         for config in found:
             require_names(config)
@@ -228,11 +211,7 @@ class Study:
 
 
 def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds: int, choose_by: Scope) -> Study:
-    """A study of a config and axes, or of a file that names both; its config is relative to that file.
-
-    Raises:
-        ShoalError: The file cannot be read or has a wrong key, or there are no axes.
-    """
+    """A study of a config and axes, or of a file that names both; its config is relative to that file."""
     plain = _mapping(path) if not Path(path).is_dir() else None
     if plain is None or "axes" not in plain:
         if not axes:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from shoal.engine.config.sizes import size
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
-from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, require_figure, rows_of, title_of
+from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -21,8 +21,7 @@ class Layout:
 
     Attributes:
         figures: Names of figures; empty: validation and test of every scope at the best validation round, and costs.
-        rows: Keys that name a row; empty: all that vary and are not in `columns`.
-        columns: A key whose values are the columns, for every figure; None: the figures alone are.
+        rows: Keys that name a row; empty: all that vary and are not in `columns`, the key whose values are the columns.
         statistic: Mean ± sample standard deviation, or median [quartiles], over runs that differ in seeds alone.
         against: Values of keys that name the combination to compare with, by the paired t-test over seeds.
     """
@@ -35,11 +34,7 @@ class Layout:
 
 
 def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
-    """Makes the table of the finished runs; the best of every column is marked, if there are several.
-
-    Raises:
-        ShoalError: A figure, a key, or the combination to compare with is in no run.
-    """
+    """Makes the table of the finished runs; the best of every column is marked, if there are several."""
     chosen = [row for row in rows if row.state != "not chosen"]
     groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
     if not groups:
@@ -47,7 +42,9 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     known = {name: value for group in groups for row in group.rows for name, value in row.figures.items()}
     figures = layout.figures or _unasked(known)
     for figure in figures:
-        require_figure(figure, known)
+        if figure not in known:
+            similar = [name for name in known if name.endswith(figure.rpartition(".")[2])] or list(known)
+            raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
     for key in (*layout.rows, *([layout.columns] if layout.columns else []), *(key for key, _ in layout.against)):
         if key not in all_keys:
@@ -76,16 +73,15 @@ class _Numbers:
         found = self.spread(group, figure)
         if group is None or found is None:
             return "-"
-        return _written(found, figure, self.statistic) + self._compared(group, figure)
-
-    def _compared(self, group: Group, figure: str) -> str:
-        if not self.against or not is_share(figure):
-            return ""
-        other = baseline_of(group, self.groups, self.against)
+        text = _number(found.middle, figure)
+        if found.low is not None and found.high is not None and "bytes" not in figure:
+            low, high = _number(found.low, figure), _number(found.high, figure)
+            text += f" ± {low}" if self.statistic == "mean" else f" [{low}, {high}]"
+        other = baseline_of(group, self.groups, self.against) if self.against and is_share(figure) else None
         if other is None or other is group:
-            return ""
+            return text
         p = paired_p(group, other, figure)
-        return " (p -)" if p is None else f" (p {p:.3f})"
+        return f"{text} (p -)" if p is None else f"{text} (p {p:.3f})"
 
 
 def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> dict[tuple[str, ...], dict[str, Group]]:
@@ -136,15 +132,15 @@ def _best(
 ) -> frozenset[tuple[int, int]]:
     """The highest of every share: in a column, or in a row where columns are values of a key; of costs none."""
     found: set[tuple[int, int]] = set()
+    rows = range(len(spreads))
     for number, figure in enumerate(figures):
         if not is_share(figure):
             continue
         columns = range(number * len(values), (number + 1) * len(values))
-        places = [[(row, column) for column in columns] for row in range(len(spreads))]
-        if len(values) == 1:
-            places = [[place for (place,) in places]]
-        for several in places:
-            known = {place: s.middle for place in several if (s := spreads[place[0]][place[1]]) is not None}
+        alone = len(values) == 1
+        compared = [[(row, columns[0]) for row in rows]] if alone else [[(row, c) for c in columns] for row in rows]
+        for places in compared:
+            known = {place: s.middle for place in places if (s := spreads[place[0]][place[1]]) is not None}
             if len(known) > 1:
                 best = max(known.values())
                 found |= {(row, first + column) for (row, column), value in known.items() if value == best}
@@ -177,16 +173,6 @@ def _unasked(known: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(figure for figure in (*scores, *costs) if figure in known)
 
 
-def _written(found: Spread, figure: str, statistic: Statistic) -> str:
-    middle = _number(found.middle, figure)
-    if found.low is None or found.high is None:
-        return middle
-    if "bytes" in figure:
-        return middle
-    low, high = _number(found.low, figure), _number(found.high, figure)
-    return f"{middle} ± {low}" if statistic == "mean" else f"{middle} [{low}, {high}]"
-
-
 def _number(value: float, figure: str) -> str:
     if is_share(figure):
         return f"{100 * value:.2f}"
@@ -201,11 +187,7 @@ Format = Literal["terminal", "markdown", "latex", "csv"]
 def layout_of(
     figures: Sequence[str], rows: str | None, columns: str | None, statistic: Literal["mean", "median"], against: str
 ) -> Layout:
-    """A layout from the options of a command line.
-
-    Raises:
-        ShoalError: `against` has no values.
-    """
+    """A layout from the options of a command line."""
     pairs = [part.partition("=") for part in against.split(",") if part]
     if wrong := next((key for key, equals, _ in pairs if not equals), None):
         raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
@@ -218,15 +200,11 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
     print(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:
-            print(f"failed: {', '.join(f'{key} {value}' for key, value in row.columns.items())}: {row.error}")
+            print(f"failed: {row.label}: {row.error}")
 
 
 def show_sweep(folder: Path) -> None:
-    """Every run of a sweep with its state and its folder, and the table of what is finished.
-
-    Raises:
-        ShoalError: Something cannot be read.
-    """
+    """Every run of a sweep with its state and its folder, and the table of what is finished."""
     rows = read_rows(folder)
     keys = list(dict.fromkeys(key for row in rows for key in row.columns))
     runs = [(*(row.columns.get(key, "") for key in keys), row.state, row.run) for row in rows]
@@ -235,11 +213,7 @@ def show_sweep(folder: Path) -> None:
 
 
 def write_table(paths: Sequence[Path], layout: Layout, form: Format, out: Path | None) -> None:
-    """Writes the table of runs and sweeps to a file, or prints it.
-
-    Raises:
-        ShoalError: Something cannot be read or written, or the layout names what is not there.
-    """
+    """Writes the table of runs and sweeps to a file, or prints it."""
     rows = rows_of(paths)
     if form == "terminal" and out is None:
         show_rows(rows, layout)

@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,15 @@ from statistics import fmean
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.records.run_folder import finished, read_summary, started
+from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Row, grouped
-from shoal.engine.studies.study import Study, is_seed
-from shoal.engine.studies.sweep_folder import figures_of, write_sweep
+from shoal.engine.studies.groups import Key, grouped, others_of, seeds_of
+from shoal.engine.studies.study import Study
+from shoal.engine.studies.sweep_folder import row_of, write_sweep
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, ShoalError
 
@@ -29,41 +30,26 @@ SHOAL = (sys.executable, "-m", "shoal")
 # The one line of a failure begins with it.
 PREFIX = "shoal: "
 SECONDS_BETWEEN_LOOKS = 0.1
-
-
 BACKEND_KEYS = {"engine", "resources", "ray"}
 FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
 
 
 class Sweep:
-    """The runs of a study.
-
-    Attributes:
-        study: What to run.
-        plans: Every run, checked.
-        folder: Where tables are written.
-        rows: State and figures of every run.
-    """
+    """The runs of a study: every run checked, their state and figures, and the folder of their tables."""
 
     def __init__(self, study: Study, at_once: int = 1) -> None:
-        """Reads and checks the configs of all runs; starts and writes nothing.
+        """Reads and checks the configs of all runs, no two of which may be the same; starts and writes nothing.
 
-        Args:
-            study: What to run.
-            at_once: Runs at a time: one in this process, on warm hosts; several in separate processes.
-
-        Raises:
-            ShoalError: Names, options or values of any run are wrong, or two runs are the same.
+        Of one `at_once`, they run in this process, on warm hosts; of several, in separate processes.
         """
         self.study, self._parallel = study, at_once
         self._choices = choices = study.choices
         self.plans = [RunPlan.of(config) for config in study.configs]
         paths = [plan.folder for plan in self.plans]
-        self.rows = [_row(choice.columns, path) for choice, path in zip(choices, paths)]
-        first = {path: number for number, path in reversed(list(enumerate(paths)))}
+        self.rows = [row_of(choice.columns, path) for choice, path in zip(choices, paths)]
         for number, path in enumerate(paths):
-            if first[path] != number:
-                same = (label_of(self.rows[place]) for place in (first[path], number))
+            if (first := paths.index(path)) != number:
+                same = (self.rows[place].label for place in (first, number))
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
         config = self.plans[0].config
         self.folder = study.folder(Path(config.run.root), config.name)
@@ -71,16 +57,11 @@ class Sweep:
     def go(self) -> bool:
         """Runs what is not finished, unfinished runs from their checkpoints; a run that fails is a row with its error.
 
-        Returns:
-            Whether all runs of the study are finished.
-
-        Raises:
-            ShoalError: The tables cannot be written.
-            KeyboardInterrupt: The user stopped it; the same sweep continues.
+        Gives whether all runs of the study are finished. After an interruption, the same sweep continues.
         """
         write_sweep(self.folder, self.study, self.rows)
         try:
-            with _Hosts() as hosts:
+            with closing(_Hosts()) as hosts:
                 first = self._for_the_choice()
                 self._all_of(first, hosts)
                 rest = self._after_the_choice(first)
@@ -91,29 +72,28 @@ class Sweep:
 
     def _all_of(self, places: Sequence[int], hosts: "_Hosts") -> None:
         if self._parallel > 1:
-            self._in_processes(places)
+            self._in_processes(places, hosts)
             return
         took: list[float] = []
         for number, place in enumerate(places, 1):
             waiting = sum(self.rows[other].state == WAITING for other in places[number - 1 :])
             left = f", {span(waiting * fmean(took))} left" if took and waiting else ""
-            say(f"[{number}/{len(places)}{left}] {label_of(self.rows[place])}")
+            say(f"[{number}/{len(places)}{left}] {self.rows[place].label}")
             was, began = self.rows[place].state, time.monotonic()
             self._one(place, hosts)
             if was == WAITING:
                 took.append(time.monotonic() - began)
             write_sweep(self.folder, self.study, self.rows)
 
-    def _in_processes(self, places: Sequence[int]) -> None:
+    def _in_processes(self, places: Sequence[int], hosts: "_Hosts") -> None:
         """Checks the finished runs here, and runs the others in separate processes, in their order.
 
         Interrupted, all running processes end with their round and a checkpoint, and no more are started.
         """
         waiting = [place for place in places if not finished(self.plans[place].folder)]
-        with _Hosts() as none:
-            for place in places:
-                if place not in waiting:
-                    self._one(place, none)
+        for place in places:
+            if place not in waiting:
+                self._one(place, hosts)
         began, left, signalled = time.monotonic(), len(waiting), False
         queue, running = iter(waiting), dict[int, "subprocess.Popen[bytes]"]()
         prepared: set[str] = set()
@@ -122,7 +102,7 @@ class Sweep:
                 while not interrupt.asked and len(running) < self._parallel and (place := next(queue, -1)) >= 0:
                     # Only one process at a time can write a store.
                     if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
-                        say(f"begins: {label_of(self.rows[place])}")
+                        say(f"begins: {self.rows[place].label}")
                         running[place] = self._started(place)
                 if not running:
                     break
@@ -135,11 +115,15 @@ class Sweep:
                     if signalled and code:
                         continue
                     left -= 1
-                    self._ended(place, code)
+                    if code:
+                        self._failed(place, _failure(self._output(place), code))
+                    else:
+                        self._tried(place, partial(self._take_over, place))
+                    write_sweep(self.folder, self.study, self.rows)
                     seconds = left * (time.monotonic() - began) / (len(waiting) - left)
                     to_go = f", {span(seconds)} left" if left else ""
                     row = self.rows[place]
-                    say(f"[{len(places) - left}/{len(places)}{to_go}] {row.state}: {label_of(row)}")
+                    say(f"[{len(places) - left}/{len(places)}{to_go}] {row.state}: {row.label}")
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         if interrupt.asked:
             raise Interrupted(interrupt.number)
@@ -157,13 +141,6 @@ class Sweep:
     def _output(self, place: int) -> Path:
         return self.folder / "said" / f"{place}.txt"
 
-    def _ended(self, place: int, code: int) -> None:
-        if code:
-            self._failed(place, _failure(self._output(place), code))
-        else:
-            self._tried(place, partial(self._take_over, place))
-        write_sweep(self.folder, self.study, self.rows)
-
     def _one(self, place: int, hosts: "_Hosts") -> None:
         plan = self.plans[place]
 
@@ -180,8 +157,7 @@ class Sweep:
             hosts.close()
 
     def _take_over(self, place: int) -> None:
-        row = self.rows[place]
-        self.rows[place] = replace(row, figures=figures_of(read_summary(row.path)), state=FINISHED, error="")
+        self.rows[place] = row_of(self.rows[place].columns, self.rows[place].path)
 
     def _tried(self, place: int, work: Callable[[], None]) -> bool:
         """Whether work for a run succeeded; if not, its row has the error."""
@@ -202,12 +178,12 @@ class Sweep:
         self.rows[place] = replace(self.rows[place], state=FAILED, error=line)
 
     def _for_the_choice(self) -> list[int]:
-        """Runs that come first: all, or those with the seeds that a choice is made with."""
+        """Runs that come first: all, or those with the seeds that choose."""
         key = self.study.choose
         if key is None:
             return list(range(len(self.rows)))
-        seeds = list(dict.fromkeys(_seeds(row) for row in self.rows))[: self.study.choose_seeds]
-        return [place for place, row in enumerate(self.rows) if key in row.columns and _seeds(row) in seeds]
+        seeds = list(dict.fromkeys(seeds_of(row) for row in self.rows))[: self.study.choose_seeds]
+        return [place for place, row in enumerate(self.rows) if key in row.columns and seeds_of(row) in seeds]
 
     def _after_the_choice(self, first: Sequence[int]) -> list[int]:
         """The other runs, without those whose value of the key validation did not choose."""
@@ -217,20 +193,20 @@ class Sweep:
         chosen = self._chosen(key, first)
         rest = []
         for place, row in enumerate(self.rows):
-            if key in row.columns and row.columns[key] != chosen.get(_others(row, key)):
-                if _others(row, key) in chosen:
+            if key in row.columns and row.columns[key] != chosen.get(others_of(row, key)):
+                if others_of(row, key) in chosen:
                     self.rows[place] = replace(row, state=NOT_CHOSEN)
             elif place not in first:
                 rest.append(place)
         return rest
 
-    def _chosen(self, key: str, first: Sequence[int]) -> dict[tuple[tuple[str, str], ...], str]:
+    def _chosen(self, key: str, first: Sequence[int]) -> dict[Key, str]:
         """The value with the highest mean validation, of equals the first, by all other keys but seeds."""
         figure = f"{self.study.choose_by}.best.val"
-        found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+        found: dict[Key, dict[str, float]] = {}
         for group in grouped([self.rows[place] for place in first]):
             if values := group.values(figure):
-                found.setdefault(_others(group.rows[0], key), {})[group.columns[key]] = fmean(values)
+                found.setdefault(others_of(group.rows[0], key), {})[group.columns[key]] = fmean(values)
         for others, scores in found.items():
             scored = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
             shared = "".join(f"{name} {value}, " for name, value in others)
@@ -253,9 +229,8 @@ def _failure(output: Path, code: int) -> str:
 class _Hosts:
     """The backend that runs share; opened again where their keys of hosts differ."""
 
-    def __init__(self) -> None:
-        self._backend: Backend | None = None
-        self._keys: dict[str, object] = {}
+    _backend: Backend | None = None
+    _keys: dict[str, object] | None = None
 
     def of(self, config: Config) -> Backend:
         """The backend of a config."""
@@ -271,12 +246,6 @@ class _Hosts:
         if backend is not None:
             backend.close()
 
-    def __enter__(self) -> "_Hosts":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
     """Prepares the store of a run, unless one of the same keys was prepared before."""
@@ -285,29 +254,6 @@ def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
     if keys not in prepared:
         plan.prepare()
         prepared.add(keys)
-
-
-def _row(columns: dict[str, str], path: Path) -> Row:
-    if not finished(path):
-        return Row(columns, {}, str(path), WAITING)
-    return Row(columns, figures_of(read_summary(path)), str(path), FINISHED)
-
-
-def label_of(row: Row) -> str:
-    """The values of a run, in a line."""
-    return ", ".join(f"{key} {value}" for key, value in row.columns.items())
-
-
-def _of(row: Row, wanted: Callable[[str], bool]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in row.columns.items() if wanted(name))
-
-
-def _seeds(row: Row) -> tuple[tuple[str, str], ...]:
-    return _of(row, is_seed)
-
-
-def _others(row: Row, key: str) -> tuple[tuple[str, str], ...]:
-    return _of(row, lambda name: name != key and not is_seed(name))
 
 
 def span(seconds: float) -> str:
@@ -319,11 +265,7 @@ def span(seconds: float) -> str:
 def show_sweep_plan(sweep: Sweep) -> None:
     """Prints every run, whether it is finished or begun, and the time to expect; writes nothing.
 
-    A run is expected to take what the finished ones of the sweep took in the mean, or, if none is, what its rounds take
-    as measured on a mean client, of runs that differ in seeds alone once.
-
-    Raises:
-        ShoalError: As `expected`.
+    That is the mean of the finished runs of the sweep, or, if none is, what rounds take as measured on a mean client.
     """
     took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
     measured: dict[str, float] = {}
@@ -333,16 +275,13 @@ def show_sweep_plan(sweep: Sweep) -> None:
             state, seconds = "finished", 0.0
         else:
             state = "begun" if started(row.path) else "to run"
-            seconds = fmean(took) if took else _measured(plan, measured)
+            # Runs that differ in their seed alone are measured once.
+            key = repr(plan.config.model_dump(exclude={"seed"}))
+            if not took and key not in measured:
+                measured[key] = expected(plan).seconds
+            seconds = fmean(took) if took else measured[key]
         total += seconds
-        rows.append((label_of(row), state, span(seconds) if seconds else "-"))
+        rows.append((row.label, state, span(seconds) if seconds else "-"))
     left = sum(state != "finished" for _, state, _ in rows)
     note = f"{len(rows)} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"
     print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")
-
-
-def _measured(plan: RunPlan, known: dict[str, float]) -> float:
-    key = repr(plan.config.model_dump(exclude={"seed"}))
-    if key not in known:
-        known[key] = expected(plan).seconds
-    return known[key]

@@ -25,14 +25,13 @@ from shoal.storage.files.checksummed_json import sealed, unsealed
 SCOPES = ("trained", "served", "global", "domains")
 MOMENTS = ("best", "last")
 PARTS = ("val", "test")
-COSTS = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round", "peak_memory_bytes")
 
 
 def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
     """Every number of a summary under its dotted name.
 
-    The parts of a scope have a short name, too, for the number that stands for them: `served.best.test` is the metric
-    of the run at the best validation round, and `served.best.round` that round.
+    What stands for a part of a scope has a short name, too: `served.best.test` is the metric of the run at the best
+    validation round, and `served.best.round` that round.
     """
     found = {name: float(value) for name, value in numbers_of(summary).items()}
     for scope, numbers in summary["scopes"].items():
@@ -51,18 +50,6 @@ def is_share(figure: str) -> bool:
     return scope in SCOPES and not rest.endswith(("round", "constant_class"))
 
 
-def require_figure(figure: str, known: Mapping[str, float]) -> None:
-    """Refuses a figure that no run has.
-
-    Raises:
-        ShoalError: There is none of this name; names similar ones.
-    """
-    if figure not in known:
-        last = figure.rpartition(".")[2]
-        similar = [name for name in known if name.endswith(last)] or list(known)
-        raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
-
-
 SWEEP, RUNS = "sweep.json", "runs"
 LONGEST_TITLE = 160
 TABLES = ("table.csv", "table.parquet", "table.json")
@@ -71,13 +58,9 @@ TABLES = ("table.csv", "table.parquet", "table.json")
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
     """Writes the state of a sweep, and the tables of its runs: one row each, in the order of the study.
 
-    `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too.
-
-    Columns of the tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run
-    is not finished.
-
-    Raises:
-        ShoalError: A file cannot be written.
+    `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too. Columns of the
+    tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run is not
+    finished.
     """
     plain = {
         "config": str(Path(study.config).expanduser().resolve()),
@@ -96,14 +79,18 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
     with replacing(parquet) as unfinished:
         pa.parquet.write_table(table, unfinished)
     with replacing(plain_json) as unfinished:
-        unfinished.write_text(json.dumps(_flat(rows), indent=1, allow_nan=False) + "\n")
+        unfinished.write_text(json.dumps(table.to_pylist(), indent=1, allow_nan=False) + "\n")
     _link(folder / RUNS, rows)
 
 
 def table_of_runs(rows: Sequence[Row]) -> pa.Table:
     """The runs of a sweep, with the columns that `write_sweep` names."""
-    flat = _flat(rows)
-    return pa.table({name: pa.array([row[name] for row in flat], kind) for name, kind in _columns(rows).items()})
+    text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run"]
+    # A key that varies, `rounds` for one, is no figure again.
+    numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
+    schema = pa.schema([*((name, pa.string()) for name in text), *((name, pa.float64()) for name in numbers)])
+    own = ({**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run} for row in rows)
+    return pa.Table.from_pylist(list(own), schema)
 
 
 def _link(folder: Path, rows: Sequence[Row]) -> None:
@@ -132,12 +119,9 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The runs of a sweep as they are now: one that was finished since counts as finished.
-
-    Raises:
-        ShoalError: The file was changed, or a finished run has no readable summary.
-    """
-    return [_row(run) for run in _read(folder)["runs"]]
+    """The runs of a sweep as they are now: one that was finished since counts as finished."""
+    runs = _read(folder)["runs"]
+    return [row_of(run["columns"], Path(run["run"]), run["state"], run["error"]) for run in runs]
 
 
 def title_of(folder: Path) -> str:
@@ -155,29 +139,12 @@ def _read(folder: Path) -> dict[str, Any]:
         raise ShoalError(path, f"damaged ({error}); the same shoal sweep writes it again") from None
 
 
-def _row(run: dict[str, Any]) -> Row:
-    path = Path(run["run"])
-    if not finished(path):
-        state = run["state"] if run["state"] != "finished" else "waiting"
-        return Row(run["columns"], {}, run["run"], state, run["error"])
-    state = run["state"] if run["state"] == "not chosen" else "finished"
-    return Row(run["columns"], figures_of(read_summary(path)), run["run"], state)
-
-
-def _columns(rows: Sequence[Row]) -> dict[str, pa.DataType]:
-    text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run"]
-    # A key that varies, `rounds` for one, is no figure again.
-    numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
-    return {**{name: pa.string() for name in text}, **{name: pa.float64() for name in numbers}}
-
-
-def _flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    names = _columns(rows)
-    found = []
-    for row in rows:
-        known = {**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run}
-        found.append({name: known.get(name) for name in names})
-    return found
+def row_of(columns: dict[str, str], path: Path, state: str = "waiting", error: str = "") -> Row:
+    """A run as it is now: a finished one with its figures, another one in the state that is known of it."""
+    if finished(path):
+        state = state if state == "not chosen" else "finished"
+        return Row(columns, figures_of(read_summary(path)), str(path), state)
+    return Row(columns, {}, str(path), "waiting" if state == "finished" else state, error)
 
 
 # Keys of places and of records, which change no numbers.
@@ -185,31 +152,20 @@ OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.options.scratch")
 
 
 def rows_of(paths: Sequence[Path]) -> list[Row]:
-    """The runs of sweeps as these have them, single runs by the keys in which their configs differ.
-
-    Raises:
-        ShoalError: A path is neither a run nor a sweep, or what lies there cannot be read.
-    """
+    """The runs of sweeps as these have them, single runs by the keys in which their configs differ."""
     rows = [row for path in paths if is_sweep(path) for row in read_rows(path)]
     runs = [path for path in paths if not is_sweep(path)]
     for path in runs:
         if not (path / METRICS).exists():
             raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
-    configs = [_keys(path) for path in runs]
+    flat = [flatten(load_config(path).plain()) for path in runs]
+    configs = [{key: str(value) for key, value in keys.items() if not key.startswith(OF_PLACES)} for keys in flat]
     names = list(dict.fromkeys(name for config in configs for name in config))
     differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
     if any(name != "name" and not is_seed(name) for name in differ):
         # The name repeats the other keys in words.
         differ = [name for name in differ if name != "name"]
     for path, config in zip(runs, configs):
-        columns = {name: config[name] for name in differ if name in config}
-        done = finished(path)
-        figures = figures_of(read_summary(path)) if done else {}
-        rows.append(Row(columns, figures, str(path), "finished" if done else "waiting"))
+        rows.append(row_of({name: config[name] for name in differ if name in config}, path))
     # One that is in two sweeps is one.
     return list({row.run: row for row in rows}.values())
-
-
-def _keys(run: Path) -> dict[str, str]:
-    flat = flatten(load_config(run).plain())
-    return {key: str(value) for key, value in flat.items() if not key.startswith(OF_PLACES)}

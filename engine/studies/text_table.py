@@ -27,8 +27,7 @@ class TextTable:
         keys: Number of leading columns that name the row, aligned left; the others are numbers, aligned right. Where
             all are keys, the last one is a text, which is wrapped where the terminal is too narrow.
         best: Rows and columns of the marked cells.
-        title: A line above; empty: none.
-        notes: Lines below.
+        title: A line above, `notes` lines below.
     """
 
     heads: tuple[str, ...]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from support.errors import refused
 
 import shoal
 
@@ -30,18 +31,17 @@ def test_overrides(plain: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "line"),
+    ("overrides", "key", "says"),
     [
-        ({"rounds": 0}, "config: rounds: Input should be greater than or equal to 1, found 0"),
-        ({"train": {"rate": 1}}, "config: train.rate: unknown key; known here: epochs, "),
-        ({"rounds": object}, "rounds: cannot be set: "),
-        ({"seed.x": 1}, "config: seed: Input should be a valid integer, found "),
+        ({"rounds": 0}, "rounds", "found 0"),
+        ({"train": {"rate": 1}}, "train.rate", "unknown key; known here: epochs, "),
+        ({"rounds": object}, "rounds", "cannot be set: "),
+        ({"seed.x": 1}, "seed", "a valid integer"),
     ],
 )
-def test_a_mistake_is_one_line(plain: dict[str, Any], overrides: dict[str, Any], line: str) -> None:
-    with pytest.raises(shoal.ShoalError) as error:
+def test_a_mistake_is_one_line(plain: dict[str, Any], overrides: dict[str, Any], key: str, says: str) -> None:
+    with refused(key, says=says):
         shoal.load_config(plain, **overrides)
-    assert str(error.value).startswith(line)
 
 
 def test_run_root_is_relative_to_the_program(

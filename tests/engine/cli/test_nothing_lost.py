@@ -36,12 +36,9 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 
 def contents(folder: Path) -> dict[str, str]:
     """Of all that a run keeps but its log."""
-    names = {path.relative_to(folder): path for path in folder.rglob("*") if path.name not in (LOG, ".lock")}
-    return {
-        str(name): os.readlink(path) if path.is_symlink() else digest(path)
-        for name, path in names.items()
-        if path.is_symlink() or path.is_file()
-    }
+    paths = [path for path in folder.rglob("*") if path.name not in (LOG, ".lock")]
+    links = {str(path): os.readlink(path) for path in paths if path.is_symlink()}
+    return links | {str(path): digest(path) for path in paths if path.is_file() and not path.is_symlink()}
 
 
 def cut_off(folder: Path) -> None:
@@ -88,20 +85,18 @@ def test_resume_unreadable_checkpoints_are_kept_and_named(
     assert (finished / SUMMARY).exists()
 
 
-def test_a_folder_of_checkpoints_that_cannot_be_listed(tiny: Path, finished: Path, refused: Refused) -> None:
+@pytest.mark.parametrize(
+    ("link", "said"), [(True, "the checkpoints cannot be read"), (False, "no checkpoint, though 4 rounds are logged")]
+)
+def test_a_folder_of_checkpoints_that_is_gone(
+    tiny: Path, finished: Path, refused: Refused, link: bool, said: str
+) -> None:
     (finished / SUMMARY).unlink()
     (finished / "checkpoints").rename(finished / "elsewhere")
-    (finished / "checkpoints").symlink_to("checkpoints")
+    if link:
+        (finished / "checkpoints").symlink_to("checkpoints")
     before = contents(finished)
-    assert "the checkpoints cannot be read" in refused("run", tiny, *ROUNDS, "--resume")
-    assert contents(finished) == before
-
-
-def test_checkpoints_that_were_removed(tiny: Path, finished: Path, refused: Refused) -> None:
-    (finished / SUMMARY).unlink()
-    shutil.rmtree(finished / "checkpoints")
-    before = contents(finished)
-    assert "no checkpoint, though 4 rounds are logged" in refused("run", tiny, *ROUNDS, "--resume")
+    assert said in refused("run", tiny, *ROUNDS, "--resume")
     assert contents(finished) == before
 
 
@@ -109,11 +104,13 @@ def test_the_newest_that_cannot_be_read_is_set_aside(
     tiny: Path, finished: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = numbers(finished)
+    final = (finished / "checkpoints" / "round-000004" / TENSORS).read_bytes()
     (finished / SUMMARY).unlink()
     os.truncate(finished / "checkpoints" / "round-000004" / TENSORS, 100)
     shoal("run", tiny, *ROUNDS, "--resume")
     assert "round-000004: damaged" in capsys.readouterr().err
     assert numbers(finished) == expected
+    assert (finished / "checkpoints" / "round-000004" / TENSORS).read_bytes() == final
     names = {path.name for path in (finished / "checkpoints").iterdir()}
     assert names == {"round-000002", "round-000004", "round-000004.unusable"}
 
@@ -129,12 +126,7 @@ def test_the_newest_that_cannot_be_read_is_set_aside(
     ],
 )
 def test_resume_damaged_metrics_are_rebuilt_with_a_warning(
-    tiny: Path,
-    finished: Path,
-    shoal: Shoal,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[Path], None],
-    said: str,
+    tiny: Path, finished: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str], damage: Callable[..., None], said: str
 ) -> None:
     expected = numbers(finished)
     cut_off(finished)
@@ -148,8 +140,8 @@ def test_resume_damaged_metrics_are_rebuilt_with_a_warning(
 def test_a_summary_that_was_lost_is_written_again(tiny: Path, finished: Path, refused: Refused, shoal: Shoal) -> None:
     for text in ("", (finished / SUMMARY).read_text().replace("0.", "0.9", 1)):
         (finished / SUMMARY).write_text(text)
-        assert f"{finished / SUMMARY}: " in refused("run", tiny, *ROUNDS)
-        assert f"{finished / SUMMARY}: " in refused("inspect", finished)
+        for command in (("run", tiny, *ROUNDS), ("inspect", finished)):
+            assert f"{finished / SUMMARY}: " in refused(*command)
     (finished / SUMMARY).unlink()
     shoal("run", tiny, *ROUNDS, "--resume")
     shoal("inspect", finished)
@@ -167,88 +159,86 @@ def test_resume_without_a_run_starts_with_a_line(tiny: Path, shoal: Shoal, capsy
     assert f"{only(tiny.parent / 'runs')}: nothing to resume, starting" in capsys.readouterr().err
 
 
-class Files:
-    """A graph of a user's own, its files in a folder."""
+@pytest.fixture
+def graph(tiny: Path) -> Path:
+    """Files of a graph of a user's own, which is made the config's."""
+    folder = tiny.parent / "graph"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    np.save(folder / "edge_index.npy", rng.integers(120, size=(2, 500)))
+    np.save(folder / "x.npy", rng.standard_normal((120, 6), dtype=np.float32))
+    np.save(folder / "y.npy", rng.integers(3, size=120))
+    with_data(tiny, dataset="files", path=str(folder), root=str(tiny.parent))
+    return folder
 
-    def __init__(self, tiny: Path) -> None:
-        self.folder = tiny.parent / "graph"
-        self.folder.mkdir()
-        rng = np.random.default_rng(0)
-        np.save(self.folder / "edge_index.npy", rng.integers(120, size=(2, 500)))
-        np.save(self.folder / "x.npy", rng.standard_normal((120, 6), dtype=np.float32))
-        np.save(self.folder / "y.npy", rng.integers(3, size=120))
-        plain = yaml.safe_load(tiny.read_text())
-        plain["data"] = {"dataset": "files", "path": str(self.folder), "root": str(tiny.parent)}
-        tiny.write_text(yaml.safe_dump(plain))
 
-    def change(self, name: str, by: int) -> None:
-        """The same numbers in another order: same size, same time."""
-        path = self.folder / name
-        stat = path.stat()
-        array = np.load(path)
-        half = array.reshape(-1)[array.size // 2 :]
-        half[:] = np.roll(half, by)
-        np.save(path, array)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        assert path.stat().st_size == stat.st_size
+def with_data(config: Path, **data: str) -> None:
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "data": data}))
+
+
+def turn(path: Path, by: int) -> None:
+    """The same numbers in another order: same size, same time."""
+    stat, array = path.stat(), np.load(path)
+    half = array.reshape(-1)[array.size // 2 :]
+    half[:] = np.roll(half, by)
+    np.save(path, array)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
 
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", ["y.npy", "x.npy", "edge_index.npy"])
 def test_a_graph_that_changed_is_neither_resumed_nor_finished(
-    tiny: Path, refused: Refused, shoal: Shoal, capsys: pytest.CaptureFixture[str], name: str
+    tiny: Path, graph: Path, refused: Refused, shoal: Shoal, name: str
 ) -> None:
-    files = Files(tiny)
     shoal("run", tiny, *ROUNDS)
     first = only(tiny.parent / "runs")
     expected = numbers(first)
-    files.change(name, 1)
+    turn(graph / name, 1)
     # Another graph is another run, not one that is already finished.
-    capsys.readouterr()
     shoal("run", tiny, *ROUNDS)
-    assert "already finished" not in capsys.readouterr().err
     (second,) = set((tiny.parent / "runs").iterdir()) - {first}
     assert numbers(second) != expected
     shutil.rmtree(second)
     cut_off(first)
-    assert f"{first}: the unfinished run differs from this config in the content of data.path" in refused(
-        "run", tiny, *ROUNDS, "--resume"
-    )
-    files.change(name, -1)
+    said = "the unfinished run differs from this config in the content of data.path"
+    assert f"{first}: {said}" in refused("run", tiny, *ROUNDS, "--resume")
+    turn(graph / name, -1)
     shoal("run", tiny, *ROUNDS, "--resume")
     assert numbers(first) == expected
 
 
-def test_a_graph_elsewhere_is_the_same_run(tiny: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> None:
-    files = Files(tiny)
+def test_a_graph_elsewhere_is_the_same_run(
+    tiny: Path, graph: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]
+) -> None:
     shoal("run", tiny, *ROUNDS)
-    moved = files.folder.rename(files.folder.with_name("moved"))
     capsys.readouterr()
-    shoal("run", tiny, *ROUNDS, f"data.path={moved}")
+    shoal("run", tiny, *ROUNDS, f"data.path={graph.rename(graph.with_name('moved'))}")
     assert "already finished" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", ["data.split_file", "partition.file", "participation.trace"])
+RNG = np.random.default_rng(1)
+
+
+@pytest.mark.parametrize(
+    ("key", "array", "more"),
+    [
+        ("data.split_file", RNG.integers(1, 4, size=120), ["data.split=file"]),
+        ("partition.file", RNG.permutation(np.arange(120) % 4), ["partition.method=file"]),
+        ("participation.trace", RNG.integers(2, size=(4, 4)), []),
+    ],
+)
 def test_a_file_that_a_key_names_counts_by_its_content(
-    tiny: Path, refused: Refused, shoal: Shoal, key: str, tmp_path: Path
+    tiny: Path, refused: Refused, shoal: Shoal, tmp_path: Path, key: str, array: np.ndarray, more: list[str]
 ) -> None:
     file = tmp_path / "file.npy"
-    rng = np.random.default_rng(1)
-    arrays = {
-        "data.split_file": rng.integers(1, 4, size=120),
-        "partition.file": rng.permutation(np.arange(120) % 4),
-        "participation.trace": rng.integers(2, size=(4, 4)),
-    }
-    np.save(file, arrays[key])
-    more = {"data.split_file": ["data.split=file"], "partition.file": ["partition.method=file"]}.get(key, [])
+    np.save(file, array)
     choice = [*ROUNDS, f"{key}={file}", *more, "data.store=null"]
     shoal("run", tiny, *choice)
-    first = only(tiny.parent / "runs")
-    cut_off(first)
-    np.save(file, arrays[key][::-1])
-    assert f"the unfinished run differs from this config in the content of {key}" in refused(
-        "run", tiny, *choice, "--resume"
-    )
+    cut_off(only(tiny.parent / "runs"))
+    np.save(file, array[::-1])
+    said = f"the unfinished run differs from this config in the content of {key}"
+    assert said in refused("run", tiny, *choice, "--resume")
     shoal("run", tiny, *choice)
     assert len(list((tiny.parent / "runs").iterdir())) == 2
 
@@ -261,24 +251,21 @@ def publish(tiny: Path, tmp_path: Path) -> Callable[[int], Path]:
     """Puts a small graph where a published one belongs, and makes it the config's."""
     file = tmp_path / COMPUTERS
     file.parent.mkdir(parents=True)
-    plain = yaml.safe_load(tiny.read_text())
-    plain["data"] = {"dataset": "computers", "root": str(tmp_path), "store": str(tmp_path / "store")}
-    tiny.write_text(yaml.safe_dump(plain))
+    with_data(tiny, dataset="computers", root=str(tmp_path), store=str(tmp_path / "store"))
 
     def write(seed: int) -> Path:
         rng = np.random.default_rng(seed)
-        dense = rng.random((120, 120)) < 0.05
-        x = rng.random((120, 8)) < 0.5
-        np.savez(
-            file,
-            adj_indptr=np.cumsum([0, *dense.sum(1)]),
-            adj_indices=np.nonzero(dense)[1],
-            attr_indptr=np.cumsum([0, *x.sum(1)]),
-            attr_indices=np.nonzero(x)[1],
-            attr_data=np.ones(x.sum()),
-            attr_shape=x.shape,
-            labels=rng.integers(3, size=120),
-        )
+        dense, x = rng.random((120, 120)) < 0.05, rng.random((120, 8)) < 0.5
+        arrays = {
+            "adj_indptr": np.cumsum([0, *dense.sum(1)]),
+            "adj_indices": np.nonzero(dense)[1],
+            "attr_indptr": np.cumsum([0, *x.sum(1)]),
+            "attr_indices": np.nonzero(x)[1],
+            "attr_data": np.ones(x.sum()),
+            "attr_shape": x.shape,
+            "labels": rng.integers(3, size=120),
+        }
+        np.savez(file, **arrays)
         return file
 
     return write
@@ -317,8 +304,7 @@ def test_published_files_that_change_while_a_prepare_is_interrupted(
     shoal("prepare", tiny)
 
 
-@pytest.fixture
-def other_store(tiny: Path, finished: Path) -> Path:
+def test_another_store_is_neither_resumed_nor_exported(tiny: Path, finished: Path, refused: Refused) -> None:
     """The same config finds another sound store at the same path, of a graph that an older Shoal drew, say."""
     store, other = tiny.parent / "store", tiny.parent / "other"
     elsewhere = [f"data.store={other}", "data.options.signal=0.5", f"run.root={tiny.parent / 'else'}"]
@@ -327,13 +313,7 @@ def other_store(tiny: Path, finished: Path) -> Path:
     shutil.rmtree(store)
     other.rename(store)
     replace(read_manifest(store), identity=identity).write(store)
-    return store
-
-
-def test_another_store_is_neither_resumed_nor_exported(
-    tiny: Path, finished: Path, other_store: Path, refused: Refused
-) -> None:
-    assert f"{other_store}: not the store that {finished} was run on" in refused("export", finished)
+    assert f"{store}: not the store that {finished} was run on" in refused("export", finished)
     cut_off(finished)
     before = contents(finished)
     assert f"{finished}: the prepared store changed since this run started" in refused("run", tiny, *ROUNDS, "--resume")

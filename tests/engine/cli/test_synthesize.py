@@ -1,48 +1,28 @@
 """`shoal synthesize`: the written files make a store that is called synthetic; its length is shown as it goes."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.small_runs import small_run
 
-from shoal.engine.cli.main import command
 from shoal.engine.config.config import parse_config
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 
-Shoal = Callable[..., int]
 TWIN = ("synthesize", "products-like", "--scale", "0.001", "--homophily", "0.7", "--seed", "3")
 
 
-@pytest.fixture
-def shoal(monkeypatch: pytest.MonkeyPatch) -> Shoal:
-    """Runs a command and gives its exit status."""
-
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["shoal", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            command()
-        return int(end.value.code or 0)
-
-    return run
-
-
 def test_store_of_the_files_is_called_synthetic(
-    tmp_path: Path, shoal: Shoal, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, status: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert shoal(*TWIN, "--root", tmp_path) == 0
+    assert status(*TWIN, "--root", tmp_path) == 0
     output = capfd.readouterr()
     assert f"written: {tmp_path / 'ogbn_products'}" in output.out
     assert "edges: 61859/61859 rows" in output.err
     assert "features: 2449/2449 rows" in output.err
-    plain = {
-        "name": "twin",
-        "data": {"dataset": "ogbn-products", "root": str(tmp_path), "split": "public"},
-        "partition": {"method": "random", "clients": 2},
-        "algorithm": "fedavg",
-    }
-    config = parse_config(plain, "test")
+    data = {"dataset": "ogbn-products", "split": "public", "options": {}}
+    config = parse_config(small_run(tmp_path, data=data, partition={"method": "random", "clients": 2}), "test")
     store = prepare(config)
     assert store.manifest.synthetic
     assert store.manifest.name == "products-like"
@@ -52,12 +32,11 @@ def test_store_of_the_files_is_called_synthetic(
     assert store_path(config) != store.path
 
 
-def test_refuses_a_root_with_the_original(tmp_path: Path, shoal: Shoal, capfd: pytest.CaptureFixture[str]) -> None:
+def test_refuses_a_root_with_the_original(tmp_path: Path, refused: Callable[..., str]) -> None:
     file = tmp_path / "ogbn_products" / "raw" / "edge.csv.gz"
     file.parent.mkdir(parents=True)
     file.touch()
-    assert shoal(*TWIN, "--root", tmp_path) == 2
-    assert f"shoal: {file}: is there, and not synthetic" in capfd.readouterr().err
+    assert refused(*TWIN, "--root", tmp_path).startswith(f"shoal: {file}: is there, and not synthetic")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +49,6 @@ def test_refuses_a_root_with_the_original(tmp_path: Path, shoal: Shoal, capfd: p
         (("arxiv-like", "--seed", "-1"), "seed: -1 must be at least 0"),
     ],
 )
-def test_refuses_options(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, shoal: Shoal, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert shoal("synthesize", *arguments, "--root", tmp_path) == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("shoal: ")]
-    assert message in line
+def test_refuses_options(tmp_path: Path, refused: Callable[..., str], arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("synthesize", *arguments, "--root", tmp_path)
     assert not list(tmp_path.iterdir())

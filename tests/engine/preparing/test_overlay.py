@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.errors import refused
+from support.shards import times
 from support.store_contents import contents
 
 from shoal.engine.config.config import Config
@@ -21,7 +23,6 @@ from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_folder
 from shoal.engine.studies.listing import remove
 from shoal.engine.studies.report import _labels_of_clients
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store
 
@@ -39,20 +40,16 @@ def config_of(configure: Callable[..., Config], tmp_path: Path) -> Callable[...,
     return config_of
 
 
-def unchanged(folder: Path) -> dict[str, Any]:
-    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*"))}
-
-
 def test_runs_on_an_overlay_are_those_on_a_store(config_of: Callable[..., Config], tmp_path: Path) -> None:
     shared = prepare(config_of()).path
-    before = unchanged(shared)
+    before = times(shared)
     own = {"data.overlay": str(tmp_path / "own"), "run.root": str(tmp_path / "own-runs")}
     # All that the first run reads is there already.
     assert prepare(config_of(**own)).path == shared
     assert not (tmp_path / "own").exists()
     for method in ("fedavg", "global"):
         on_overlay = run(config_of(**LATER, **own, **{"algorithm.name": method}))
-        assert unchanged(shared) == before
+        assert times(shared) == before
         alone = {"data.store": str(tmp_path / "alone")}
         on_store = run(config_of(**LATER, **alone, **{"algorithm.name": method}))
         assert on_overlay.name == on_store.name
@@ -73,9 +70,9 @@ def test_runs_on_an_overlay_are_those_on_a_store(config_of: Callable[..., Config
     labels = _labels_of_clients(on_overlay)
     assert labels is not None
     # Again nothing is made.
-    as_made = unchanged(tmp_path / "own")
+    as_made = times(tmp_path / "own")
     assert prepare(config).path == overlay
-    assert unchanged(tmp_path / "own") == as_made
+    assert times(tmp_path / "own") == as_made
     # The owner adds something: it is linked when the overlay is next written.
     prepare(config_of(**{"propagation.hops": 3}))
     more = prepare(config_of(**LATER, **own, **{"propagation.r": 0.3}))
@@ -108,21 +105,19 @@ def test_an_overlay_of_another_store_is_refused(config_of: Callable[..., Config]
     first = found.clients[0]
     damaged = replace(first, file=replace(first.file, xxh3=first.file.xxh3[::-1]))
     replace(found, clients=[damaged, *found.clients[1:]]).write(overlay)
-    with pytest.raises(ShoalError, match=rf"^{overlay}: was made of another store than {shared}; delete that folder"):
+    with refused(overlay, says=f"was made of another store than {shared}"):
         prepare(config_of(**own, **{"propagation.r": 0.3}))
 
 
 @contextmanager
 def somebody_else() -> Iterator[None]:
     """Who may not write what the test made; root writes everything."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(NO_CLIENT)
+    user = os.geteuid()
+    os.seteuid(user or NO_CLIENT)
     try:
         yield
     finally:
-        os.seteuid(0)
+        os.seteuid(user)
 
 
 def test_a_store_that_cannot_be_written(
@@ -159,5 +154,5 @@ def test_a_store_that_cannot_be_written(
 def test_an_overlay_that_cannot_be_written(config_of: Callable[..., Config], tmp_path: Path) -> None:
     prepare(config_of())
     (tmp_path / "file").touch()
-    with pytest.raises(ShoalError, match=r"cannot be made: Not a directory; set data\.overlay to a folder"):
+    with refused(says="cannot be made: Not a directory; set data.overlay to a folder"):
         prepare(config_of(**LATER, **{"data.overlay": str(tmp_path / "file")}))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from support.errors import refused
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.run_identity import identity_keys
@@ -16,7 +17,6 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import show_store
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.manifest import read_manifest
 
@@ -77,7 +77,13 @@ def test_from_tables_to_an_export(config: Callable[..., Config], capsys: pytest.
 
 def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
     plain, named = config(), config(name="birds")
-    assert identity_keys(plain.plain()) == identity_keys(named.plain())
+    keys = identity_keys(plain.plain())
+    assert (
+        keys
+        == identity_keys(named.plain())
+        == identity_keys(config(features="given").plain()) | {"data.features.kind": "degree"}
+    )
+    assert "data.name" not in keys
     assert identity(plain) == identity(named)
     assert store_path(plain).name == store_path(named).name.replace("birds", "files")
     one, other = (prepare(each) for each in (plain, named))
@@ -90,18 +96,12 @@ def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
     assert (x.shape, x.values.tolist()) == ((30, 64), [1] * 30)
 
 
-def test_identity_keys_have_made_features_and_no_name_of_the_graph(config: Callable[..., Config]) -> None:
-    old = identity_keys(config(features="given").plain())
-    assert "data.name" not in old
-    assert identity_keys(config().plain()) == {**old, "data.features.kind": "degree"}
-
-
 def test_a_name_is_for_a_graph_of_ones_own(config: Callable[..., Config]) -> None:
-    with pytest.raises(ShoalError, match=r"^data\.name: is for one graph of your own"):
+    with refused("data.name"):
         store_path(config(dataset="sbm", path=None, name="birds"))
 
 
 @pytest.mark.parametrize("hidden", [{"inductive": True}, {"sparsity": {"edges": 0.5}}])
 def test_features_of_edges_are_refused_where_edges_are_hidden(config: Callable[..., Config], hidden: Keys) -> None:
-    with pytest.raises(ShoalError, match=r"^data\.features: degree would reveal edges that clients do not see"):
+    with refused("data.features"):
         prepare(config(**hidden))

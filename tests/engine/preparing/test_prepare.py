@@ -12,49 +12,37 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import yaml
+from support.errors import refused
+from support.shards import assert_holds, times
 from support.store_contents import contents
+from support.user_graph import user_graph
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 
-MakeConfig = Callable[..., dict[str, Any]]
+Make = Callable[..., Config]
+SPLIT, HOPS = "stratified-20-40-40-seed0", "r0.5-k2-float32"
 
 
 @pytest.fixture
-def make_files(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """A dataset of the user's own: a ring of nodes with these labels; gives the changes of a config that names it."""
+def make_ring(make_config: Make, tmp_path: Path) -> Make:
+    """Gives a config of a user's own dataset: a ring of nodes with these labels."""
 
-    def make(label: list[int], split: list[int] | None = None, clients: int = 1, **changes: Any) -> dict[str, Any]:
+    def make(label: list[int], split: list[int] | None = None, clients: int = 1, **changes: Any) -> Config:
         nodes = np.arange(len(label))
-        arrays = {"edge_index": np.stack([nodes, np.roll(nodes, 1)]), "x": np.eye(len(label)), "y": np.array(label)}
-        np.savez(tmp_path / "graph.npz", **arrays, **({} if split is None else {"split": np.array(split)}))
-        return {
-            "data__dataset": "files",
-            "data__path": str(tmp_path / "graph.npz"),
-            "data__options": {},
-            "partition__method": "random",
-            "partition__clients": clients,
-            **changes,
-        }
+        arrays = {"edge_index": np.stack([nodes, np.roll(nodes, 1)]), "x": np.eye(len(label)), "y": label}
+        path = user_graph(tmp_path, len(label), **arrays, split=split)
+        own = {"data__dataset": "files", "data__path": path, "data__options": {}}
+        return make_config(**own, partition__method="random", partition__clients=clients, **changes)
 
     return make
-
-
-def times(store: Path) -> dict[str, int]:
-    return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()}
-
-
-def adjacency(indptr: np.ndarray, indices: np.ndarray) -> sp.csr_array:
-    return sp.csr_array((np.ones(len(indices)), indices, indptr), shape=(len(indptr) - 1, len(indptr) - 1))
 
 
 @pytest.fixture
@@ -66,22 +54,15 @@ def never_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def assert_clients_hold(graph: Graph, store: Store) -> None:
     """Every node lies at one client, with its features, its label and its edges to nodes of the same client."""
-    whole = adjacency(graph.indptr, graph.indices)
-    nodes = []
-    for client in range(store.clients):
-        shard = store.shard(client)
-        nodes.append(shard.node)
-        expected = whole[shard.node][:, shard.node]
-        assert (adjacency(shard.indptr, shard.indices) != expected).nnz == 0
-        np.testing.assert_array_equal(shard.x, graph.x[shard.node])
-        np.testing.assert_array_equal(shard.label, graph.y[shard.node])
+    nodes = [store.shard(client).node for client in range(store.clients)]
+    for client, own in enumerate(nodes):
+        assert_holds(store, client, own, graph)
     np.testing.assert_array_equal(np.sort(np.concatenate(nodes)), np.arange(graph.nodes))
 
 
-def test_clients_hold_the_graph(make_config: Callable[..., Config]) -> None:
+def test_clients_hold_the_graph(make_config: Make) -> None:
     config = make_config()
-    store = prepare(config)
-    graph = read_graph(config)
+    store, graph = prepare(config), read_graph(config)
     assert_clients_hold(graph, store)
     assert verify(store) == []
     manifest = store.manifest
@@ -92,54 +73,26 @@ def test_clients_hold_the_graph(make_config: Callable[..., Config]) -> None:
     assert manifest.quality["cut_fraction"] == pytest.approx(1 - kept / graph.entries)
 
 
-def test_two_hundred_clients(make_config: Callable[..., Config]) -> None:
-    options = {"nodes": 2400, "features": 4, "degree": 5.0}
-    config = make_config(data__options=options, partition__clients=200, propagation__hops=0)
-    store = prepare(config)
-    assert store.clients == 200
-    assert_clients_hold(read_graph(config), store)
-
-
-def test_digits_as_one_client(make_config: Callable[..., Config]) -> None:
-    config = make_config(data__dataset="digits", data__options={}, partition__clients=1, propagation__hops=0)
-    store = prepare(config)
-    graph = read_graph(config)
-    assert store.manifest.clients[0].entries == graph.entries
-    assert store.manifest.hops == {}
-    assert not (store.path / "hops").exists()
-    assert_clients_hold(graph, store)
-
-
-def test_the_second_prepare_does_nothing(
-    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], never_again: Callable[[], None]
-) -> None:
-    config = make_config(**make_files([0, 1] * 30, clients=3))
+def test_the_second_prepare_does_nothing(make_ring: Make, never_again: Callable[[], None]) -> None:
+    config = make_ring([0, 1] * 30, clients=3)
     first = prepare(config)
     before = times(first.path)
     never_again()
-    second = prepare(config)
+    assert prepare(config).manifest == first.manifest
     assert times(first.path) == before
-    assert second.manifest == first.manifest
 
 
-def test_another_split_or_kernel_leaves_the_rest_alone(
-    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], never_again: Callable[[], None]
-) -> None:
-    changes = make_files([0, 1] * 30, clients=3)
-    store = prepare(make_config(**changes))
-    before = times(store.path)
+def test_another_split_or_kernel_leaves_the_rest_alone(make_ring: Make, never_again: Callable[[], None]) -> None:
+    ring = {"label": [0, 1] * 30, "clients": 3}
+    before = times(prepare(make_ring(**ring)).path)
     never_again()
-    prepare(make_config(**changes, data__split_seed=1))
-    last = prepare(make_config(**changes, data__split_seed=1, propagation__hops=1))
+    prepare(make_ring(**ring, data__split_seed=1))
+    last = prepare(make_ring(**ring, data__split_seed=1, propagation__hops=1))
     after = times(last.path)
     writers_own = {NAME, "progress.jsonl", ".lock"}
-    assert {path: after[path] for path in before if path not in writers_own} == {
-        path: time for path, time in before.items() if path not in writers_own
-    }
-    assert {path.split("/")[1] for path in after.keys() - before.keys()} == {
-        "stratified-20-40-40-seed1",
-        "r0.5-k1-float32",
-    }
+    assert {path for path in before if after[path] != before[path]} <= writers_own
+    made = {path.split("/")[1] for path in after.keys() - before.keys()}
+    assert made == {SPLIT.replace("seed0", "seed1"), "r0.5-k1-float32"}
     assert len(last.manifest.splits) == len(last.manifest.hops) == 2
     assert verify(last) == []
 
@@ -154,7 +107,9 @@ def wait_for_lines(log: Path, count: int, process: subprocess.Popen[bytes]) -> N
         return
 
 
-def test_a_prepare_killed_again_and_again_ends_as_one_that_was_not(plain: MakeConfig, tmp_path: Path) -> None:
+def test_a_prepare_killed_again_and_again_ends_as_one_that_was_not(
+    plain: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     options = {"nodes": 900, "features": 16, "classes": 4, "degree": 6.0}
     killed, calm = tmp_path / "killed", tmp_path / "calm"
     values = plain(data__options=options, partition__clients=60, data__store=str(killed))
@@ -173,13 +128,11 @@ def test_a_prepare_killed_again_and_again_ends_as_one_that_was_not(plain: MakeCo
     assert left == [(False, False, False), (True, False, False), (True, True, False)]
     prepare(parse_config(values, "test"))
     prepare(parse_config({**values, "data": {**values["data"], "store": str(calm)}}, "test"))
-    found, expected = contents(killed), contents(calm)
-    assert found.keys() == expected.keys()
-    assert found == expected
+    assert contents(killed) == contents(calm)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_an_interruption_leaves_is_completed(make_config: Callable[..., Config], seed: int) -> None:
+def test_whatever_an_interruption_leaves_is_completed(make_config: Make, seed: int) -> None:
     config = make_config()
     store = prepare(config)
     expected = contents(store.path)
@@ -201,58 +154,56 @@ def test_whatever_an_interruption_leaves_is_completed(make_config: Callable[...,
     assert contents(prepare(config).path) == expected
 
 
-@pytest.mark.parametrize("kind", ["clients", "splits/stratified-20-40-40-seed0", "hops/r0.5-k2-float32"])
-def test_a_deleted_file_is_made_again(make_config: Callable[..., Config], kind: str) -> None:
-    config = make_config()
-    store = prepare(config)
+@pytest.mark.parametrize("kind", ["clients", f"splits/{SPLIT}", f"hops/{HOPS}"])
+def test_a_deleted_file_is_made_again(make_config: Make, kind: str) -> None:
+    store = prepare(make_config())
     before = contents(store.path)
     (store.path / kind / "00003.arrow").unlink()
-    again = prepare(config)
-    after = contents(again.path)
-    del before["progress.jsonl"], after["progress.jsonl"]
-    assert after == before
+    again = prepare(make_config())
+    journal = {"progress.jsonl": None}
+    assert {**contents(again.path), **journal} == {**before, **journal}
     assert verify(again) == []
 
 
-def test_a_store_of_something_else_is_one_line(make_config: Callable[..., Config], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"partition__clients": 6}, "partition.clients 5 (config: 6); delete it or set data.store"),
+        ({"data__dataset": "digits", "data__options": {}}, "dataset.dataset sbm (config: digits), "),
+        ({"data__dtype": "float16"}, "dataset.dtype float32 (config: float16); "),
+    ],
+)
+def test_a_store_of_something_else_is_refused(
+    make_config: Make, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
     prepare(make_config())
     before = times(tmp_path / "store")
-    line = rf"^{tmp_path}/store: this store was made from another dataset or partition: "
-    with pytest.raises(ShoalError, match=line + r"partition\.clients 5 \(config: 6\); delete it or set data\.store$"):
-        prepare(make_config(partition__clients=6))
-    with pytest.raises(ShoalError, match=line + r"dataset\.dataset sbm \(config: digits\), .*set data\.store$"):
-        prepare(make_config(data__dataset="digits", data__options={}))
-    with pytest.raises(ShoalError, match=line + r"dataset\.dtype float32 \(config: float16\); .*$"):
-        prepare(make_config(data__dtype="float16"))
+    with refused(tmp_path / "store", says=f"made from another dataset or partition: {says}"):
+        prepare(make_config(**changes))
     assert times(tmp_path / "store") == before
 
 
-def test_without_a_folder_of_its_own_every_content_has_another(make_config: Callable[..., Config]) -> None:
-    paths = {
-        store_path(make_config(data__store=None, **changes))
-        for changes in ({}, {"partition__seed": 1}, {"data__dtype": "float16"}, {"data__options": {"nodes": 500}})
-    }
+def test_without_a_folder_of_its_own_every_content_has_another(make_config: Make) -> None:
+    others = ({}, {"partition__seed": 1}, {"data__dtype": "float16"}, {"data__options": {"nodes": 500}})
+    paths = {store_path(make_config(data__store=None, **changes)) for changes in others}
     assert len(paths) == 4
-    same = {"data__split_seed": 3, "propagation__hops": 1}
-    assert store_path(make_config(data__store=None, **same)) in paths
+    assert store_path(make_config(data__store=None, data__split_seed=3, propagation__hops=1)) in paths
 
 
-def test_splits_by_hand(make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]]) -> None:
+def test_splits_by_hand(make_ring: Make) -> None:
     # 10 nodes of class 0 give 2, 4, 4; 4 nodes of class 1 give 0, 1, 3; 2 nodes have no label.
-    store = prepare(make_config(**make_files([0] * 10 + [1] * 4 + [-1] * 2)))
+    store = prepare(make_ring([0] * 10 + [1] * 4 + [-1] * 2))
     (split,) = store.manifest.splits.values()
     assert (split.counts, split.without_training, split.unreachable) == ([[2, 5, 7]], [], 3)
     assert (store.manifest.clients[0].labelled, store.manifest.clients[0].classes) == (14, [10, 4])
 
 
 @pytest.mark.parametrize("protocol", ["public", "file"])
-def test_splits_that_are_given(
-    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path, protocol: str
-) -> None:
+def test_splits_that_are_given(make_ring: Make, tmp_path: Path, protocol: str) -> None:
     code = np.random.default_rng(0).integers(0, 4, 40)
     np.save(tmp_path / "split.npy", code)
     given = {"data__split": protocol, "data__split_file": str(tmp_path / "split.npy")}
-    store = prepare(make_config(**make_files([0, 1] * 20, split=code.tolist(), clients=4, **given)))
+    store = prepare(make_ring([0, 1] * 20, split=code.tolist(), clients=4, **given))
     (name,) = store.manifest.splits
     for client in range(4):
         node, split = store.shard(client).node, store.split(name, client)
@@ -260,54 +211,50 @@ def test_splits_that_are_given(
             assert sorted(node[rows]) == np.flatnonzero((code == part) & np.isin(np.arange(40), node)).tolist()
 
 
+@pytest.mark.parametrize(
+    ("codes", "in_file", "says"),
+    [
+        ([1, 2, 3], True, "3 entries for 4 nodes of files; give one each"),
+        ([1, 2, 3, 7], False, "found 7 at node 3"),
+        ([1, 2, 3, 3], False, "data.split file: client 0 has an unlabelled node in its split"),
+        (None, False, "data.split public: files has no split of its own"),
+    ],
+)
 def test_given_splits_that_do_not_fit(
-    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path
+    make_ring: Make, tmp_path: Path, codes: list[int] | None, in_file: bool, says: str
 ) -> None:
-    file = tmp_path / "split.npy"
-    given = {"data__split": "file", "data__split_file": str(file)}
-    changes = make_files([0, 1, 0, -1])
-    np.save(file, np.array([1, 2, 3]))
-    with pytest.raises(ShoalError, match=rf"^{file}: 3 entries for 4 nodes of files; give one each$"):
-        prepare(make_config(**changes, **given))
-    np.save(file, np.array([1, 2, 3, 7]))
-    with pytest.raises(ShoalError, match=rf"^{file}: .* found 7 at node 3$"):
-        prepare(make_config(**changes, **given))
-    np.save(file, np.array([1, 2, 3, 3]))
-    with pytest.raises(ShoalError, match=r"^data\.split file: client 0 has an unlabelled node in its split; mark .*$"):
-        prepare(make_config(**changes, **given))
-    with pytest.raises(ShoalError, match=r"^data\.split public: files has no split of its own; take stratified .*$"):
-        prepare(make_config(**changes, data__split="public"))
+    file, given = tmp_path / "split.npy", {"data__split": "public"}
+    if codes is not None:
+        np.save(file, np.array(codes))
+        given = {"data__split": "file", "data__split_file": str(file)}
+    with refused(*([str(file)] if in_file else []), says=says):
+        prepare(make_ring([0, 1, 0, -1], **given))
 
 
-def test_every_node_a_client(
-    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    changes = make_files([0, 1, 0, 1, 0, 1, 0, 1], clients=8)
-    with pytest.raises(ShoalError, match=r"^data\.split stratified: no client has a training node; change the .*$"):
-        prepare(make_config(**changes))
+def test_every_node_a_client(make_ring: Make, tmp_path: Path) -> None:
+    ring = {"label": [0, 1, 0, 1, 0, 1, 0, 1], "clients": 8}
+    with refused(says="data.split stratified: no client has a training node"):
+        prepare(make_ring(**ring))
     np.save(tmp_path / "split.npy", np.array([1, 1, 3, 3, 2, 2, 0, 0]))
-    given = {"data__split": "file", "data__split_file": str(tmp_path / "split.npy")}
-    store = prepare(make_config(**changes, **given))
+    store = prepare(make_ring(**ring, data__split="file", data__split_file=str(tmp_path / "split.npy")))
     assert [client.entries for client in store.manifest.clients] == [0] * 8
     (split,) = store.manifest.splits.values()
     owner = {int(store.shard(client).node[0]): client for client in range(8)}
     assert split.without_training == sorted(owner[node] for node in range(2, 8))
     assert split.unreachable == 2
-    np.testing.assert_array_equal(store.hops("r0.5-k2-float32", 0)[1].toarray(), store.shard(0).x.toarray())
+    np.testing.assert_array_equal(store.hops(HOPS, 0)[1].toarray(), store.shard(0).x.toarray())
 
 
-def test_the_whole_graph_is_split_as_its_clients_are(make_config: Callable[..., Config]) -> None:
+def test_the_whole_graph_is_split_as_its_clients_are(make_config: Make) -> None:
     config = make_config()
-    whole = prepare(config, centralized=True)
-    graph = read_graph(config)
+    whole, graph = prepare(config, centralized=True), read_graph(config)
     clients = Store(whole.path.parent)
     assert whole.clients == 1
     assert whole.manifest.clients[0].entries == graph.entries > sum(c.entries for c in clients.manifest.clients)
     assert_clients_hold(graph, whole)
-    (name,) = clients.manifest.splits
-    shard, split = whole.shard(0), whole.split(name, 0)
+    shard, split = whole.shard(0), whole.split(SPLIT, 0)
     for part in ("train", "val", "test"):
-        parts = [clients.shard(c).node[getattr(clients.split(name, c), part)] for c in range(5)]
+        parts = [clients.shard(c).node[getattr(clients.split(SPLIT, c), part)] for c in range(5)]
         np.testing.assert_array_equal(np.sort(shard.node[getattr(split, part)]), np.sort(np.concatenate(parts)))
     before = times(clients.path)
     assert prepare(config, centralized=True).manifest == whole.manifest
@@ -315,16 +262,15 @@ def test_the_whole_graph_is_split_as_its_clients_are(make_config: Callable[..., 
     assert verify(whole) == verify(clients) == []
 
 
-def test_a_whole_graph_above_the_memory_limit(make_config: Callable[..., Config]) -> None:
+def test_a_whole_graph_above_the_memory_limit(make_config: Make) -> None:
     config = make_config(engine__memory_limit="24KiB")
     # 400 rows of 5 features and of two hops, and 2400 neighbours, at 4 bytes each.
-    numbers = r"the whole graph takes 32\.8 KiB, engine\.memory_limit is 24\.0 KiB"
-    with pytest.raises(ShoalError, match=rf"^algorithm\.name fedavg: {numbers}; raise the limit or .*$"):
+    with refused(says="the whole graph takes 32.8 KiB, engine.memory_limit is 24.0 KiB"):
         prepare(config, centralized=True)
     prepare(config)
 
 
-def test_disk_space_counts_only_what_is_left_to_write(make_config: Callable[..., Config], tmp_path: Path) -> None:
+def test_disk_space_counts_only_what_is_left_to_write(make_config: Make, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)]
@@ -332,14 +278,11 @@ def test_disk_space_counts_only_what_is_left_to_write(make_config: Callable[...,
         pytest.skip("mounting a file system of 3 MiB needs the rights of an administrator")
     try:
         # 1.2 MiB of shards and as much of hops: they fit once.
-        config = make_config(
-            data__store=str(disk / "store"),
-            data__options={"nodes": 2400, "features": 128, "classes": 4},
-            propagation__hops=1,
-        )
+        options = {"nodes": 2400, "features": 128, "classes": 4}
+        config = make_config(data__store=str(disk / "store"), data__options=options, propagation__hops=1)
         filler = disk / "filler"
         filler.write_bytes(bytes(2**21))
-        with pytest.raises(ShoalError, match=rf"^{disk}/store: the shards need 0\.00 GiB, .* are free; .*$"):
+        with refused(says=f"{disk}/store: the shards need 0.00 GiB, "):
             prepare(config)
         filler.unlink()
         store = prepare(config)
@@ -352,9 +295,42 @@ def test_disk_space_counts_only_what_is_left_to_write(make_config: Callable[...,
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_hops_of_labelled_rows_lie_beside_those_of_all(make_config: Callable[..., Config]) -> None:
-    every = prepare(make_config())
-    few = prepare(make_config(propagation__rows="labelled"))
-    assert few.path == every.path
-    assert set(few.manifest.hops) == {"r0.5-k2-float32", "r0.5-k2-float32-labelled"}
-    assert not verify(few)
+@pytest.mark.parametrize(
+    ("options", "key", "says"),
+    [
+        ({"nodez": 3}, "data.options.nodez", "unknown; known here: "),
+        ({"nodes": "many"}, "data.options.nodes", "found 'many'"),
+        ({"nodes": 10**12}, "data.options.nodes", "less than 2147483648"),
+        ({"nodes": 2 * 10**9}, "data.nodes", "2000000000 of 32 features: it needs "),
+        ({"features": 2 * 10**9}, "data.nodes", "10000 of 2000000000 features: it needs"),
+        ({"blocks": 10**12}, "data.options.blocks", ""),
+        ({"degree": float("nan")}, "data.options.degree", "found nan"),
+        ({"degree": "3"}, "data.options.degree", "found '3'"),
+        ({"nodes": True}, "data.options.nodes", "found True"),
+        ({"nodes": "120"}, "data.options.nodes", "found '120'"),
+        ({"seed": 2**64}, "data.options.seed", ""),
+        ({"seed": -1}, "data.seed", ""),
+        ({"signal": 1e300}, "data.signal", ""),
+        ({"scratch": "a\0b"}, "data.options.scratch", "has a character that no path can have"),
+    ],
+)
+def test_wrong_options_of_a_dataset_are_refused_before_it_is_made(
+    tmp_path: Path, options: dict[str, Any], key: str, says: str
+) -> None:
+    data = {"dataset": "sbm", "options": options, "store": str(tmp_path / "store")}
+    with refused(key, says=says):
+        prepare(parse_config({"name": "x", "data": data, "algorithm": "fedavg"}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "nodes"),
+    [("sbm", {"nodes": 100}, 100), ("digits", {}, 1797), ("arxiv-like", {"scale": 0.01}, 1693)],
+)
+def test_more_clients_than_nodes_are_refused_before_the_graph_is_made(
+    tmp_path: Path, dataset: str, options: dict[str, Any], nodes: int
+) -> None:
+    data = {"dataset": dataset, "options": options, "root": str(tmp_path), "store": str(tmp_path / "store")}
+    plain = {"name": "x", "data": data, "algorithm": "fedavg", "partition": {"clients": nodes + 1}}
+    with refused(says=f"partition.clients is {nodes + 1}, but dataset '{dataset}' has {nodes} "):
+        prepare(parse_config(plain, "test"))
+    assert list(tmp_path.iterdir()) == []

@@ -6,45 +6,37 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.errors import refused
+from support.shards import adjacency, dense
+from support.user_graph import sparse_features, user_graph
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.identity import identity, store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.screen.tables import console, show_store
-from shoal.storage.errors import ShoalError
-from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 
-MakeConfig = Callable[..., Config]
+Make = Callable[..., Config]
 SPLIT, HOPS = "stratified-20-40-40-seed0", "r0.5-k2-float32"
 MASKS = {"features": 0.3, "edges": 0.5, "labels": 0.4, "seed": 1}
 
 
 @pytest.fixture
-def make(make_config: MakeConfig, tmp_path: Path) -> MakeConfig:
+def make(make_config: Make, tmp_path: Path) -> Make:
     """A config of 120 nodes with few values, in the folder that its name is made of."""
-    rng = np.random.default_rng(0)
-    x = (rng.random((120, 30)) < 0.3) * rng.random((120, 30))
-    y = rng.integers(0, 3, 120)
-    np.savez(tmp_path / "words.npz", edge_index=rng.integers(0, 120, (2, 400)), x=x, y=y)
-    own = {"data__dataset": "files", "data__path": str(tmp_path / "words.npz"), "data__options": {}}
+    path = user_graph(tmp_path, 120, x=sparse_features(120, 30, 0.3))
+    own = {"data__dataset": "files", "data__path": path, "data__options": {}}
     common = {**own, "data__store": None, "partition__clients": 3, "engine__backend": "local"}
     return lambda **changes: make_config(**{**common, **changes})
 
 
-def dense(x: Any) -> np.ndarray:
-    return np.asarray(x.toarray() if isinstance(x, CsrRows) else x)
-
-
 def edges(store: Store) -> set[tuple[int, int]]:
     """Directed entries of all shards, by global ids."""
-    found = set()
-    for shard in map(store.shard, range(store.clients)):
-        row = np.repeat(np.arange(shard.nodes), np.diff(shard.indptr))
-        found |= set(zip(shard.node[row].tolist(), shard.node[shard.indices].tolist()))
-    return found
+    shards = map(store.shard, range(store.clients))
+    rows = ((shard.node, *adjacency(shard).nonzero()) for shard in shards)
+    return {pair for node, a, b in rows for pair in zip(node[a].tolist(), node[b].tolist())}
 
 
 def features(store: Store) -> np.ndarray:
@@ -54,15 +46,14 @@ def features(store: Store) -> np.ndarray:
     return found
 
 
-def part(store: Store, split: str, number: int) -> set[int]:
+def part(store: Store, split: str, name: str) -> set[int]:
     """Global ids of one part of all clients."""
-    shards = map(store.shard, range(store.clients))
-    parts = ((store.split(split, c).train, store.split(split, c).val, store.split(split, c).test) for c in range(3))
-    return {int(i) for shard, of in zip(shards, parts) for i in shard.node[of[number]]}
+    clients = range(store.clients)
+    return {int(i) for c in clients for i in store.shard(c).node[getattr(store.split(split, c), name)]}
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_clients_and_whole_graph_lack_the_same(make: MakeConfig, layout: str) -> None:
+def test_clients_and_whole_graph_lack_the_same(make: Make, layout: str) -> None:
     full = prepare(make(data__layout=layout))
     config = make(data__layout=layout, data__sparsity=MASKS)
     whole, store = prepare(config, centralized=True), prepare(config)
@@ -80,20 +71,7 @@ def test_clients_and_whole_graph_lack_the_same(make: MakeConfig, layout: str) ->
         assert store.manifest.feature_values == np.count_nonzero(x)
 
 
-def test_hops_are_those_of_the_masked_graph(make: MakeConfig) -> None:
-    store = prepare(make(data__sparsity=MASKS))
-    for client in range(store.clients):
-        shard = store.shard(client)
-        adjacency = np.eye(shard.nodes)
-        adjacency[np.repeat(np.arange(shard.nodes), np.diff(shard.indptr)), shard.indices] = 1
-        root = adjacency.sum(1) ** -0.5
-        hop = dense(shard.x)
-        for found in store.hops(HOPS, client):
-            hop = root[:, None] * adjacency * root @ hop
-            np.testing.assert_allclose(dense(found), hop, atol=1e-6)
-
-
-def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: MakeConfig) -> None:
+def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: Make) -> None:
     full = prepare(make())
     shards = {path: path.read_bytes() for path in (full.path / "clients").iterdir()}
     config = make(data__sparsity={"labels": 0.4, "seed": 1})
@@ -102,57 +80,38 @@ def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: MakeCo
     assert {path: path.read_bytes() for path in (store.path / "clients").iterdir()} == shards
     name = config.data.split_name
     assert name == f"{SPLIT}-less40-seed1"
-    assert part(store, name, 0) < part(store, SPLIT, 0)
-    for number in (1, 2):
-        assert part(store, name, number) == part(store, SPLIT, number)
+    assert part(store, name, "train") < part(store, SPLIT, "train")
+    for same in ("val", "test"):
+        assert part(store, name, same) == part(store, SPLIT, same)
     few, many = (np.array(store.manifest.splits[each].counts) for each in (name, SPLIT))
     assert few[:, 0].tolist() == [int(n - int(0.4 * n + 1e-9)) for n in many[:, 0]]
-    shard, split = whole.shard(0), whole.split(name, 0)
-    assert set(shard.node[split.train].tolist()) == part(store, name, 0)
+    assert part(whole, name, "train") == part(store, name, "train")
 
 
-def test_a_given_split_loses_training_labels_too(make: MakeConfig, tmp_path: Path) -> None:
+def test_a_given_split_loses_training_labels_too(make: Make, tmp_path: Path) -> None:
     np.save(tmp_path / "split.npy", np.arange(120) % 4)
     given = {"data__split": "file", "data__split_file": str(tmp_path / "split.npy")}
     config = make(**given, data__sparsity={"labels": 0.5})
     store = prepare(config)
-    train = part(store, config.data.split_name, 0)
+    train = part(store, config.data.split_name, "train")
     assert train < set(range(1, 120, 4))
     assert 15 <= len(train) <= 17
-    assert part(store, config.data.split_name, 1) == set(range(2, 120, 4))
+    assert part(store, config.data.split_name, "val") == set(range(2, 120, 4))
 
 
-def test_everything_may_be_masked(make: MakeConfig) -> None:
-    store = prepare(make(data__sparsity={"features": 1, "edges": 1}))
-    assert edges(store) == set()
-    assert not features(store).any()
-    assert not any(dense(hop).any() for client in range(3) for hop in store.hops(HOPS, client))
-    assert verify(store) == []
-
-
-def test_shares_of_nothing_leave_the_store_as_it_was(make: MakeConfig) -> None:
+def test_other_masks_are_other_stores(make: Make, tmp_path: Path) -> None:
+    several: list[dict[str, Any]] = [{}, {"edges": 0.5}, {"edges": 0.6}, {"features": 0.5}, {"edges": 0.5, "seed": 1}]
+    assert len({store_path(make(data__sparsity=each)) for each in several}) == len(several)
     plain, none = make(), make(data__sparsity={"features": 0, "edges": 0, "labels": 0, "seed": 7})
     assert (store_path(plain), plain.data.split_name) == (store_path(none), none.data.split_name)
     assert set(identity(none)) == {"dataset", "partition"}
-
-
-def test_other_masks_are_other_stores(make: MakeConfig, tmp_path: Path) -> None:
-    several: list[dict[str, Any]] = [{}, {"edges": 0.5}, {"edges": 0.6}, {"features": 0.5}, {"edges": 0.5, "seed": 1}]
-    assert len({store_path(make(data__sparsity=each)) for each in several}) == len(several)
     place = {"data__store": str(tmp_path / "store")}
     prepare(make(**place, data__sparsity={"edges": 0.5}))
-    with pytest.raises(ShoalError, match=r"another dataset or partition: sparsity\.edges 0\.5 \(config: 0\.6\); "):
+    with refused(tmp_path / "store", says="sparsity.edges 0.5 (config: 0.6)"):
         prepare(make(**place, data__sparsity={"edges": 0.6}))
 
 
-@pytest.mark.parametrize("name", ["features", "edges", "labels"])
-def test_edges_as_items_are_not_masked(make_config: MakeConfig, name: str) -> None:
-    config = make_config(data__sparsity={name: 0.5}).model_copy(update={"task": "edge"})
-    with pytest.raises(ShoalError, match=r"^data\.sparsity: masks .* leave all its shares at 0$"):
-        prepare(config)
-
-
-def test_what_is_masked_is_said(make: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_masked_is_said(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     config = make(data__sparsity=MASKS)
     with console.capture() as before:
         show_plan(config)

@@ -14,7 +14,7 @@ from support.small_cells import require_same_tree, tensors_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.edge_weight_checks import require_weights_used
+from shoal.engine.preparing.checks import require_weights_used
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from support.errors import refused
 
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.config.config import load_config, parse_config
@@ -19,7 +20,6 @@ from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
 from shoal.engine.runs.run import run
-from shoal.storage.errors import ShoalError
 
 LENGTH = ["rounds=4", "run.checkpoint_every=2"]
 RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
@@ -84,7 +84,7 @@ def test_servers_lost_too_often(tiny: Path, backend: LosesServers, monkeypatch: 
     # Each takes seconds to start.
     monkeypatch.setattr(driver, "SERVERS_LOST", 2)
     backend.lost = 3
-    with pytest.raises(ShoalError, match=r"^the server was lost 3 times .*; the newest checkpoint"):
+    with refused(says="the server was lost 3 times "):
         run(load_config(tiny, RAY), backend=backend)
     assert backend.lost == 1
     backend.lost = 0

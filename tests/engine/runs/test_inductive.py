@@ -9,13 +9,15 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
+from support.shards import adjacency, dense_hops
 
 from shoal.algorithms.models.build import build
+from shoal.algorithms.training.graph_contrast import ContrastOptions
 from shoal.engine.config.config import load_config
 from shoal.engine.runs.export import export
 from shoal.engine.runs.pretrain import pretrain
 from shoal.engine.runs.run import run
-from shoal.storage.store.store import Store, shard_path
+from shoal.storage.store.store import Store
 
 NOT_NUMBERS = ("seconds", "retries", "hosts", "memory", "seal")
 SPLIT = "stratified-20-40-40-seed0"
@@ -51,46 +53,15 @@ def test_resumed_and_exported(
     names = [name for name, _ in build("gcn", 8, 3, 1, 0.0, {}).named_parameters()]
     for client in range(store.clients):
         shard = store.shard(client)
-        a = np.eye(shard.nodes)
-        a[np.repeat(np.arange(shard.nodes), np.diff(shard.indptr)), shard.indices] = 1
-        root = a.sum(1) ** -0.5
-        s, p = root[:, None] * a * root, {name: models[f"client/{client:05d}/{name}"].numpy() for name in names}
+        s = next(dense_hops(adjacency(shard).toarray(), np.eye(shard.nodes)))
+        p = {name: models[f"client/{client:05d}/{name}"].numpy() for name in names}
         z = np.maximum(s @ shard.x @ p["convs.0.lin.weight"].T + p["convs.0.bias"], 0)
         z = s @ z @ p["convs.1.lin.weight"].T + p["convs.1.bias"]
         logits = z @ p["head.linears.0.weight"].T + p["head.linears.0.bias"]
         np.testing.assert_array_equal(column["served"][column["client"] == client], logits.argmax(1))
 
 
-def test_verify_reads_training_nodes_too(
-    tiny: Path, shoal: Callable[..., None], refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    shoal("prepare", tiny, "data.inductive=true")
-    store = tiny.parent / "store"
-    training = store / "training" / SPLIT
-    shoal("verify", store)
-    assert f"{training}: 12 files, all as they were written" in capsys.readouterr().out
-    shoal("inspect", training)
-    assert "these are the training nodes of clients" in capsys.readouterr().out
-    path = training / shard_path(2)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert refused("verify", store).startswith(f"shoal: {path}: checksum does not match the manifest")
-
-
-def test_dry_run_inductive_has_its_row(
-    tiny: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    shoal("run", tiny, "--dry-run")
-    assert "training sees" not in capsys.readouterr().out
-    shoal("run", tiny, "data.inductive=true", "--dry-run")
-    assert "training sees training nodes alone" in capsys.readouterr().out
-    assert not (tiny.parent / "store").exists()
-
-
 def test_pretraining_sees_training_nodes_alone(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from shoal.algorithms.training.graph_contrast import ContrastOptions
-
     config = load_config(tiny, ["data.inductive=true", "model.name=gcn"])
     pretrain(config, tmp_path / "gnn.safetensors", ContrastOptions(epochs=1), 6, "train")
     counts = Store(tmp_path / "store").manifest.splits[SPLIT].counts

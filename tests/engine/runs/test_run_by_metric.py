@@ -1,11 +1,11 @@
 """A run by another metric than accuracy: its best round, its tables, stopped and resumed; and what is refused."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.errors import refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shoal.engine.config.config import Config, parse_config
@@ -17,7 +17,6 @@ from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_rounds, show_run
 from shoal.engine.studies.sweep_folder import figures_of
-from shoal.storage.errors import ShoalError
 
 
 @pytest.fixture
@@ -75,20 +74,6 @@ def test_metric_chooses_the_best_round(config_of: Callable[..., Config]) -> None
         assert [event.value for event in events.Scalars(tag)] == pytest.approx(values)
 
 
-def test_stopped_and_resumed(config_of: Callable[..., Config]) -> None:
-    keys = {"evaluation__metric": "average_precision", "run__tensorboard": False}
-    through = run(config_of("through", **keys))
-    with pytest.raises(KeyboardInterrupt):
-        run(config_of("parts", run__max_seconds=1e-9, **keys))
-    parts = run(config_of("parts", **keys), resume=True)
-    found, expected = ([line["scopes"] for line in read_metrics(folder)] for folder in (parts, through))
-    assert found == expected
-    assert read_summary(parts)["scopes"] == read_summary(through)["scopes"]
-    five = read_summary(parts)["scopes"]["domains"]["last_five"]["average_precision"]
-    of_lines = [line["domains"]["both"]["average_precision"]["clients"] for line in expected]
-    assert five["clients"] == pytest.approx(sum(of_lines) / 5)
-
-
 def test_metric_undefined_is_a_dash(config_of: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
     """One item of each part at most: no client has two classes in any."""
     split = {"data__split": "per_client", "data__fractions": [0.9, 0.05, 0.05], "evaluation__domains": False}
@@ -107,38 +92,30 @@ def test_metric_undefined_is_a_dash(config_of: Callable[..., Config], capsys: py
     assert not [tag for tag in events.Tags()["scalars"] if "roc_auc" in tag]
 
 
-def test_by_accuracy_it_is_another_run(config_of: Callable[..., Config]) -> None:
-    by_area, plain = (run(config_of("runs", rounds=1, **keys)) for keys in ({}, {"evaluation__metric": "accuracy"}))
-    assert by_area != plain
-    assert "roc_auc" not in json.dumps(read_summary(plain)) + (plain / "metrics.jsonl").read_text()
-
-
-LINE = r"^evaluation\.metric: roc_auc is for two classes, and dataset '{}' has {}; set accuracy$"
-
-
 @pytest.mark.parametrize(
-    ("dataset", "classes"), [("digits", 10), ("ogbn-arxiv", 40), ("products-like", 47), ("sbm", 10), ("SBM", 10)]
+    ("dataset", "says"),
+    [
+        ("digits", "dataset 'digits' has 10"),
+        ("ogbn-arxiv", "dataset 'ogbn-arxiv' has 40"),
+        ("products-like", "dataset 'products-like' has 47"),
+        ("SBM", "dataset 'SBM' has 10"),
+        (["twitch-de", "digits"], "dataset 'digits' has 10"),
+    ],
 )
-def test_more_classes_are_refused_before_a_graph_is_made(dataset: str, classes: int) -> None:
-    plain = {"name": "a", "data": {"dataset": dataset}, "algorithm": "fedavg", "evaluation": {"metric": "roc_auc"}}
-    with pytest.raises(ShoalError, match=LINE.format(dataset, classes)):
-        require_known(parse_config(plain, "test"))
-
-
-def test_metric_one_graph_with_more_classes_is_refused() -> None:
-    data = {"dataset": ["twitch-de", "digits"]}
-    plain = {"name": "a", "data": data, "partition": {"clients": [1, 1]}, "algorithm": "fedavg"}
-    with pytest.raises(ShoalError, match=LINE.format("digits", 10)):
+def test_more_classes_are_refused_before_a_graph_is_made(dataset: str | list[str], says: str) -> None:
+    clients = 10 if isinstance(dataset, str) else [1, 1]
+    plain = {"name": "a", "data": {"dataset": dataset}, "partition": {"clients": clients}, "algorithm": "fedavg"}
+    with refused("evaluation.metric", says=says):
         require_known(parse_config({**plain, "evaluation": {"metric": "roc_auc"}}, "test"))
 
 
-def test_metric_is_refused_when_the_graph_is_read(configure: Callable[..., Config], tmp_path: Path) -> None:
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("look", [prepare, show_plan])
+def test_metric_is_refused_when_the_graph_or_its_store_is_read(
+    configure: Callable[..., Config], tmp_path: Path, look: Callable[[Config], Any], ready: bool
+) -> None:
     keys = {"data.store": str(tmp_path / "store")}
-    for look in (prepare, show_plan):
-        with pytest.raises(ShoalError, match=LINE.format("files", 4)):
-            look(configure({**keys, "evaluation.metric": "roc_auc"}))
-    # A store that is there is of four classes, too.
-    prepare(configure(keys))
-    for look in (prepare, show_plan):
-        with pytest.raises(ShoalError, match=LINE.format("files", 4)):
-            look(configure({**keys, "evaluation.metric": "roc_auc"}))
+    if ready:
+        prepare(configure(keys))
+    with refused("evaluation.metric", says="dataset 'files' has 4"):
+        look(configure({**keys, "evaluation.metric": "roc_auc"}))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.shards import flip
 
 Refused = Callable[..., str]
 
@@ -13,12 +14,6 @@ def store(tiny: Path, shoal: Callable[..., None]) -> Path:
     """A store with the whole graph as one client below it."""
     shoal("prepare", tiny, "algorithm.name=global")
     return tiny.parent / "store"
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_sound_store(store: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,14 +28,14 @@ def test_a_sound_store(store: Path, shoal: Callable[..., None], capsys: pytest.C
 @pytest.mark.parametrize("name", ["manifest.json", "progress.jsonl", "clients/00000.arrow"])
 def test_a_damaged_file_is_named(store: Path, refused: Refused, whole: bool, name: str) -> None:
     path = (store / "whole" if whole else store) / name
-    flip(path)
+    flip(path, path.stat().st_size // 2)
     assert refused("verify", store).startswith(f"shoal: {path}: ")
 
 
 def test_verify_names_all_damaged_files(store: Path, refused: Refused, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = store / "assignment.npy", store / "whole" / "hops" / "r0.5-k1-float32" / "00000.arrow"
-    flip(first)
-    flip(second)
+    for path in (first, second):
+        flip(path, path.stat().st_size // 2)
     line = refused("verify", store)
     assert line == (
         f"shoal: {first}: checksum does not match progress.jsonl (and 1 more); "

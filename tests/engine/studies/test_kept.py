@@ -1,21 +1,14 @@
 """Runs, sweeps and stores listed, compared and removed."""
 
 import fcntl
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.errors import refused
 
-from shoal.engine.studies.compare import compare
-from shoal.engine.studies.listing import kept_in, kind_of, listed, remove
+from shoal.engine.studies.listing import compare, kept_in, listed, remove
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
-from shoal.storage.errors import ShoalError
-
-
-def no(_: str) -> bool:
-    return False
 
 
 def yes(_: str) -> bool:
@@ -42,8 +35,8 @@ def test_listed_names_kind_state_and_result(sweeps: list[Sweep], tiny: Path) -> 
     assert f"seed 0: {100 * first.figures['served.best.test']:.2f} % served" in row[5]
     assert rows[sweeps[0].folder.name][4:] == ("finished", "config: seed=0,1")
     (first.path / "summary.json").unlink()
-    assert {row[1]: row[4] for row in listed(found).rows}[first.path.name] == "unfinished"
-    assert {row[1]: row[4] for row in listed(found).rows}[sweeps[0].folder.name] == "1 of 2"
+    states = {row[1]: row[4] for row in listed(found).rows}
+    assert (states[first.path.name], states[sweeps[0].folder.name]) == ("unfinished", "1 of 2")
     (first.path / "config.yaml").write_text("{")
     assert {row[1]: row[4] for row in listed(found).rows}[first.path.name] == "damaged"
     (store,) = (each for each in kept_in(tiny.parent) if each.kind == "store")
@@ -61,11 +54,8 @@ def test_compare_shows_what_differs(sweeps: list[Sweep], tiny: Path) -> None:
     by_name = {row[0]: row[1:] for row in results.rows}
     mine, other = (row.figures["trained.best.val"] for row in sweeps[0].rows)
     if mine != other:
-        assert by_name["trained.best.val"] == (
-            f"{100 * mine:.4g}",
-            f"{100 * other:.4g}",
-            f"{100 * (other - mine):+.4g}",
-        )
+        shown = (f"{100 * mine:.4g}", f"{100 * other:.4g}", f"{100 * (other - mine):+.4g}")
+        assert by_name["trained.best.val"] == shown
     assert compare(left, left)[3].notes == ("results: equal",)
     (right / "summary.json").unlink()
     assert compare(left, right)[-1].notes == (f"not finished: {right.name}",)
@@ -73,7 +63,7 @@ def test_compare_shows_what_differs(sweeps: list[Sweep], tiny: Path) -> None:
 
 def test_nothing_is_removed_unasked(sweeps: list[Sweep], tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = tiny.parent / "store"
-    assert not remove([sweeps[0].folder, store], no)
+    assert not remove([sweeps[0].folder, store], lambda _: False)
     text = capsys.readouterr()
     # The run that both have stays, and so does the other's; both need the store.
     kept = sorted(row.path.name for row in sweeps[1].rows)
@@ -91,20 +81,17 @@ def test_nothing_is_removed_unasked(sweeps: list[Sweep], tiny: Path, capsys: pyt
     assert not store.exists()
 
 
-def test_remove_refuses_other_folders_and_running_runs(
-    sweeps: list[Sweep], tiny: Path, refused: Callable[..., str]
-) -> None:
+def test_remove_refuses_other_folders_and_running_runs(sweeps: list[Sweep], tiny: Path) -> None:
     run = sweeps[0].rows[0].path
     with (run / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ShoalError, match=r": is being written by a run; stop that first$"):
+        with refused(run, says="is being written by a run"):
             remove([run], yes)
     assert run.exists()
-    assert kind_of(tiny.parent) is None
-    assert "neither a store, a run nor a sweep; remove other folders by hand" in refused("remove", "--yes", tiny.parent)
+    with refused(tiny.parent, says="neither a store, a run nor a sweep"):
+        remove([tiny.parent], yes)
     assert tiny.exists()
     link = tiny.parent / "link"
     link.symlink_to(run)
     assert remove([link, run], yes)
     assert not run.exists()
-    shutil.rmtree(sweeps[0].folder.parent)

@@ -1,19 +1,26 @@
 """Spreads, tests and marks against NumPy and SciPy, and tables of any width that never cut a cell."""
 
 import csv
+import fcntl
 import io
-from typing import Any
+import os
+import struct
+import subprocess
+import sys
+import termios
 
 import numpy as np
 import pytest
+from rooms import ROOT
 from scipy import stats
+from support.errors import refused
 
 from shoal.engine.studies.groups import Row, baseline_of, grouped, paired_p, spread_of, varied
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.text_table import TextTable
-from shoal.storage.errors import ShoalError
 
 METHODS = {"fedavg": 0.7, "fedgta": 0.75, "local": 0.72}
+TEST = "served.best.test"
 
 
 def rows(seeds: int = 4, datasets: tuple[str, ...] = ("cora", "pubmed")) -> list[Row]:
@@ -26,62 +33,38 @@ def rows(seeds: int = 4, datasets: tuple[str, ...] = ("cora", "pubmed")) -> list
                 value = level + 0.05 * rng.random() + (0.1 if dataset == "pubmed" else 0.0)
                 options = {"algorithm.eps": "0.5"} if method == "fedgta" else {}
                 columns = {"data.dataset": dataset, "algorithm": method, **options, "seed": str(seed)}
-                figures = {
-                    "served.best.test": value, "served.best.val": value + 0.01, "seconds.round_median": 0.5,
-                    "bytes.up_per_client_round": 2048.0, "rounds": 10.0,
-                }  # fmt: skip
-                found.append(Row(columns, figures, f"runs/{dataset}-{method}-{seed}"))
+                scores = {TEST: value, "served.best.val": value + 0.01}
+                costs = {"seconds.round_median": 0.5, "bytes.up_per_client_round": 2048.0, "rounds": 10.0}
+                found.append(Row(columns, {**scores, **costs}, f"runs/{dataset}-{method}-{seed}"))
     found[-1] = Row(found[-1].columns, {}, found[-1].run, "failed", "no luck")
     return found
 
 
 def values(of: list[Row], dataset: str, method: str) -> list[float]:
-    return [
-        row.figures["served.best.test"]
-        for row in of
-        if row.figures and row.columns["data.dataset"] == dataset and row.columns["algorithm"] == method
-    ]
+    own = {"data.dataset": dataset, "algorithm": method}
+    return [row.figures[TEST] for row in of if row.figures and own.items() <= row.columns.items()]
 
 
 def test_spreads_by_numpy() -> None:
     data = [0.3, 0.9, 0.4, 0.45, 0.2]
-    mean = spread_of(data, "mean")
+    mean, middle = spread_of(data, "mean"), spread_of(data, "median")
     assert mean is not None
-    assert (mean.middle, mean.low, mean.runs) == (pytest.approx(np.mean(data)), pytest.approx(np.std(data, ddof=1)), 5)
-    middle = spread_of(data, "median")
     assert middle is not None
+    assert (mean.middle, mean.low) == (pytest.approx(np.mean(data)), pytest.approx(np.std(data, ddof=1)))
     assert [middle.low, middle.middle, middle.high] == pytest.approx(np.quantile(data, [0.25, 0.5, 0.75]))
-    for statistic in ("mean", "median"):
-        alone = spread_of([0.3], statistic)  # type: ignore[arg-type]
+    for alone in (spread_of([0.3], "mean"), spread_of([0.3], "median")):
         assert alone is not None
         assert (alone.middle, alone.low, alone.high) == (0.3, None, None)
     assert spread_of([], "mean") is None
 
 
-def test_groups_differ_in_more_than_seeds() -> None:
-    found = grouped(rows())
-    assert [(group.columns["data.dataset"], group.columns["algorithm"], len(group.rows)) for group in found] == [
+def test_groups_and_their_baselines() -> None:
+    groups = grouped(rows())
+    assert [(group.columns["data.dataset"], group.columns["algorithm"], len(group.rows)) for group in groups] == [
         (dataset, method, 4) for dataset in ("cora", "pubmed") for method in METHODS
     ]
-    assert varied(found) == ["data.dataset", "algorithm", "algorithm.eps"]
-    assert varied(found[:1]) == []
-
-
-def test_the_paired_test_by_scipy() -> None:
-    of = rows()
-    groups = {(group.columns["data.dataset"], group.columns["algorithm"]): group for group in grouped(of)}
-    p = paired_p(groups["cora", "fedgta"], groups["cora", "fedavg"], "served.best.test")
-    assert p == pytest.approx(stats.ttest_rel(values(of, "cora", "fedgta"), values(of, "cora", "fedavg")).pvalue)
-    # Of the failed seed there is no pair.
-    p = paired_p(groups["pubmed", "local"], groups["pubmed", "fedavg"], "served.best.test")
-    assert p == pytest.approx(stats.ttest_rel(values(of, "pubmed", "local"), values(of, "pubmed", "fedavg")[:3]).pvalue)
-    assert paired_p(groups["cora", "local"], groups["cora", "local"], "served.best.test") is None
-    few = grouped(rows(1, ("cora",)))
-    assert paired_p(few[0], few[1], "served.best.test") is None
-
-
-def test_the_baseline_differs_in_its_own_keys_alone() -> None:
-    groups = grouped(rows())
+    assert varied(groups) == ["data.dataset", "algorithm", "algorithm.eps"]
+    assert varied(groups[:1]) == []
     for group in groups:
         other = baseline_of(group, groups, {"algorithm": "fedavg"})
         assert other is not None
@@ -89,18 +72,28 @@ def test_the_baseline_differs_in_its_own_keys_alone() -> None:
     assert baseline_of(groups[0], groups, {"algorithm": "fedprox"}) is None
 
 
+def test_the_paired_test_by_scipy() -> None:
+    of = rows()
+    groups = {(group.columns["data.dataset"], group.columns["algorithm"]): group for group in grouped(of)}
+    p = paired_p(groups["cora", "fedgta"], groups["cora", "fedavg"], TEST)
+    assert p == pytest.approx(stats.ttest_rel(values(of, "cora", "fedgta"), values(of, "cora", "fedavg")).pvalue)
+    # Of the failed seed there is no pair.
+    p = paired_p(groups["pubmed", "local"], groups["pubmed", "fedavg"], TEST)
+    assert p == pytest.approx(stats.ttest_rel(values(of, "pubmed", "local"), values(of, "pubmed", "fedavg")[:3]).pvalue)
+    assert paired_p(groups["cora", "local"], groups["cora", "local"], TEST) is None
+    few = grouped(rows(1, ("cora",)))
+    assert paired_p(few[0], few[1], TEST) is None
+
+
 def test_a_table_with_everything() -> None:
     of = rows()
     table = table_of(of, Layout(against=(("algorithm", "fedavg"),)))
-    assert table.heads == (
-        "data.dataset", "algorithm", "algorithm.eps", "runs", "served.best.val", "served.best.test",
-        "seconds.round_median", "bytes.up_per_client_round",
-    )  # fmt: skip
+    keys, costs = ("data.dataset", "algorithm", "algorithm.eps"), ("seconds.round_median", "bytes.up_per_client_round")
+    assert table.heads == (*keys, "runs", "served.best.val", TEST, *costs)
     cora = values(of, "cora", "fedgta")
     p = stats.ttest_rel(cora, values(of, "cora", "fedavg")).pvalue
-    said = f"{100 * np.mean(cora):.2f} ± {100 * np.std(cora, ddof=1):.2f} (p {p:.3f})"
     assert table.rows[1][:4] == ("cora", "fedgta", "0.5", "4")
-    assert table.rows[1][5] == said
+    assert table.rows[1][5] == f"{100 * np.mean(cora):.2f} ± {100 * np.std(cora, ddof=1):.2f} (p {p:.3f})"
     assert (table.rows[0][2], *table.rows[0][6:]) == ("-", "0.500 ± 0.000", "2.0 KiB")
     assert "(p" not in table.rows[0][5]
     assert [row[3] for row in table.rows] == ["4"] * 5 + ["3"]
@@ -112,36 +105,33 @@ def test_a_table_with_everything() -> None:
 
 def test_values_of_a_key_as_columns() -> None:
     of = rows()
-    layout = Layout(("served.best.test",), ("algorithm",), "data.dataset", "median")
-    table = table_of(of, layout)
+    table = table_of(of, Layout((TEST,), ("algorithm",), "data.dataset", "median"))
     assert table.heads == ("algorithm", "runs", "cora", "pubmed")
-    assert [row[0] for row in table.rows] == list(METHODS)
-    assert [row[1] for row in table.rows] == ["4/4", "4/4", "4/3"]
+    assert [row[:2] for row in table.rows] == list(zip(METHODS, ("4/4", "4/4", "4/3")))
     low, middle, high = 100 * np.quantile(values(of, "pubmed", "local"), [0.25, 0.5, 0.75])
     assert table.rows[2][3] == f"{middle:.2f} [{low:.2f}, {high:.2f}]"
     assert table.best == {(row, 3) for row in range(3)}
 
 
+def test_any_number_of_a_summary() -> None:
+    table = table_of(rows(2, ("cora",)), Layout(("rounds", "bytes.up_per_client_round")))
+    assert [row[-2:] for row in table.rows] == [("10.000 ± 0.000", "2.0 KiB")] * 2 + [("10.000", "2.0 KiB")]
+    assert "no run is finished" in table_of([Row({"a": "1"}, state="failed")], Layout()).text()
+
+
 @pytest.mark.parametrize(
-    ("layout", "line"),
+    ("layout", "places", "says"),
     [
-        (Layout(("served.best.tets",)), r"^--figure served\.best\.tets: no run has it; there are served\.best\.test"),
-        (
-            Layout(rows=("train.lr",)),
-            r"^train\.lr: runs do not differ in this key; they do in data\.dataset, algorithm",
-        ),
-        (Layout(columns="x"), r"^x: runs do not differ"),
-        (Layout(against=(("algorithm", "fedprox"),)), r"^--against: no finished runs have algorithm fedprox"),
-        (Layout(rows=("algorithm",)), r"^--rows: combinations that differ in data\.dataset would share a cell"),
+        (Layout(("served.best.tets",)), [], "--figure served.best.tets: no run has it; there are served.best.test"),
+        (Layout(rows=("train.lr",)), ["train.lr"], "they do in data.dataset, algorithm"),
+        (Layout(columns="x"), ["x"], ""),
+        (Layout(against=(("algorithm", "fedprox"),)), ["--against"], "no finished runs have algorithm fedprox"),
+        (Layout(rows=("algorithm",)), ["--rows"], "combinations that differ in data.dataset would share a cell"),
     ],
 )
-def test_table_unknown_figure_or_key_is_refused(layout: Layout, line: str) -> None:
-    with pytest.raises(ShoalError, match=line):
+def test_table_unknown_figure_or_key_is_refused(layout: Layout, places: list[str], says: str) -> None:
+    with refused(*places, says=says):
         table_of(rows(), layout)
-
-
-def test_table_without_finished_runs_has_a_note() -> None:
-    assert "no run is finished" in table_of([Row({"a": "1"}, state="failed")], Layout()).text()
 
 
 WIDE = TextTable(
@@ -154,46 +144,33 @@ WIDE = TextTable(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [None, 200, 80, 60, 20])
-def test_no_cell_is_cut_at_any_width(width: int | None) -> None:
+@pytest.mark.parametrize(("width", "blocks"), [(None, 1), (200, 1), (80, 1), (60, 2), (20, 0)])
+def test_no_cell_is_cut_at_any_width(width: int | None, blocks: int) -> None:
     lines = WIDE.text(width).splitlines()
     assert (lines[0], lines[-1]) == ("a title", "a note")
     if width is not None and width > 20:
         assert max(map(len, lines)) <= width
     text = " ".join(lines)
-    for cell in (cell for row in WIDE.rows for cell in row if cell != "-"):
-        assert cell in text
-    for head in WIDE.heads:
-        assert head in text
-    assert "82.00 ± 1.40*" in text
-    assert "80.11 ± 0.30*" in text
-    blocks = sum(line.startswith("algorithm  ") for line in lines)
-    assert blocks == {None: 1, 200: 1, 80: 1, 60: 2, 20: 0}[width]
+    cells = [cell for row in (WIDE.heads, *WIDE.rows) for cell in row if cell != "-"]
+    assert not [cell for cell in (*cells, "82.00 ± 1.40*", "80.11 ± 0.30*") if cell not in text]
+    assert sum(line.startswith("algorithm  ") for line in lines) == blocks
 
 
+LONG = "fedgta on cora, 10 clients, seed 0: 81.23 % served, as long as a line of it is"
 LISTED = TextTable(
     ("kind", "name", "age", "what"),
-    (
-        (
-            "run",
-            "papers-01234567",
-            "3 h",
-            "fedgta on cora, 10 clients, seed 0: 81.23 % served, as long as a line of it is",
-        ),
-        ("store", "cora-89abcdef", "12 min", "cora"),
-    ),
+    (("run", "papers-01234567", "3 h", LONG), ("store", "cora-89abcdef", "12 min", "cora")),
     4,
 )
 
 
-@pytest.mark.parametrize("width", [None, 200, 80, 60, 25])
-def test_text_last_text_is_wrapped_to_the_width(width: int | None) -> None:
+@pytest.mark.parametrize(("width", "count"), [(None, 3), (200, 3), (80, 4), (60, 5), (25, 9)])
+def test_text_last_text_is_wrapped_to_the_width(width: int | None, count: int) -> None:
     lines = LISTED.text(width).splitlines()
-    assert len(lines) == {None: 3, 200: 3, 80: 4, 60: 5, 25: 9}[width]
+    assert len(lines) == count
     if width is not None and width > 25:
         assert max(map(len, lines)) <= width
-    words = [word for row in LISTED.rows for word in " ".join(row).split()]
-    assert not [word for word in words if word not in " ".join(lines)]
+    assert not [word for row in LISTED.rows for word in " ".join(row).split() if word not in " ".join(lines)]
     if width == 80:
         assert lines[1].endswith("3 h     fedgta on cora, 10 clients, seed 0: 81.23 %")
         assert lines[2].split() == ["served,", "as", "long", "as", "a", "line", "of", "it", "is"]
@@ -206,6 +183,7 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     assert markdown[2] == "| algorithm | dataset | served.best.val | served.best.test | seconds |"
     assert [part[0] + part[-1] for part in markdown[3].strip("|").split("|")] == [":-", ":-", "-:", "-:", "-:"]
     assert markdown[5] == "| fedgta & co_1 | cora | **82.00 ± 1.40** | - | 1.250 |"
+    assert r"a\|b" in TextTable(("x", "y"), (("a|b", "1"),), 1).markdown()
     latex = " ".join(WIDE.latex().split())
     assert r"\begin{tabular}{llrrr}" in latex
     assert r"fedgta \& co\_1 & cora & \textbf{82.00 $\pm$ 1.40} & - & 1.250 \\" in latex
@@ -215,10 +193,42 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     assert list(csv.reader(io.StringIO(WIDE.csv()))) == [list(WIDE.heads), *map(list, WIDE.rows)]
 
 
-def test_markdown_escapes_bars() -> None:
-    assert r"a\|b" in TextTable(("x", "y"), (("a|b", "1"),), 1).markdown()
+# Prints a table for each line that it is sent.
+PRINTER = """
+import sys
+from shoal.engine.studies.study_table import on_screen
+from shoal.engine.studies.text_table import TextTable
+heads = ("algorithm", *(f"figure number {number}" for number in range(6)))
+rows = tuple((name, *(f"{number}.25 ± 0.{number}" for number in range(6))) for name in ("fedavg", "fedgta"))
+for _ in sys.stdin:
+    print(on_screen(TextTable(heads, rows, 1)), end="", flush=True)
+    print("end", flush=True)
+"""
 
 
-def test_any_number_of_a_summary(tmp_path: Any) -> None:
-    table = table_of(rows(2, ("cora",)), Layout(("rounds", "bytes.up_per_client_round")))
-    assert [row[-2:] for row in table.rows] == [("10.000 ± 0.000", "2.0 KiB")] * 2 + [("10.000", "2.0 KiB")]
+def widest(text: str) -> int:
+    assert all(text.count(f"{number}.25 ± 0.{number}") == 2 for number in range(6)), "no cell is cut or lost"
+    return max(map(len, text.splitlines()))
+
+
+def test_as_wide_as_the_terminal_or_as_the_table() -> None:
+    command = [sys.executable, "-c", PRINTER]
+    whole = widest(subprocess.run(command, cwd=ROOT, input="\n", capture_output=True, text=True, check=True).stdout)
+    assert whole > 80
+    ours, theirs = os.openpty()
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=theirs, text=True, bufsize=1)
+    assert process.stdin is not None
+    lines = os.fdopen(ours, encoding="utf-8", newline="\n")
+    found = {}
+    for columns in (60, 80, 200):
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        process.stdin.write("\n")
+        text = ""
+        while (line := lines.readline().rstrip("\r\n")) != "end":
+            text += line + "\n"
+        found[columns] = widest(text)
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert found[60] <= 60 < found[80] <= 80 < found[200] == whole

@@ -13,6 +13,8 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import yaml
+from support.errors import refused
+from support.failing_method import failing
 from support.small_runs import small_run
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
@@ -22,23 +24,8 @@ from shoal.engine.records.run_folder import SUMMARY, read_summary, started
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import SHOAL, Sweep, show_sweep_plan, span
 from shoal.engine.studies.sweep_folder import read_rows, run_title, title_of
-from shoal.storage.errors import ShoalError
 
-# A method of one's own that fails in round 2 where its key says so.
-MOODY = """
-from dataclasses import dataclass
-from shoal.algorithms.methods.fedavg import FedAvg
-
-@dataclass(frozen=True)
-class Moody(FedAvg):
-    fails: bool = False
-
-    def upload(self, client, received, phase):
-        if self.fails and client.info.client == 1:
-            raise RuntimeError("no luck")
-        return super().upload(client, received, phase)
-"""
-# One whose rounds after the first take their time, as long as a file is there.
+# A method whose rounds after the first take their time, as long as a file is there.
 SLOW = """
 import time
 from dataclasses import dataclass
@@ -132,65 +119,44 @@ def test_a_title_is_the_name_of_a_file(columns: dict[str, str], title: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("axes", "line"),
+    ("axes", "places", "says"),
     [
-        (["participation.ratio=0.5,2.0"], "participation.ratio"),
-        (["algorithm=fedavg,fedprox,locl"], "'locl' is unknown"),
-        (["algorithm=fedavg,fedgta{epz:0.5}"], "epz"),
-        (["model=sgc,gcn{hidden:true}"], r"model\.hidden: must be of type int"),
-        (["data.dataset=sbm,sbmm"], "sbmm"),
-        (["rounds=2,3", "engine.threads=1,2"], None),
-        (["rounds=2,3", "engine.hosts=1,2"], "are one run; leave one of them out of the sweep"),
+        (["participation.ratio=0.5,2.0"], ["participation.ratio"], ""),
+        (["algorithm=fedavg,fedprox,locl"], ["algorithm.name"], "'locl' is unknown"),
+        (["algorithm=fedavg,fedgta{epz:0.5}"], ["algorithm.epz"], ""),
+        (["model=sgc,gcn{hidden:true}"], ["model.hidden"], ""),
+        (["data.dataset=sbm,sbmm"], ["data.dataset"], "'sbmm'"),
+        (["rounds=2,3", "engine.hosts=1,2"], [], "are one run; leave one of them out of the sweep"),
     ],
 )
 def test_a_wrong_combination_stops_before_the_first_run(
-    config: str, tmp_path: Path, axes: list[str], line: str | None
+    config: str, tmp_path: Path, axes: list[str], places: list[str], says: str
 ) -> None:
-    if line is None:
-        assert len(Sweep(Study(config, tuple(axes))).rows) == 4
-    else:
-        with pytest.raises(ShoalError, match=line):
-            Sweep(Study(config, tuple(axes)))
+    with refused(*places, says=says):
+        Sweep(Study(config, tuple(axes)))
     assert not (tmp_path / "runs").exists()
+    assert len(Sweep(Study(config, ("rounds=2,3", "engine.threads=1,2"))).rows) == 4
 
 
-def test_sweep_failed_run_is_a_row(
+def test_sweep_failed_run_is_a_row_alone_and_in_parallel(
     config: str, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    method = tmp_path / "moody.py"
-    method.write_text(MOODY)
-    axis = f"algorithm=fedavg,{method}:Moody{{fails:true,false}}"
-    assert status("sweep", config, axis) == 1
+    """One fails, the others are the same to the bit at once and one after another; finished ones are not run again."""
+    axis = f"algorithm=fedavg,{failing(tmp_path)}{{kind:raises,never,client:1}}"
+    assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}") == 1
     out, err = capsys.readouterr()
     assert "[3/3" in err
     assert "failed: round 1, client 1: " in err
     assert "Traceback" not in err
-    lines = [line for line in out.splitlines() if line.startswith("failed: ")]
-    assert len(lines) == 1
-    assert "no luck" in lines[0]
-    assert "algorithm.fails true" in lines[0]
-    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
-    rows = read_rows(folder)
-    assert [row.state for row in rows] == ["finished", "failed", "finished"]
-    assert "no luck" in rows[1].error
-    assert [row["error"] for row in json.loads((folder / "table.json").read_text())] == ["", rows[1].error, ""]
-    # It is tried again, and what is finished is not.
-    stamp = (rows[0].path / METRICS).stat().st_mtime_ns
-    assert status("sweep", config, axis) == 1
-    assert (rows[0].path / METRICS).stat().st_mtime_ns == stamp
-
-
-def test_sweep_parallel_equals_sequential(config: str, tmp_path: Path, status: Callable[..., int]) -> None:
-    """One fails, the others are those of one after another, to the bit; finished ones are not run again."""
-    method = tmp_path / "moody.py"
-    method.write_text(MOODY)
-    axis = f"algorithm=fedavg,{method}:Moody{{fails:true,false}}"
-    alone = tmp_path / "alone"
-    assert status("sweep", config, axis, f"run.root={alone}") == 1
+    (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
+    assert "no luck" in line
+    assert "algorithm.kind raises" in line
     assert status("sweep", config, axis, "--at-once", "2") == 1
-    (one,), (other,) = (list((root / "sweeps").iterdir()) for root in (alone, tmp_path / "runs"))
+    (one,), (other,) = (list((tmp_path / root / "sweeps").iterdir()) for root in ("alone", "runs"))
     first, second = read_rows(one), read_rows(other)
     assert [row.state for row in second] == ["finished", "failed", "finished"]
+    assert "no luck" in second[1].error
+    assert [row["error"] for row in json.loads((other / "table.json").read_text())] == ["", second[1].error, ""]
     for before, after in zip(first, second):
         assert (before.state, before.error) == (after.state, after.error)
         files = [row.path / "checkpoints" / "round-000003" / "state.safetensors" for row in (before, after)]
@@ -281,10 +247,3 @@ def test_the_plan_writes_nothing(config: str, tmp_path: Path, capsys: pytest.Cap
     assert lines[1].split() == ["seed", "0", "finished", "-"]
     # As long as the one that is finished.
     assert lines[2].split() == ["seed", "1", "to", "run", *span(read).split()]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.2, "0 s"), (89, "89 s"), (91, "2 min"), (3600, "60 min"), (7200, "2.0 h")]
-)
-def test_times_as_people_say_them(seconds: float, said: str) -> None:
-    assert span(seconds) == said
