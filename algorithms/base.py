@@ -11,7 +11,8 @@ from torch import Tensor
 from shoal.algorithms.client import Client
 from shoal.algorithms.context import Context
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree, Upload
+from shoal.algorithms.protocol import MODEL, Ask, Mix, Tree, Upload
+from shoal.algorithms.protocol import Replies as Replies  # for methods, which import from here
 from shoal.algorithms.train_options import TrainOptions
 
 Requests = Generator[Ask | Mix, Any, None]
@@ -36,24 +37,22 @@ class Trainer(Protocol):
         """Trains one of a client's models in place; returns the mean loss of the last epoch, NaN without rows.
 
         Args:
-            client: The client.
+            client: Whose model it is.
             received: The value of `receive`, passed to the loss.
-            model: Name of the model.
-            loss: Loss of a batch; None: the method's `loss`.
+            model: Its name.
+            loss: Of a batch; None: the method's `loss`.
             term: Gives a scalar that every step adds to the loss, for terms that read more than the batch.
         """
-        ...
 
     def optimizer(self, client: Client, model: str = MODEL) -> AbstractContextManager[torch.optim.Optimizer]:
         """The optimizer of one of a client's models, with its moments, for a method's own training loop."""
-        ...
 
 
 class Algorithm:
     """A federated method; a subclass is a frozen dataclass of its hyper-parameters.
 
-    Server hooks: `setup`, `round`, `global_model`. Client hooks: `receive`, `train`, `loss`, `upload`, `predict`. Both
-    read `models`. A method needs `round`, every other hook has a default.
+    Server hooks: `setup`, `round`, `global_model`. Client hooks: `receive`, `train`, `loss`, `upload`, `predict`;
+    downloads and inboxes are read-only. Both read `models`. A method needs `round`, every other hook has a default.
 
     Attributes:
         centralized: Trains one client that holds the graph with all edges.
@@ -73,14 +72,11 @@ class Algorithm:
     supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED}
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
-        """The models of every client, by the names that the method gives them.
+        """The models of every client by name: None is the one of the config's `model`.
 
-        None stands for the model that the config's `model` gives to the client. Anything else is written as in a
-        config, as in `{"name": "sgc", "hidden": 64}`, and is the same model at every client.
+        Anything else is written as in a config, as in `{"name": "sgc", "hidden": 64}`, the same for all clients.
         """
         return {MODEL: None}
-
-    # Server hooks.
 
     def setup(self, ctx: Context) -> Tree:
         """The server's state before the first round."""
@@ -98,16 +94,11 @@ class Algorithm:
         """
         return {}
 
-    # Client hooks; downloads and inboxes are read-only.
-
     def receive(self, client: Client, down: Tree) -> Received:
-        """Applies a download (and the inbox) to the client, before it trains or is evaluated.
+        """Applies a download (and the inbox) to the client; returns what the hooks below read of it, in any form.
 
-        Before an evaluation the download is the value of `global_model`, or empty; an empty one leaves the client
-        unchanged.
-
-        Returns:
-            What the hooks below read of the download, in any form; the download itself by default.
+        It runs before the client trains or is evaluated. Before an evaluation the download is the value of
+        `global_model`, or empty; an empty one leaves the client unchanged.
         """
         if "w" in down:
             client.model.borrow(down["w"])
@@ -121,14 +112,7 @@ class Algorithm:
         return trainer.fit(client, received)
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
-        """Training loss of a batch, a scalar.
-
-        Args:
-            out: Output of the model.
-            y: Labels, int64 `[n]`.
-            w: Parameters of the model, `[P]`, differentiable.
-            received: The value of `receive`.
-        """
+        """Training loss of a batch, a scalar, by labels `y`, int64 `[n]`, and parameters `w`, `[P]`, differentiable."""
         return F.cross_entropy(out.logits_NC, y)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
@@ -138,8 +122,7 @@ class Algorithm:
     def predict(self, client: Client, received: Received, part: str) -> Tensor:
         """Scores of the items of `train`, `val`, `test` or of all items (`all`), `[items, C]`; the largest one wins.
 
-        By default the model that the config names predicts. With `data.inductive` the client here has all nodes, while
-        `received` was made from its training nodes.
+        With `data.inductive` the client here has all nodes, while `received` was made from its training nodes.
         """
         return client.model.logits() if part == "all" else client.model.logits_of(part)
 
@@ -156,24 +139,3 @@ def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
     Such clients may train in one batch, or by analytic gradients (`engine.trainer`).
     """
     return not (overrides(method, "train") or overrides(method, "loss"))
-
-
-__all__ = [
-    "Algorithm",
-    "Ask",
-    "Client",
-    "ClientModels",
-    "Context",
-    "Loss",
-    "Mix",
-    "Output",
-    "Received",
-    "Replies",
-    "Requests",
-    "Term",
-    "Trainer",
-    "Tree",
-    "Upload",
-    "overrides",
-    "trains_plainly",
-]

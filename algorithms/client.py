@@ -1,7 +1,6 @@
 """One client during its visit to a host: its sizes, its data, its state, and its models.
 
-The hooks of a method get a `Client`. `ClientModel` is one of its models on its data, and `FlatModel` the host's model
-behind it, whose parameters lie in one vector.
+`ClientModel` is one of its models on its data, and `FlatModel` the host's model behind it.
 """
 
 import copy
@@ -97,7 +96,7 @@ class FlatModel:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Hop numbers that the backbone reads."""
+        """Hops that the backbone reads."""
         return tuple(self.module.inputs)  # type: ignore[arg-type]
 
     @property
@@ -118,15 +117,13 @@ class FlatModel:
 
     @property
     def classifier(self) -> slice:
-        """Where weight and bias of the last linear layer lie in `w`, `[C H + C]`; after them what else it is made of.
+        """Where weight and bias of the last linear layer lie in `w`, `[C H + C]`; after them its `Head.messages`.
 
-        The weight lies row by row, the bias after it. Only where the model has no body, and features are sparse, does
-        it lie column by column. More than these has a classifier that passes messages (`Head.messages`).
+        The weight lies row by row, or column by column where the model has no body and features are sparse.
         """
         weight, bias = self._classifier()
-        before = takewhile(lambda p: p is not weight, self.module.parameters())
-        start = sum(p.numel() for p in before)
-        return slice(start, start + weight.numel() + bias.numel() + sum(p.numel() for p in self._messages()))
+        start = sum(p.numel() for p in takewhile(lambda p: p is not weight, self.module.parameters()))
+        return slice(start, start + sum(p.numel() for p in (weight, bias, *self._messages())))
 
     @property
     def classifies_by_weight(self) -> bool:
@@ -151,21 +148,13 @@ class FlatModel:
         return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
 
     def load(self, w: Tensor) -> None:
-        """Overwrites all parameters, `[P]`.
-
-        Raises:
-            ValueError: They are of another shape.
-        """
+        """Overwrites all parameters, `[P]`; a ValueError where they are of another shape."""
         self.require_shape(w)
         with torch.no_grad():
             self.w.copy_(w)
 
     def require_shape(self, w: Tensor) -> None:
-        """Checks that a vector has the shape of the parameters, `[P]`.
-
-        Raises:
-            ValueError: It has not.
-        """
+        """Raises a ValueError for a vector that has not the shape of the parameters, `[P]`."""
         if w.shape != self.w.shape:
             raise ValueError(f"parameters of shape {list(w.shape)}, the model has {list(self.w.shape)}")
 
@@ -213,8 +202,8 @@ class ClientModel:
     Attributes:
         pattern: The host's model, whatever parameters it has at the moment: for its structure.
         data: View of the client's shard.
-        items: Its graphs, or its pairs of rows, where they are what is predicted, or its rows in an augmented
-            graph (`answer_in`); None: its rows are, in the graph of its shard.
+        items: What is predicted: its graphs, its pairs of rows, its rows in an augmented graph (`answer_in`), or, None,
+            its rows in the graph of its shard.
         random: Seed of a purpose, from (run seed, round, client, model, purpose).
         received: The method replaced the parameters since the client was visited.
     """
@@ -222,18 +211,18 @@ class ClientModel:
     def __init__(self, flat: FlatModel, data: View, random: Callable[[str], int], w: Tensor | None = None) -> None:
         """Begins with borrowed parameters `[P]`, or with those that the host's model has now."""
         self.pattern, self.data, self.random = flat, data, random
-        self.received = False
         # Parameters that the host's model does not have yet, and whether they are the client's own memory.
         self._waiting: Tensor | None = None
         self._is_own = False
+        self._logits: Tensor | None = None
         if w is not None:
-            self._wait(w, is_own=False)
+            self.borrow(w)
+        self.received = False
         self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
         if data.graph_ptr is not None:
             self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
         elif data.pairs is not None:
             self.items = ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
-        self._logits: Tensor | None = None
 
     @property
     def flat(self) -> FlatModel:
@@ -284,14 +273,11 @@ class ClientModel:
         self._replace(w, is_own=True)
 
     def _replace(self, w: Tensor, is_own: bool) -> None:
-        self._wait(w, is_own)
-        self.received = True
-        self._logits = None
-
-    def _wait(self, w: Tensor, is_own: bool) -> None:
         self.pattern.require_shape(w)
         # What travels in half the bytes is computed with as all parameters are.
         self._waiting, self._is_own = w.to(self.pattern.w.dtype), is_own
+        self.received = True
+        self._logits = None
 
     def snapshot(self) -> Tensor:
         """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
@@ -309,8 +295,8 @@ class ClientModel:
     def gathered(self, part: str) -> Inputs:
         """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
-        For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
-        whole graph. Where items are graphs, these graphs alone, and where they are pairs, rows of these alone.
+        A decoupled model reads these rows of its hops, float32, contiguous, kept on the host; a coupled one the whole
+        graph. Where items are graphs or pairs, it reads these alone.
         """
         if self.items is not None:
             return self.items.all() if part == "all" else self.items.part(part)
@@ -366,7 +352,7 @@ class ClientModel:
             return self.flat(inputs)
 
     def forward(self, rows: Tensor) -> Callable[[], Output]:
-        """The model on some items, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        """The model on some items, in its present mode and with gradients; what it reads is drawn once."""
         inputs = self.some(rows)
         return lambda: self.flat(inputs)
 
@@ -400,8 +386,8 @@ class ClientInfo:
         train: Training items: rows, graphs, or pairs of rows.
         classes: Number of classes C of the federation.
         model: Which of the run's models it trains.
-        graphs: Graphs of its shard, where graphs are what is predicted.
-        pairs: Pairs of its rows, where pairs are. Both None: its rows are.
+        graphs: Graphs of its shard, where these are predicted.
+        pairs: Pairs of its rows, where these are predicted.
         domain: Number of the graph that it comes from, where there are several.
     """
 
@@ -433,10 +419,9 @@ class Client:
         info: Sizes.
         data: View of its shard.
         models: Its models by the names that the method gives them.
-        state: What the client keeps between rounds, a private copy. Parameters and moments of models are kept by the
-            engine, under the names of `parameters_key` and `moments_key`; anything else is the method's.
-        inbox: Results of `Mix` addressed to it since its last visit, read-only; kept until a newer one takes its
-            place.
+        state: What the client keeps between rounds, a private copy. The engine keeps parameters and moments of models
+            under `parameters_key` and `moments_key`; anything else is the method's.
+        inbox: Results of `Mix` addressed to it since its last visit, read-only, until newer ones replace them.
         random: Seed of a purpose, from (run seed, round, client, purpose).
     """
 
@@ -453,7 +438,7 @@ class Client:
         return self.models[MODEL]
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A separate random stream for every purpose of a visit."""
+        """A random stream for a purpose of the visit."""
         return generator_on(self.data.device).manual_seed(self.random(purpose))
 
 

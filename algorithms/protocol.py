@@ -1,9 +1,9 @@
 """The protocol between a federated method and the engine.
 
 The server's part of a round is one generator. It yields an `Ask` (run a phase on clients and come back with their
-`Replies`) or a `Mix` (multiply what clients uploaded and the engine holds by a matrix), as often as it likes: once for
-FedAvg, a hundred times for split learning. Server state and client state are values (`Tree`); the engine ships,
-counts, checkpoints and replays them and knows no method by name.
+`Replies`) or a `Mix` (multiply what clients uploaded and the engine holds by a matrix), as often as it likes. Server
+state and client state are values (`Tree`); the engine ships, counts, checkpoints and replays them and knows no method
+by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class Ask:
         score: Where they train and an evaluation is due, they are evaluated as `trained` after it: not so in a phase
             that is followed by another one of their training.
         score_with: What evaluation as `trained` reads besides a client's state, by `Algorithm.receive`, as a part of
-            the model that never leaves the server. It is no message of the method and does not count as sent.
+            the model that never leaves the server; it does not count as sent.
     """
 
     phase: str

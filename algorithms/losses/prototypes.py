@@ -62,7 +62,7 @@ def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Prototypes with Gaussian noise on a random `share` of the dimensions, the same ones for all.
 
     The standard deviation is that of the prototype's own entries: FedPG's "+10 % noise" names neither distribution nor
-    scale. A share of 0 returns the prototypes.
+    scale.
     """
     width = proto.shape[-1]
     chosen = torch.randperm(width, generator=generator)[: round(share * width)]

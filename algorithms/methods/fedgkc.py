@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Replies, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Requests, Trainer, Tree, Upload
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
-from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.algorithms.protocol import MODEL, Reduce, Replies
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -36,7 +36,6 @@ class Shares(NamedTuple):
 
     @property
     def taught(self) -> bool:
-        """Whether the two models teach each other at all."""
         return bool(self.neighbours or self.scores)
 
 
@@ -55,14 +54,12 @@ class FedGKC(WithCopilot):
     w_k = (N_k / sum N + P_k / sum P) / 2, P_k being what the copilot of k knows after training (KAMA, eqs. 6 to 12, see
     `knowledge`; at least 0.001, since it may be negative).
 
-    Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. An absent client keeps both models; one
-    that comes back overwrites its copilot. A client without training rows has no CE and is taught all the same.
-    alpha = 1 without self distillation trains the own model as Local, to the bit with `engine.trainer: autograd`.
+    Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. A client without training rows has no CE
+    and is taught all the same. alpha = 1 without self distillation trains the own model as Local, to the bit with
+    `engine.trainer: autograd`.
 
-    Where the paper is silent or runs away: equation 1 divides by the degree (`neigh_norm: sum` is literal); distances
-    of the self distillation are of rows of length one (`self_mse: raw` is literal, and lets embeddings grow without
-    bound); all answers are of training mode, embeddings before the classifier's dropout; the copilot's optimizer is
-    kept (`train.opt_state`); steps alternate by epoch.
+    Where the paper is silent: all answers are of training mode, embeddings before the classifier's dropout; the
+    copilot's optimizer is kept (`train.opt_state`); steps alternate by epoch.
 
     Attributes:
         alpha: Weight of the labels; the paper recommends 0.6 to 0.7.
@@ -71,7 +68,8 @@ class FedGKC(WithCopilot):
         mutual: `full`; `scores`: without the neighbourhood, the other weights staying; `none`: there is no copilot and
             nothing is sent.
         self_distillation: Equation 4.
-        self_mse: Distance of embeddings in equation 4: rows of length one (`unit`) or as they are (`raw`).
+        self_mse: Distance of embeddings in equation 4: rows of length one (`unit`), or as they are (`raw`, as in the
+            paper), which lets embeddings grow without bound.
         self_detach: The weak view is a teacher: it gets no gradient.
         weak: Share of the edges, and of the features, that the weak view lacks; the paper gives none.
         strong: The same of the strong view.
@@ -114,8 +112,6 @@ class FedGKC(WithCopilot):
     def models(self) -> Mapping[str, Mapping[str, object] | None]:
         return {MODEL: None} if self.mutual == "none" else super().models()
 
-    # The server.
-
     def setup(self, ctx: Context) -> Tree:
         if self.mutual == "none":
             return {}
@@ -136,8 +132,10 @@ class FedGKC(WithCopilot):
         shared = {"w": server["w"]}
         if self.ramp:
             shared["ramp"] = torch.tensor(min(ctx.round / self.ramp, 1.0))
-        kept = {"nodes": Reduce.STACK, "knowledge": Reduce.STACK} if self.weights == "kama" else {"nodes": Reduce.STACK}
-        got = yield Ask("train", {"w": Reduce.MIX, **kept}, shared=shared)
+        up = {"w": Reduce.MIX, "nodes": Reduce.STACK}
+        if self.weights == "kama":
+            up["knowledge"] = Reduce.STACK
+        got = yield Ask("train", up, shared=shared)
         # Clients without a node have no weight.
         if got.ids and got["nodes"].any():
             server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
@@ -155,8 +153,6 @@ class FedGKC(WithCopilot):
             ctx.notes["knowledge"] = float(known_B.mean())
             ctx.notes["clamped"] = float((known_B < LEAST_KNOWLEDGE).double().mean())
         return weight_B
-
-    # The clients.
 
     def receive(self, client: Client, down: Tree) -> Shares:
         super().receive(client, down)
@@ -181,29 +177,31 @@ class FedGKC(WithCopilot):
             trainer.fit(client, received, COPILOT)
         if not received.taught and not self.self_distillation:
             return trainer.fit(client, received)
-        losses: dict[str, JointLoss] = {}
-        if received.taught:
-            losses[COPILOT] = lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL)
         views = GraphViews(client.model, client.rng("views")) if self.self_distillation else None
 
         def own_loss(outputs: Outputs) -> Tensor:
             taught = self._taught(client, received, outputs, MODEL, COPILOT)
             return taught if views is None else taught + self._self_distilled(client, views)
 
+        losses: dict[str, JointLoss] = {}
+        if received.taught:
+            losses[COPILOT] = lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL)
         losses[MODEL] = own_loss
         return train_jointly(client, trainer, losses)[MODEL]
 
     def _taught(self, client: Client, received: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
         """Equations 2 and 3."""
         own = outputs[learner]
+
+        def from_neighbours() -> Tensor:
+            z_NH = outputs[teacher].embedding_NH
+            return distilled_from_neighbours(client.data, z_NH, own.embedding_NH, self.neigh_norm)
+
         return weighted_sum(
             (received.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
-            (received.neighbours, lambda: self._from_neighbours(client.data, outputs[teacher], own)),
+            (received.neighbours, from_neighbours),
             (received.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
         )
-
-    def _from_neighbours(self, data: View, teacher: Output, own: Output) -> Tensor:
-        return distilled_from_neighbours(data, teacher.embedding_NH, own.embedding_NH, self.neigh_norm)
 
     def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
         """Equation 4."""
@@ -229,17 +227,10 @@ def knowledge(
 ) -> float:
     """Pcal: the mean over nodes of strength + clarity - smoothing * smoothness; it may be negative, 0 without nodes.
 
-    With p = softmax(logits): the strength is max p (eq. 7); the clarity by how much it exceeds the others; the
-    smoothness the mean cosine of a node's p with those of its neighbours, 0 for a node without any. Uniform p give
-    1/C - (C - 2) / (C (C - 1)) = 1/(C (C - 1)) less smoothing times the share of nodes that have neighbours.
-
-    Args:
-        data: The client's graph.
-        logits_NC: Scores of all nodes.
-        smoothing: Lambda, the weight of the smoothness.
-        clarity: `literal`, as eq. 8 is written: (max p - sum of the others) / (C - 1); `margin_mean`: max p - mean of
-            the others.
-        terms: What is counted.
+    With p = softmax(logits): the strength is max p (eq. 7). The clarity is by how much it exceeds the others:
+    `literal`, as eq. 8 is written, (max p - sum of the others) / (C - 1), or `margin_mean`, max p - mean of the others.
+    The smoothness is the mean cosine of a node's p with those of its neighbours, 0 for a node without any; `smoothing`
+    is its lambda.
     """
     p_NC = logits_NC.softmax(1)
     others = max(p_NC.shape[1] - 1, 1)

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
-from shoal.algorithms.losses.prototypes import class_means, direction, unit
+from shoal.algorithms.losses.prototypes import direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.body import as_layer, body_of, joined
-from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings
+from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings, training_means
 from shoal.algorithms.methods.shared.requirements import require_body, require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
 
@@ -53,7 +53,7 @@ def _turned(width: int, generator: torch.Generator) -> Tensor:
 class FedNH(FedAvg):
     """FedNH (Dai et al., AAAI 2023): bodies are averaged, and the classifier W, `[C, H]`, has rows of length one.
 
-    W starts as `losses.spread` has it, where the paper searches for the best directions. Scores of an embedding z are
+    W starts by `spread`, where the paper searches for the best directions. Scores of an embedding z are
     scale * cos(z, W_c); a client trains its body on their cross-entropy, W held fixed. Then it sends
     mu_ic = unit(mean of unit(z_v)) over its n_ic training rows of class c, in evaluation mode, and
 
@@ -112,15 +112,10 @@ class FedNH(FedAvg):
         return F.cross_entropy(self._scores(out.embedding_NH, received), y)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        means_CH, counts_C = class_means(
-            unit(training_embeddings(client)), client.data.train_label, client.info.classes
-        )
+        means_CH, counts_C = training_means(client, unit(training_embeddings(client)))
         rows = rows_upload(unit(means_CH), counts_C)
-        return Upload(
-            {"w": body_of(client.model.flat), **rows.entries},
-            {"w": self.weight_of(client), **rows.weight},
-            rows.upload_bytes,
-        )
+        entries = {"w": body_of(client.model.flat), **rows.entries}
+        return Upload(entries, {"w": self.weight_of(client), **rows.weight}, rows.upload_bytes)
 
     def predict(self, client: Client, received: Tensor | None, part: str) -> Tensor:
         model = client.model

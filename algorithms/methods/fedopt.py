@@ -30,7 +30,7 @@ class FedOPT(FedAvg):
     - `yogi`: v <- v - (1 - beta2) d^2 sign(v - d^2)
     - `adagrad`: v <- v + d^2
     - `momentum`: m <- momentum m + d and w <- w + eta m, which FGGP's code calls FedOpt (eta 0.5, momentum 0.9, clients
-      weighed `uniform`). In the long run its steps are eta / (1 - momentum) times FedAvg's, five times there.
+      weighed `uniform`)
 
     With `momentum`, eta 1 and momentum 0 it is FedAvg. Messages are FedAvg's; moments stay on the server. A cohort
     without weight leaves model and moments as they are.

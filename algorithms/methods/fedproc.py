@@ -1,7 +1,7 @@
 """FedProc: embeddings are contrasted with the global prototypes first, and classified later."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,15 +11,8 @@ from shoal.algorithms.losses.prototype_losses import contrast
 from shoal.algorithms.methods.fedproto import AveragedRows
 
 
-@dataclass(frozen=True)
-class Contrasted:
-    """What a client receives once two classes have a prototype.
-
-    Attributes:
-        proto_BH: The known prototypes.
-        class_B: Their classes, int64.
-        share: a_t.
-    """
+class Contrasted(NamedTuple):
+    """What a client receives once two classes have a prototype: these, their classes, int64, and a_t."""
 
     proto_BH: Tensor
     class_B: Tensor

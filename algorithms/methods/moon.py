@@ -1,7 +1,7 @@
 """MOON: embeddings are drawn towards those of the received model and away from those of the client's last one."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,14 +16,8 @@ from shoal.storage.errors import ShoalError
 PREVIOUS = "previous"
 
 
-@dataclass(frozen=True)
-class Anchors:
-    """Directions of the embeddings of the rows that are contrasted, of length one, in evaluation mode.
-
-    Attributes:
-        sent_NH: By the model that the client was sent.
-        previous_NH: By the model that it had after its last training.
-    """
+class Anchors(NamedTuple):
+    """Directions of the contrasted rows' embeddings by the model that was sent and by that of the last training."""
 
     sent_NH: Tensor
     previous_NH: Tensor
@@ -77,16 +71,12 @@ class MOON(FedAvg):
     def _anchors(self, client: Client) -> Anchors | None:
         if PREVIOUS not in client.state:
             return None
-        w = client.model.w.clone()
-        sent_NH = unit(self._embeddings(client))
-        client.model.load(client.state[PREVIOUS])
-        previous_NH = unit(self._embeddings(client))
-        client.model.load(w)
+        model, w, inputs = client.model, client.model.w.clone(), client.model.gathered(self.rows)
+        sent_NH = unit(model.output(inputs).embedding_NH)
+        model.load(client.state[PREVIOUS])
+        previous_NH = unit(model.output(inputs).embedding_NH)
+        model.load(w)
         return Anchors(sent_NH, previous_NH)
-
-    def _embeddings(self, client: Client) -> Tensor:
-        """In evaluation mode, `[n, H]`."""
-        return client.model.output(client.model.gathered(self.rows)).embedding_NH
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Anchors | None) -> Tensor:
         plain = super().loss(out, y, w, received)

@@ -26,8 +26,8 @@ class SCAFFOLD(FedAvg):
 
     The distance is K lr times a mean gradient with SGD alone, weight decay within. `gradient` records the mean gradient
     of the loss in its place, which is the same under SGD without momentum and weight decay, and means the same under
-    any optimizer; Adam then rescales the corrected gradient. OpenFGL divides Adam's distance, counts epochs for steps
-    and replaces c by the cohort's mean. Down: w and c, `[P]` each. Up: w_i, the change of c_i, `[P]` each, and n_i.
+    any optimizer; Adam then rescales the corrected gradient. Down: w and c, `[P]` each. Up: w_i, the change of c_i,
+    `[P]` each, and n_i.
 
     Attributes:
         weight: As of FedAvg; the paper's mean is `uniform`.

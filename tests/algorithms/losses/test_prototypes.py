@@ -41,19 +41,6 @@ def test_sparse_rows_have_the_bits_of_dense_ones() -> None:
     assert torch.equal(nothing[0], torch.zeros(3, 30))
 
 
-def test_nothing_to_sum() -> None:
-    sums, counts = class_sums(Z[:0], Y[:0], 3)
-    assert torch.equal(sums, torch.zeros(3, 2))
-    assert counts.tolist() == [0, 0, 0]
-
-
-def test_order_of_nodes_does_not_matter() -> None:
-    generator = torch.Generator().manual_seed(0)
-    z, y = torch.randn(200, 5, generator=generator), torch.randint(4, (200,), generator=generator)
-    order = torch.randperm(200, generator=generator)
-    torch.testing.assert_close(class_means(z[order], y[order], 6)[0], class_means(z, y, 6)[0])
-
-
 def test_sums_are_differentiable() -> None:
     z = Z.double().requires_grad_()
     assert torch.autograd.gradcheck(lambda z: class_means(z, Y, 4)[0], (z,))
@@ -93,13 +80,6 @@ def test_a_message_holds_the_rows_that_exist() -> None:
     assert torch.equal(received[0], proto)
     assert torch.equal(received[1], present)
     assert unpack({}, 3, 4) is None
-
-
-def test_an_empty_message() -> None:
-    received = unpack(pack(torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)), 3)
-    assert received is not None
-    assert torch.equal(received[0], torch.zeros(3, 2))
-    assert not received[1].any()
 
 
 def test_noise_has_the_deviation_of_the_own_entries() -> None:
