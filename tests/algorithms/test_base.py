@@ -1,7 +1,6 @@
 """Defaults of `Algorithm`, and which methods train plainly."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Client, Received, Trainer, Tree, Upload, trains_plainly
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.store.view import View
 
 
@@ -53,17 +50,6 @@ def client(make_view: Callable[..., View], make_client: Callable[..., Client]) -
     return make_client(view, build("mlp", 4, 3, 0, 0.5, {"hidden": 5}))
 
 
-def test_algorithm_defaults_of_the_server_are_empty() -> None:
-    bare: Any = Algorithm()
-    assert (bare.client_models, bare.centralized, bare.reads_embedding) == ("global", False, False)
-    assert bare.supports == {"node", "edge", "graph", "weighted"}
-    assert bare.models() == {MODEL: None}
-    assert bare.setup(None) == {}
-    assert bare.global_model({"w": torch.ones(2)}) == {}
-    with pytest.raises(NotImplementedError):
-        bare.round({}, None, [0])
-
-
 def test_receive_default_borrows_w_and_returns_the_download(client: Client) -> None:
     before, down = client.model.w.clone(), {"anchor": torch.ones(2)}
     assert Algorithm().receive(client, down) is down
@@ -73,23 +59,6 @@ def test_receive_default_borrows_w_and_returns_the_download(client: Client) -> N
     assert Algorithm().receive(client, sent) is sent
     assert torch.equal(client.model.w, sent["w"])
     assert client.model.received
-
-
-def test_train_default_calls_fit(client: Client) -> None:
-    """The trainer records the arguments of `fit`."""
-    calls: list[tuple[Any, ...]] = []
-
-    class Recorder:
-        options = TrainOptions()
-
-        def fit(self, *args: Any, **more: Any) -> float:
-            calls.append((*args, more))
-            return 2.5
-
-    received, recorder = {"x": torch.ones(1)}, Recorder()
-    assert Algorithm().train(client, received, recorder, "train") == 2.5  # type: ignore[arg-type]
-    assert calls == [(client, received, {})]
-    assert Algorithm().upload(client, received, "train") == Upload({}, {}, {})
 
 
 def test_loss_default_is_mean_cross_entropy() -> None:

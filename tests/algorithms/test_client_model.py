@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,16 +45,6 @@ def test_logits_of_a_part_are_rows_of_all(client: Client, part: str) -> None:
     torch.testing.assert_close(client.model.logits_of(part), alone)
 
 
-def test_logits_follow_the_parameters(client: Client) -> None:
-    before = client.model.logits()
-    client.model.load(client.model.w * 0)
-    assert torch.equal(client.model.logits(), torch.zeros_like(before))
-    with torch.no_grad():
-        client.model.w.add_(0.1)
-    client.model.changed()
-    assert not torch.equal(client.model.logits(), torch.zeros_like(before))
-
-
 def test_half_precision_hops_are_widened(make_view: Callable[..., View], make_client: Callable[..., Client]) -> None:
     x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float16)
     client = make_client(make_view(6, [], [0] * 6, [1, 4], 2, x), build("mlp", 4, 2, 0, 0.0, {}))
@@ -63,6 +54,7 @@ def test_half_precision_hops_are_widened(make_view: Callable[..., View], make_cl
 
 
 MakeView, MakeClient = Callable[..., View], Callable[..., Client]
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
 
 
 def make_coupled(name: str, dropout: float = 0.5, **options: object) -> torch.nn.Module:
@@ -200,16 +192,6 @@ def test_all_rows_are_read_where_they_lie_if_they_are_float32(
     assert torch.equal(rows, torch.from_numpy(x).float())
 
 
-def test_what_logits_of_gives_is_computed_once(client: Client) -> None:
-    """After the logits of all rows are known, those of a part are read from them; no row is computed twice."""
-    everything = client.model.logits()
-    assert client.model.logits() is everything
-    everything.fill_(7.0)
-    assert (client.model.logits_of("val") == 7.0).all()
-    client.model.changed()
-    assert not (client.model.logits_of("val") == 7.0).any()
-
-
 def test_a_pass_over_the_whole_graph_is_not_made_twice(graph: View, make_client: MakeClient) -> None:
     client = make_client(graph, make_coupled("gcn"))
     passes: list[object] = []
@@ -308,9 +290,37 @@ def test_alike_nodes_have_their_features_at_every_hop(
     assert torch.equal(client.model(client.model.standalone(x_NF)).logits_NC, expected)
 
 
-def test_alike_has_a_matrix_a_layer(graph: View, make_client: MakeClient) -> None:
-    around = make_client(graph, make_coupled("gcn", layers=3)).model.standalone(graph.x[:6])
-    assert isinstance(around, Neighbourhood)
-    assert len(around.operators) == 3
-    for operator in around.operators:
-        torch.testing.assert_close(operator.to_dense(), torch.eye(6))
+def client_of(view: View, name: str, make_client: Callable[..., Client], **options: Any) -> Client:
+    torch.manual_seed(0)
+    client = make_client(view, build(name, 3, 2, 2, 0.0, {"hidden": 8, **options}))
+    client.model.module.eval()
+    return client
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_alike_are_pairs_of_the_same_features(
+    name: str, make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
+    client = client_of(view, name, make_client)
+    expected = client.model.logits()
+    torch.testing.assert_close(client.model(client.model.standalone(torch.from_numpy(x))).logits_NC, expected[:4])
+
+
+@pytest.mark.parametrize("options", [{}, {"fanouts": [-1, -1]}])
+@pytest.mark.parametrize("name", COUPLED)
+def test_some_rows_are_rows_of_the_whole(
+    name: str, options: dict[str, Any], make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    rng = np.random.default_rng(1)
+    edges = np.argwhere(np.triu(rng.random((15, 15)) < 0.3, 1))
+    view = make_view(15, edges, [0] * 15, [0], 2, rng.standard_normal((15, 3)).astype(np.float32))
+    client = client_of(view, name, make_client, **options)
+    rows = torch.tensor([3, 0, 9])
+    coupled = client.model.coupled
+    assert coupled is not None
+    expected = client.model(all_nodes(view, coupled.operator, 2)).embedding_NH[rows]
+    found = client.model.forward(rows)().embedding_NH
+    assert found.requires_grad
+    torch.testing.assert_close(found, expected)

@@ -35,12 +35,6 @@ def client_of(
     return client_of
 
 
-def test_sizes(client_of: Callable[[str], Client]) -> None:
-    info = client_of("gcn").info
-    assert info.items == 14 < info.nodes
-    assert ClientInfo(0, 30, 2, 4).items == 30
-
-
 @every_model
 def test_all_and_parts(client_of: Callable[[str], Client], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(name)

@@ -13,7 +13,7 @@ from support.plain_fedavg import flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Output, Received, Requests, Trainer, Tree, Upload
-from shoal.algorithms.protocol import Ask, Reduce, Replies, is_moment, moments_key, parameters_key
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
@@ -35,27 +35,6 @@ def inputs(module: nn.Module, view: View, rows: Tensor) -> list[Tensor]:
 
 
 # Words
-
-
-def test_entries_of_a_client_s_state_by_model() -> None:
-    assert parameters_key("copilot") == "copilot.w"
-    assert moments_key("copilot", "exp_avg") == "copilot.opt.exp_avg"
-    assert moments_key("copilot") == "copilot.opt."
-    assert is_moment("model.opt.step")
-    assert not any(is_moment(name) for name in ("model.w", "opt.w", "prototypes", "opt"))
-
-
-def test_what_an_ask_and_an_upload_leave_out() -> None:
-    """All of the cohort trains, nothing is sent; weights are one and the bytes those of the tensors."""
-    ask, upload = Ask("train", {}), Upload({})
-    assert (ask.shared, ask.private, ask.train, ask.to) == ({}, {}, True, None)
-    assert (ask.score, ask.score_with) == (True, {})
-    assert (upload.weight, upload.upload_bytes) == ({}, {})
-    assert Mix("w", torch.ones(2)).dst is None
-    replies = Replies([1], {"w": torch.ones(2)}, {})
-    assert replies["w"] is replies.entries["w"]
-    assert replies.lists == {}
-    assert len(Reduce) == 4
 
 
 # Prototypes: a sum with a weight of its own for every class

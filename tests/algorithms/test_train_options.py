@@ -6,13 +6,6 @@ from pydantic import ValidationError
 from shoal.algorithms.train_options import TrainOptions
 
 
-def test_defaults_are_the_reference_configuration_of_fedgta_s_code() -> None:
-    """Three epochs of Adam at 0.01 with 5e-4 on all rows in one step, dropout 0.5, moments kept."""
-    found = TrainOptions()
-    assert (found.epochs, found.optimizer, found.lr, found.weight_decay) == (3, "adam", 0.01, 5e-4)
-    assert (found.momentum, found.batch_size, found.opt_state, found.dropout) == (0.0, None, "keep", 0.5)
-
-
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [

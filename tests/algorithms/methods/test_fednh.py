@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from shoal.algorithms.methods.fednh import FedNH
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import PREDICTIONS, export
 from shoal.engine.runs.run import run as run_config
-from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]
@@ -100,34 +98,6 @@ def test_rounds_written_out(start: Run, patchy: Keys, plain_clients: Callable[[S
                 np.testing.assert_array_equal(server.state.scores["global"][i][part, 2], expected)
 
 
-def test_the_server_by_hand(make_context: Callable[..., Any]) -> None:
-    method = FedNH(rho=0.5)
-    start = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
-    server = {"w": torch.zeros(2), "classes": start}
-
-    def send(weight: float, counts: list[float]) -> Ask:
-        steps = method.round(server, make_context(1, 4), [0])
-        ask = next(steps)
-        assert isinstance(ask, Ask)
-        # Class 1 has means without a direction.
-        proto = torch.tensor([[0.0, 0.5], [0, 0], [-3, 0], [9, 9]])
-        weights = {"w": torch.tensor(weight), "proto": torch.tensor(counts)[:, None]}
-        with pytest.raises(StopIteration):
-            steps.send(Replies([0], {"w": torch.ones(2), "proto": proto}, weights))
-        return ask
-
-    ask = send(0.0, [0.0] * 4)
-    assert (ask.phase, ask.up) == ("train", {"w": Reduce.MEAN, "proto": Reduce.MEAN})
-    assert (ask.shared["w"].tolist(), ask.shared["classes"].tolist()) == ([0, 0], start.tolist())
-    assert server["w"].tolist() == [0, 0]
-    assert torch.equal(server["classes"], start)
-    send(2.0, [1.0, 3.0, 2.0, 0.0])
-    assert server["w"].tolist() == [1, 1]
-    root = 0.5**0.5
-    torch.testing.assert_close(server["classes"], torch.tensor([[root, root], [0, 1], [-1, 0], [0, -1]]))
-    assert method.global_model(server).keys() == {"w", "classes"}
-
-
 def test_a_row_without_a_direction_teaches_nothing() -> None:
     z = torch.tensor([[0.0, 0.0], [1.0, 2.0]], requires_grad=True)
     loss = FedNH().loss(Output(torch.zeros(2, 2), z), torch.tensor([0, 1]), torch.zeros(1), torch.eye(2))
@@ -148,15 +118,3 @@ def test_the_exported_model_alone_predicts_the_same(configure: Callable[..., Any
     weight = models[top.replace("bias", "weight")]
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(4))
     assert (out / PREDICTIONS).exists()
-
-
-@pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "gamlp", "layers": 1}])
-def test_a_model_without_a_body_is_refused(start: Run, model: dict[str, Any]) -> None:
-    with pytest.raises(ShoalError, match=rf"^model\.layers: FedNH .* a {model['name']} of one layer .* or fedavg$"):
-        start({**NAME, "model": model})
-
-
-@pytest.mark.parametrize("wrong", [{"scale": 0}, {"scale": -1}, {"rho": -0.1}, {"rho": 1.1}])
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedNH(**wrong)

@@ -1,8 +1,6 @@
 """FedProc: its schedule and loss by hand, and whole rounds written out."""
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fedproc import Contrasted, FedProc
 from shoal.algorithms.models.layers.output import Output
 from shoal.engine.rounds.server import Server
 
@@ -71,42 +68,3 @@ def test_rounds_written_out(
         assert_averaged(server, plain)
         for c, row in proto.items():
             np.testing.assert_allclose(server.state.server["proto"][c], row, rtol=2e-3, atol=1e-5)
-
-
-def test_the_share_falls_from_alpha_to_almost_nothing(make_context: Callable[..., Any]) -> None:
-    shares = [
-        FedProc(alpha=0.8).further_downloads(replace(make_context(1, 2), round=t, rounds=4))["share"]
-        for t in (1, 2, 3, 4)
-    ]
-    torch.testing.assert_close(torch.stack(shares), torch.tensor([0.8, 0.6, 0.4, 0.2]))
-    constant = FedProc(alpha=0.8, schedule="constant").further_downloads(replace(make_context(1, 2), round=4, rounds=4))
-    assert float(constant["share"]) == pytest.approx(0.8)
-    assert constant["share"].dtype == torch.float32
-
-
-def test_loss_by_hand() -> None:
-    z = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 1.0]])
-    out, method = Output(torch.zeros(3, 3), z), FedProc(temperature=0.5)
-    received = Contrasted(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 2]), 0.25)
-    # Class 1 has no prototype.
-    y = torch.tensor([0, 2, 1])
-    first, second = math.log(1 + math.exp(0.4)), math.log(1 + math.exp(2))
-    found = method.loss(out, y, torch.zeros(1), received)
-    assert float(found) == pytest.approx(0.25 * (first + second) / 2 + 0.75 * math.log(3))
-    alone = method.loss(out, torch.tensor([1, 1, 1]), torch.zeros(1), replace(received, share=1.0))
-    assert float(alone) == pytest.approx(math.log(3))
-    assert float(method.loss(out, y, torch.zeros(1), None)) == pytest.approx(math.log(3))
-
-
-def test_without_the_contrast_it_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.trainer": "autograd"}).state.server["w"]
-    mine = {"algorithm.name": "fedproc"}
-    assert torch.equal(run({**keys, **mine, "algorithm.alpha": 0.0}).state.server["w"], fedavg)
-    assert not torch.equal(run({**keys, **mine}).state.server["w"], fedavg)
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": -0.1}, {"alpha": 1.1}, {"temperature": 0}, {"temperature": -1}])
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedProc(**wrong)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fedproto import FedProtoAveraged
 from shoal.algorithms.models.layers.output import Output
 from shoal.engine.rounds.server import Server
 
@@ -52,16 +51,3 @@ def test_rounds_written_out(
         assert held["known"].nonzero()[:, 0].tolist() == sorted(proto)
         for c, row in proto.items():
             np.testing.assert_allclose(held["proto"][c], row, rtol=2e-3, atol=1e-5)
-
-
-def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.trainer": "autograd"}).state.server["w"]
-    mine = {"algorithm.name": "fedproto_averaged"}
-    assert torch.equal(run({**keys, **mine, "algorithm.lam": 0.0}).state.server["w"], fedavg)
-    assert not torch.equal(run({**keys, **mine}).state.server["w"], fedavg)
-
-
-def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(ValueError, match="lam"):
-        FedProtoAveraged(lam=-1)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from support.plain_dropout import dropped
 from support.plain_fedavg import SGD
 from support.pyg_clients import DROPOUT, PlainClient
-from support.small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TRAIN
+from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, ONE_GRAPH, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
@@ -200,9 +200,3 @@ def test_where_the_structure_lies(readout: str, embedding: int | None) -> None:
         flat.w[place] = 1
     for name, p in flat.module.named_parameters():
         assert bool((p == float("structure" in name)).all()), name
-
-
-def test_the_odd_graphs_train(graph_task: dict[str, Any]) -> None:
-    arrays = {name: np.load(Path(graph_task["data.path"]) / f"{name}.npy") for name in ("split", "graph")}
-    assert np.bincount(arrays["graph"])[ONE_NODE] == 1
-    assert TRAIN in arrays["split"][[ONE_NODE, NO_EDGES]]

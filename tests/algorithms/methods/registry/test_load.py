@@ -1,5 +1,4 @@
 import locale
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.algorithms.methods.fedgta.fedgta import FedGTA
-from shoal.algorithms.methods.registry.load import describe, load, mixing_methods
-from shoal.algorithms.methods.registry.names import METHODS
+from shoal.algorithms.methods.registry.load import describe, load
 from shoal.engine.config.config import load_config
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
@@ -102,58 +99,6 @@ def error_of(name: str, options: dict[str, Any] | None = None) -> str:
     return str(caught.value)
 
 
-def test_every_method_of_ours_loads() -> None:
-    classes = {name: type(load(describe(name, {}))) for name in METHODS}
-    assert {name: cls.__name__ for name, cls in classes.items()} == {
-        "local": "Local",
-        "global": "Global",
-        "fedavg": "FedAvg",
-        "fedgta": "FedGTA",
-        "fedprox": "FedProx",
-        "fedopt": "FedOPT",
-        "scaffold": "SCAFFOLD",
-        "feddc": "FedDC",
-        "moon": "MOON",
-        "fpl": "FPL",
-        "fedproc": "FedProc",
-        "fednh": "FedNH",
-        "fedproto_averaged": "FedProtoAveraged",
-        "lg_fedavg": "LGFedAvg",
-        "fedgen": "FedGen",
-        "feddistill": "FedDistill",
-        "fedproto": "FedProto",
-        "fedtgp": "FedTGP",
-        "fedpg": "FedPG",
-        "fedgkc": "FedGKC",
-        "fggp": "FGGP",
-        "fml": "FML",
-        "fedkd": "FedKD",
-        "gcfl_plus": "GCFLPlus",
-        "adafgl": "AdaFGL",
-        "fedsage_plus": "FedSagePlus",
-        "fedsage_plus_fedgta": "FedSagePlusFedGTA",
-        "fedgl": "FedGL",
-        "fedgl_fedgta": "FedGLFedGTA",
-        "fgssl": "FGSSL",
-        "fedpub": "FedPUB",
-        "fedstar": "FedStar",
-        "fedgpl": "FedGPL",
-        "class_means": "ClassMeans",
-    }
-    assert all(cls.__module__.startswith("shoal.algorithms.methods.") for cls in classes.values())
-
-
-def test_methods_that_average_no_whole_models() -> None:
-    assert mixing_methods() == [
-        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "fml", "fedkd",
-        "class_means",
-    ]  # fmt: skip
-
-
-def test_options_reach_the_method() -> None:
-    assert load(describe("fedgta", {"eps": 1, "moments": "raw"})) == FedGTA(eps=1.0, moments="raw")
-
-
 def test_a_file_of_a_users_own(mine: str) -> None:
     method: Any = load(describe(f"{mine}:Mine", {"keep": 0.25, "count": 4, "weight": "train"}))
     assert (type(method).__name__, method.keep, method.kind, method.count, method.weight) == (
@@ -187,16 +132,6 @@ def test_an_option_has_the_type_of_its_field(mine: str, option: str, written: ob
     assert (type(read), read) == (type(value), value)
 
 
-def test_defaults_stay_where_no_option_is_given(mine: str) -> None:
-    method: Any = load(describe(f"{mine}:Typed", {"sizes": [1]}))
-    assert (method.kind, method.perhaps, method.pair, method.names, method.weights) == ("a", 1.0, (0, 0.0), [], {})
-
-
-def test_a_file_knows_where_it_lies(mine: str) -> None:
-    module = sys.modules[type(load(describe(f"{mine}:Mine", {}))).__module__]
-    assert module.folder == Path(mine).parent
-
-
 def test_a_folder_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "run:2"
     folder.mkdir()
@@ -214,12 +149,6 @@ def test_a_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
         assert "FédAvg" in str(describe(f"{file}:Mine", {}).source)
     finally:
         locale.setlocale(locale.LC_CTYPE, before)
-
-
-def test_the_text_travels_not_the_file(mine: str) -> None:
-    spec = describe(f"{mine}:Mine", {"keep": 0.5})
-    Path(mine).unlink()
-    assert load(spec).keep == 0.5  # type: ignore[attr-defined]
 
 
 def test_a_run_with_it(mine: str, run: Callable[..., Server]) -> None:
