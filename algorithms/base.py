@@ -36,12 +36,8 @@ class Trainer(Protocol):
     ) -> float:
         """Trains one of a client's models in place; returns the mean loss of the last epoch, NaN without rows.
 
-        Args:
-            client: Whose model it is.
-            received: The value of `receive`, passed to the loss.
-            model: Its name.
-            loss: Of a batch; None: the method's `loss`.
-            term: Gives a scalar that every step adds to the loss, for terms that read more than the batch.
+        The loss is of a batch and gets `received`; None: the method's `loss`. What `term` gives, a scalar, is added to
+        it in every step, for terms that read more than the batch.
         """
 
     def optimizer(self, client: Client, model: str = MODEL) -> AbstractContextManager[torch.optim.Optimizer]:
@@ -56,14 +52,12 @@ class Algorithm:
 
     Attributes:
         centralized: Trains one client that holds the graph with all edges.
-        client_models: `global`: a client's model is rebuilt from each download. `personal`: clients keep the
-            parameters of their models until their next visit. `heterogeneous`: they may also train different
-            architectures, as no whole models are averaged.
+        client_models: `global`: a client's model is rebuilt from each download. `personal`: clients keep their
+            parameters until their next visit. `heterogeneous`: they may also train different architectures.
         reads_embedding: Reads embeddings or takes models apart at the classifier. Node models then end in a linear
             layer where the config leaves `model.head` open; with other methods some end in message passing.
-        supports: Tasks the method can train for, of `node`, `edge` and `graph`. A method that reads a client's edges
-            or features itself is for nodes alone. `weighted`: the method reads no edges, or reads their weights;
-            other methods are refused where edges have weights.
+        supports: Tasks the method can train for, of `node`, `edge` and `graph`; one that reads a client's edges or
+            features itself is for nodes alone. `weighted`: it reads no edges, or reads their weights.
     """
 
     centralized: ClassVar[bool] = False
@@ -89,8 +83,8 @@ class Algorithm:
     def global_model(self, server: Tree) -> Tree:
         """The download that the server would give to any client now; empty if it has none.
 
-        A whole model has an entry `w` and is evaluated by itself, as scope `global`. Entries without `w` are a part
-        of a model, such as the classifier: clients combine it with their own, and there is no scope `global`.
+        With an entry `w` it is a whole model, evaluated as scope `global`; without, a part that clients combine with
+        their own.
         """
         return {}
 
@@ -105,10 +99,7 @@ class Algorithm:
         return down
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        """Trains the client; returns its loss, NaN if nothing was trained.
-
-        A method that adds a term to the loss calls `trainer.fit` with `term=`.
-        """
+        """Trains the client; returns its loss, NaN if nothing was trained."""
         return trainer.fit(client, received)
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
@@ -134,8 +125,5 @@ def overrides(method: Algorithm | type[Algorithm], hook: str) -> bool:
 
 
 def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
-    """Whether clients train by `trainer.fit` on cross-entropy alone: neither `train` nor `loss` is replaced.
-
-    Such clients may train in one batch, or by analytic gradients (`engine.trainer`).
-    """
+    """Whether clients train by `trainer.fit` on cross-entropy alone, as batches and analytic gradients do."""
     return not (overrides(method, "train") or overrides(method, "loss"))

@@ -37,11 +37,10 @@ class FlatModel:
 
     Attributes:
         module: The backbone; its parameters are views of `w`.
-        w: All parameters, float32 `[P]`, a leaf that may be differentiated; its gradient and the parameters' gradients
-            share memory, so that a penalty on `w` and the loss of the model add up.
+        w: All parameters, float32 `[P]`, a leaf; its gradient and the parameters' gradients share memory, so that a
+            penalty on `w` and the loss of the model add up.
         bfloat16: Layers multiply in bfloat16; parameters, outputs and losses stay float32.
-        sparse: Features are sparse: weights `[H, F]` that they are multiplied by lie in `w` column by column, as a
-            product with sparse rows reads them.
+        sparse: Features are sparse: weights `[H, F]` that they are multiplied by lie in `w` column by column.
     """
 
     def __init__(self, module: nn.Module, bfloat16: bool = False, sparse: bool = False) -> None:
@@ -51,7 +50,8 @@ class FlatModel:
         self.sparse = sparse
         parameters = list(module.parameters())
         self._by_column = {id(p) for p in self._first_weights()} if sparse else set()
-        values = torch.cat([self._in_order(p.detach(), p).reshape(-1) for p in parameters]).contiguous()
+        ordered = [p.t() if id(p) in self._by_column else p for p in parameters]
+        values = torch.cat([p.detach().reshape(-1) for p in ordered]).contiguous()
         flat = self._room_for(values).copy_(values) if sparse else values
         gradient = self._room_for(values).zero_() if sparse else torch.zeros_like(values)
         for p, data, grad in zip(parameters, self.parts(flat), self.parts(gradient)):
@@ -73,18 +73,10 @@ class FlatModel:
 
     def _room_for(self, values: Tensor) -> Tensor:
         """A vector like the values in which the first weight by column, whose rows are read, starts at a cache line."""
-        before = 0
-        for p in self.module.parameters():
-            if id(p) in self._by_column:
-                break
-            before += p.numel()
+        before = sum(p.numel() for p in takewhile(lambda p: id(p) not in self._by_column, self.module.parameters()))
         room = values.new_empty(len(values) + CACHE_LINE)
         start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE
         return room[start : start + len(values)]
-
-    def _in_order(self, value: Tensor, p: nn.Parameter) -> Tensor:
-        """A parameter's value as it lies in `w`."""
-        return value.t() if id(p) in self._by_column else value
 
     def parts(self, w: Tensor) -> Iterator[Tensor]:
         """Views of a vector `[P]` in the shapes of the parameters, in their order."""
@@ -117,9 +109,9 @@ class FlatModel:
 
     @property
     def classifier(self) -> slice:
-        """Where weight and bias of the last linear layer lie in `w`, `[C H + C]`; after them its `Head.messages`.
+        """Where weight, row by row, and bias of the last linear layer lie in `w`, `[C H + C]`; then `Head.messages`.
 
-        The weight lies row by row, or column by column where the model has no body and features are sparse.
+        The weight lies column by column where the model has no body and features are sparse.
         """
         weight, bias = self._classifier()
         start = sum(p.numel() for p in takewhile(lambda p: p is not weight, self.module.parameters()))
@@ -250,7 +242,7 @@ class ClientModel:
 
     @property
     def coupled(self) -> Coupled | None:
-        """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
+        """As of the host's model."""
         return self.pattern.coupled
 
     def __call__(self, inputs: Inputs) -> Output:
@@ -419,8 +411,8 @@ class Client:
         info: Sizes.
         data: View of its shard.
         models: Its models by the names that the method gives them.
-        state: What the client keeps between rounds, a private copy. The engine keeps parameters and moments of models
-            under `parameters_key` and `moments_key`; anything else is the method's.
+        state: What it keeps between rounds, a private copy: parameters and moments of models under `parameters_key` and
+            `moments_key`, which the engine writes, and anything else that the method does.
         inbox: Results of `Mix` addressed to it since its last visit, read-only, until newer ones replace them.
         random: Seed of a purpose, from (run seed, round, client, purpose).
     """

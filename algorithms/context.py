@@ -43,11 +43,10 @@ class Context:
         features: Width F of the features and of every hop.
         hops: Hops K beyond the features.
         train: Options of local training.
-        models: The kinds of every named model: several where the config's `model` lists them, of which client i has
-            number `clients[i].model`, and one of any other.
+        models: The kinds of every named model: where the config's `model` lists several, client i has number
+            `clients[i].model` of them.
         initial: The common initial parameters, float32 `[P]` (of client 0's model, where clients train several).
-        build: Makes a model on the server from a name in `models` and the number of its kind, holding the parameters
-            that clients of this kind start from.
+        build: Makes a model from its name and the number of its kind, with the parameters that clients start from.
         device: Where the server computes.
         round: Number of the round, from 1; 0 in `setup`.
         rounds: Rounds of the run.

@@ -22,9 +22,9 @@ class ProtocolError(Exception):
 
 @contextmanager
 def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
-    """Whatever a hook raises in the block becomes a `ShoalError` of one line that names its file and line.
+    """Whatever a hook raises in the block becomes a `ShoalError`, `before` and its file and line at the front.
 
-    Errors that are such a line already, a full GPU and a Ctrl-C pass as they are. `before` is what the line says first.
+    Errors that are such a line already, a full GPU and a Ctrl-C pass as they are.
     """
     try:
         yield
@@ -50,10 +50,7 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:
-    """The error of a hook, or of a function in its place, that gave something wrong; names the line of its definition.
-
-    `what` says what is wrong and what is wanted; `before` as for `code_of`.
-    """
+    """The error of a hook, or of a function in its place, that gave something wrong; names where it is defined."""
     if isinstance(hook, str):
         return ShoalError(f"{before}{_definition(method, hook)}, in {hook}(): {what}")
     name = getattr(hook, "__name__", type(hook).__name__)

@@ -47,7 +47,7 @@ class Rates:
             self._scheduler = getattr(torch.optim.lr_scheduler, schedule.name)(self._optimizer, **schedule.options)
             # torch warns of a scheduler that is stepped before its optimizer.
             self._optimizer.step()
-            self._found = [self._now()]
+            self._found = self._scheduler.get_last_lr()
             self.of_round(2)
         except CANNOT as error:
             raise ValueError(f"{schedule.name}: {' '.join(str(error).split())}") from None
@@ -56,11 +56,8 @@ class Rates:
         """The rate of a round, from 1."""
         while len(self._found) < number:
             self._scheduler.step()
-            self._found.append(self._now())
-        return self._found[number - 1]
-
-    def _now(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+            self._found += self._scheduler.get_last_lr()
+        return float(self._found[number - 1])
 
 
 def possible(schedule: Named | None) -> Named | None:

@@ -43,8 +43,7 @@ def distilled_from_neighbours(
 def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["unit", "raw"]) -> Tensor:
     """Mean squared difference of all entries, of rows as they are (`raw`) or scaled to length one (`unit`).
 
-    Raw distances to a teacher that is not trained let embeddings grow without bound (FedGKC's eq. 4). Gradients reach
-    both sides: detach a teacher.
+    Raw distances to a teacher that is not trained let embeddings grow without bound (FedGKC's eq. 4).
     """
     if rows == "unit":
         teacher_NH, student_NH = unit(teacher_NH), unit(student_NH)

@@ -19,15 +19,11 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
 
     Every point is linked to its first neighbour: the other point of the largest cosine, of the lowest index among
     equals. The connected components are the first partition. The next one comes in the same way from the means of the
-    clusters' points, and so on. The result is the last partition of more than one cluster; if the first partition is
-    one cluster, that. A zero point has cosine 0 to all. Computed on the processor in float64.
+    clusters' points, and so on. The result is the last partition of more than one cluster, or else the first. A zero
+    point has cosine 0 to all. All pairs are compared, in blocks of rows, on the processor in float64.
 
-    All pairs are compared, in blocks of rows: of some thousands of points at most.
-
-    Args:
-        points_NH: Points.
-        least: Fewer points are each their own cluster; 1 clusters any number, as published, by which two or three
-            points are one cluster however far apart they lie.
+    Fewer than `least` points are each their own cluster; 1 clusters any number, as published, by which two or three
+    points are one cluster however far apart they lie.
 
     Returns:
         The cluster of every point, int64 `[N]`, numbered from 0 in the order of their first points.

@@ -18,15 +18,9 @@ def train_kept(
 ) -> float:
     """Goes on with Adam where the last round stopped; parameters and moments lie in the server's state.
 
-    Args:
-        server: The server's state; entries `generator` and `generator.*` are read and replaced.
-        network: Its parameters are overwritten, at first by its `reset_parameters`.
-        loss: Of the network in a step, a scalar.
-        steps: How many.
-        lr: Learning rate.
-        weight_decay: Of AdamW, decoupled: in the gradient, Adam would scale it up for rows that no loss reads, and pull
-            these to zero at the full learning rate. With 0 it is Adam.
-        seed: Of the first parameters.
+    Entries `generator` and `generator.*` are read and replaced; the network's parameters are overwritten, at first by
+    its `reset_parameters`, from the seed. The weight decay is decoupled, as in AdamW: in the gradient, Adam would scale
+    it up for rows that no loss reads, and pull these to zero at the full learning rate. With 0 it is Adam.
 
     Returns:
         The loss before the last step; NaN without a step.

@@ -22,8 +22,7 @@ class ClassMeans(Local):
     When a client first takes part, it uploads the mean of A~^K X over its training nodes of every class that has
     `at_least` of them, and their number, by which the server weighs the mean over clients. From then on a client trains
     on cross-entropy + weight * C' / n * mean cross-entropy of the C' class means, n its training nodes: every mean
-    counts as `weight` nodes. A model reads such a row as a node whose neighbours are all like it, so that any model can
-    be trained, and clients may have different ones.
+    counts as `weight` nodes. A model reads such a row as a node whose neighbours are all like it.
 
     Up, once: C_i F scalars of the classes that are sent and C counts. Down, when a newcomer changed them: C' F scalars
     and a bit for every class. weight = 0 trains as Local.

@@ -26,12 +26,10 @@ class FedDC(FedAvg):
 
     With an optimizer other than plain SGD an update is no multiple of a gradient: `variate: gradient` has the negative
     mean gradient of the loss instead of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
-
-    Each of its three parts has a switch: the penalty `alpha: 0`, the linear term `variate: off` (no g is kept or sent),
-    the drift in what is averaged `sends: off`. Without all of them it is FedAvg, to the bit by autograd.
+    Without penalty (`alpha: 0`), linear term (`variate: off`, no g is kept or sent) and drift in what is averaged
+    (`sends: off`) it is FedAvg, to the bit by autograd.
 
     Attributes:
-        weight: As of FedAvg; the plain mean is `uniform`.
         alpha: Weight of the penalty; the paper has 0.005 to 0.1.
         variate: `steps`, `gradient`, `off`, or `auto`: steps for SGD without momentum, gradient otherwise.
         sends: w_i with the drift `before` this training, so that the first round averages w_i alone; or `after` it, as

@@ -28,7 +28,7 @@ LEAST_KNOWLEDGE = 1e-3
 
 
 class Shares(NamedTuple):
-    """What a visit weighs the terms of equations 2 and 3 by."""
+    """Weights of the terms of equations 2 and 3 in a visit."""
 
     labels: float
     neighbours: float
@@ -44,7 +44,7 @@ class FedGKC(WithCopilot):
     """FedGKC: federated graph knowledge collaboration.
 
     A client has its own model, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
-    sent. In every epoch both answer for all nodes; then each takes one step, the copilot first, on
+    sent. In every epoch both answer for all nodes, in training mode; then each takes one step, the copilot first, on
 
         alpha * CE + beta * L_neigh(other -> own) + (1 - alpha - beta) * KL(other || own)        (eqs. 2 and 3)
 
@@ -54,29 +54,20 @@ class FedGKC(WithCopilot):
     w_k = (N_k / sum N + P_k / sum P) / 2, P_k being what the copilot of k knows after training (KAMA, eqs. 6 to 12, see
     `knowledge`; at least 0.001, since it may be negative).
 
-    Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. A client without training rows has no CE
-    and is taught all the same. alpha = 1 without self distillation trains the own model as Local, to the bit with
-    `engine.trainer: autograd`.
-
-    Where the paper is silent: all answers are of training mode, embeddings before the classifier's dropout; the
-    copilot's optimizer is kept (`train.opt_state`); steps alternate by epoch.
+    Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. alpha = 1 without self distillation
+    trains the own model as Local, to the bit with `engine.trainer: autograd`.
 
     Attributes:
-        alpha: Weight of the labels; the paper recommends 0.6 to 0.7.
-        beta: Weight of the neighbourhood's distillation; the paper recommends 0.1 to 0.2.
+        alpha, beta: Weights of the labels and of the neighbourhood; the paper recommends 0.6 to 0.7 and 0.1 to 0.2.
         neigh_norm: Over a node and its neighbours: `mean`, or `sum` as equation 1 is written.
-        mutual: `full`; `scores`: without the neighbourhood, the other weights staying; `none`: there is no copilot and
-            nothing is sent.
+        mutual: `full`; `scores`: without the neighbourhood; `none`: there is no copilot and nothing is sent.
         self_distillation: Equation 4.
-        self_mse: Distance of embeddings in equation 4: rows of length one (`unit`), or as they are (`raw`, as in the
-            paper), which lets embeddings grow without bound.
+        self_mse: Distance of embeddings in equation 4: rows of length one (`unit`), or as they are (`raw`).
         self_detach: The weak view is a teacher: it gets no gradient.
-        weak: Share of the edges, and of the features, that the weak view lacks; the paper gives none.
-        strong: The same of the strong view.
+        weak, strong: Shares of the edges, and of the features, that the views lack; the paper gives none.
         weights: How the server weighs copilots: `kama`, by size alone (`size`), or all equal (`uniform`).
         kama_terms: What counts as knowledge, of `strength`, `clarity`, `smoothness`.
-        clarity: As equation 8 is written (`literal`), or against the mean of the other classes (`margin_mean`).
-        lam: Lambda, weight of the smoothness; 0.1 in the paper.
+        clarity, lam: See `knowledge`; lambda is 0.1 in the paper.
         ramp: Rounds over which all weights of distillation rise linearly; 0: none.
     """
 
@@ -142,10 +133,8 @@ class FedGKC(WithCopilot):
 
     def _weights(self, got: Replies, ctx: Context) -> Tensor:
         """w_k of every client that answered, float64 (eqs. 6, 10 and 11); they sum to one."""
-        volume_B = got["nodes"].double()
-        if self.weights == "uniform":
-            volume_B = torch.ones_like(volume_B)
-        weight_B = volume_B / volume_B.sum()
+        volume_B = torch.ones_like(got["nodes"]) if self.weights == "uniform" else got["nodes"]
+        weight_B = volume_B.double() / volume_B.sum()
         if self.weights == "kama":
             known_B = got["knowledge"].double()
             counted_B = known_B.clamp_min(LEAST_KNOWLEDGE)

@@ -24,14 +24,11 @@ class PseudoLabels(Algorithm):
     The other base class averages models.
 
     In the paper the clients' graphs overlap, and the server labels a node by the mean of its owners' confident
-    predictions. Here a node has one owner, so that this mean is the owner's own prediction, and nothing of it is sent:
-    a client keeps the parameters that its last training left, from which it knows what it predicted then, in evaluation
-    mode. A node outside of the training rows has a pseudo label, the class of its largest probability, if that is
-    `threshold` at least; at a client's first visit there is none. Edges between nodes of similar embeddings, which the
-    paper's server adds, are left out, as in OpenFGL.
-
-    All pseudo labels are read in every step, whatever rows its cross-entropy has. Without a node to label, as with
-    `data.inductive`, the method is refused.
+    predictions. Here a node has one owner, so that nothing is sent: a client predicts by the parameters that its last
+    training left, in evaluation mode. A node outside of the training rows has a pseudo label, the class of its largest
+    probability, if that is `threshold` at least; at a client's first visit there is none. All are read in every step.
+    Edges between nodes of similar embeddings, which the paper's server adds, are left out, as in OpenFGL. Without a
+    node to label, as with `data.inductive`, the method is refused.
 
     Attributes:
         pseudo: Weight of the pseudo labels; 0.1 in OpenFGL.

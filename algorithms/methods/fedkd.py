@@ -32,22 +32,18 @@ class FedKD(TaughtRows):
 
     and the mentee s on the same with the two exchanged: CE_s + [KL(mentor || mentee) + MSE(z_m, W z_s)] / (CE_m +
     CE_s). CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`), the MSE that over rows and the
-    width of the mentor's embedding z_m. The other model's output and the denominator are detached (our choice: the
-    authors' code detaches neither). W, `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two
-    MSE terms, by the optimizer of the config. Losses of attention maps are left out. The mentor predicts.
+    width of the mentor's embedding z_m. The other model's output and the denominator are detached (our choice). W,
+    `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two MSE terms, by the optimizer of the
+    config. Losses of attention maps are left out. The mentor predicts.
 
     The copilot travels as changes, every matrix in them truncated to the least rank that holds a share of its squared
     singular values: T = energy_start + (energy_end - energy_start) t / rounds in round t. A client sends what training
-    changed; the server adds up the mean over the cohort, weighted by nodes (the paper: by samples), truncates it again,
-    and applies the truncated change, so that it and its clients hold the same to the bit.
+    changed; the server truncates the mean over the cohort, weighted by nodes, again and applies what is left, so that
+    it and its clients hold the same to the bit.
 
     Up: for an `[a, b]` matrix of rank r the smaller of r (a + b + 1) and a b scalars, other parameters as they are, and
     the weight. Down: T, and the last round's change to clients that took part in that round, all P parameters to
     others. A client without training rows does not train and has weight 0.
-
-    Attributes:
-        energy_start: T before the first round.
-        energy_end: T in the last round.
     """
 
     energy_start: float = 0.95
@@ -162,7 +158,7 @@ def restored(part: Tensor, shape: torch.Size) -> Tensor:
 
 
 def compressed(model: FlatModel, change: Tensor, energy: float) -> Tree:
-    """A change of a model's parameters, `[P]`, as it is sent: `change.<k>` is what goes of the k-th parameter."""
+    """A change of a model's parameters, `[P]`, as it is sent: `change.<k>` is that of the k-th parameter."""
     return {f"change.{k}": truncated(part, energy) for k, part in enumerate(model.parts(change))}
 
 

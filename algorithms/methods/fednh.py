@@ -19,9 +19,9 @@ from shoal.algorithms.protocol import MODEL, Reduce
 def spread(classes: int, width: int, generator: torch.Generator) -> Tensor:
     """Unit vectors, `[C, H]`, one a class, turned at random.
 
-    For C <= H + 1 they are a simplex: all cosines are -1 / (C - 1), the smallest largest cosine there is. For
-    C <= 2 H they are an orthonormal basis and its opposites, whose largest cosine, 0, is the smallest there is, too
-    (Rankin, 1955). For more classes further bases follow, each turned by itself; what is best there has no closed form.
+    For C <= H + 1 they are a simplex, all cosines -1 / (C - 1), for C <= 2 H an orthonormal basis and its opposites:
+    the largest cosine is the smallest there is (Rankin, 1955). For more classes further bases follow, each turned by
+    itself; what is best there has no closed form.
     """
     if classes <= width + 1:
         corners = _simplex(classes, generator.device)
@@ -59,15 +59,11 @@ class FedNH(FedAvg):
 
         W_c <- unit(rho W_c + (1 - rho) unit(sum_i n_ic mu_ic / sum_i n_ic))
 
-    over the cohort; a class that no client has keeps its W_c. Parameters of the model's own classifier are neither sent
-    nor trained to any end; W without bias replaces them, so that the model alone predicts the same class.
+    over the cohort; a class that no client has keeps its W_c. W without bias replaces the model's own classifier, so
+    that the model alone predicts the same class.
 
     Down: the body, `[P - P_h]`, and W. Up: the body, n_i, the mu_ic of the C_i classes that the client trains on, and
-    all counts: P - P_h + 1 + C_i H + C scalars. The paper's code averages bodies with `weight: uniform`.
-
-    Attributes:
-        scale: Of the cosines.
-        rho: Share of W_c that stays; 0.9 in the paper.
+    all counts: P - P_h + 1 + C_i H + C scalars. The paper has rho = 0.9, and its code `weight: uniform` for bodies.
     """
 
     reads_embedding = True
@@ -100,7 +96,7 @@ class FedNH(FedAvg):
         return {"w": server["w"], "classes": server["classes"]}
 
     def receive(self, client: Client, down: Tree) -> Tensor | None:
-        """Loads the body, W in the classifier's place; gives W, `[C, H]`; None if nothing was sent."""
+        """Loads the body, and W in the classifier's place; gives W, `[C, H]`."""
         if "w" not in down:
             return None
         classes_CH = down["classes"]

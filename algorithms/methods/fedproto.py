@@ -24,11 +24,8 @@ from shoal.algorithms.protocol import Reduce
 class Aligned(Algorithm):
     """Cross-entropy + lam / H * mean over a client's training rows of |z_v - p_{y_v}|^2 (FedProto).
 
-    That is the mean squared error, as in the paper's code. Rows of a class without a prototype have no such term;
-    `receive` gives the prototypes, `[C, H]`, and which those are, `[C]`.
-
-    Attributes:
-        lam: Weight of the alignment; 1 in the paper, 0.1 on its hardest data.
+    That is the mean squared error, as in the paper's code; the paper has lam = 1, 0.1 on its hardest data. Rows of a
+    class without a prototype have no such term; `receive` gives the prototypes, `[C, H]`, and which those are, `[C]`.
     """
 
     reads_embedding = True
@@ -51,8 +48,7 @@ class AveragedRows(FedAvg):
     """FedAvg, and also prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort, as FedProto has them.
 
     Down: w, the known p_c, and a bit for every class; in the first round w alone. Up: w_i, n_i, the p_ic of the C_i
-    classes that the client trains on and all counts, P + 1 + C_i H + C scalars. p_ic are means of embeddings in
-    evaluation mode after training.
+    classes that the client trains on and all counts, P + 1 + C_i H + C scalars.
     """
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
@@ -84,9 +80,8 @@ class FedProto(Aligned, ClassRows):
     A client keeps its own model, of any architecture whose embedding has the common width H; for its loss see
     `Aligned`. Embeddings of the upload are those of evaluation mode. The classifier predicts.
 
-    Up: the p_ic of the C_i classes the client trains on and all counts, C_i H + C scalars. Down: the known p_c and a
-    bit for every class. A class that no client of the cohort has keeps its prototype; the paper's further factor
-    1 / (number of clients with c), which shrinks them, is left out. lam = 0 trains as Local.
+    For the messages see `ClassRows`. The paper's further factor 1 / (number of clients with c), which shrinks
+    prototypes, is left out. lam = 0 trains as Local.
     """
 
     def rows_of(self, client: Client) -> Tensor:

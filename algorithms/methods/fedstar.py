@@ -18,10 +18,7 @@ class FedStar(FedAvg):
 
     s <- sum_i n_i s_i / sum_i n_i over the cohort. A client trains both of its encoders and its classifier end to end
     on cross-entropy; structure codes are fixed numbers, from its graphs alone. The feature encoder and the classifier
-    never leave it. All structure encoders start as client 0's. An absent client keeps all that it has.
-
-    Down: s `[P_s]`. Up: s_i and n_i, which counts graphs. Scores as `trained` are from before the download of a round,
-    as `served` from after it.
+    never leave it. All structure encoders start as client 0's. Down: s `[P_s]`. Up: s_i and n_i, which counts graphs.
     """
 
     client_models = "personal"

@@ -22,12 +22,11 @@ class FedTGP(FedProto):
     Anchors, one for each class, are the outputs of a network over a table; the server trains both on the uploads of
     the cohort with a cross-entropy on distances whose margin is min(max_c min_c' |Q_c - Q_c'|, margin_cap), Q_c the
     mean upload of class c. Uploads are single samples: the counts say which classes exist, not how much they weigh.
-    A class is sent once somebody has uploaded it. The clients' part and the messages are those of FedProto.
+    The clients' part and the messages are those of FedProto.
 
     Attributes:
         server_steps: Full-batch steps on the server in a round; the paper's code has 100 to 1000 epochs.
-        server_lr: Learning rate of the server's AdamW, whose moments are kept between rounds.
-        server_weight_decay: Its decoupled weight decay.
+        server_lr, server_weight_decay: Of the server's AdamW, whose moments are kept between rounds.
         margin_cap: tau of the paper, 100 in its code.
     """
 

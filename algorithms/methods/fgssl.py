@@ -69,19 +69,14 @@ class FGSSL(FedAvg):
     from other classes' (see `contrast_by_class`): of `anchors` nodes at most, drawn anew in every step, which are the
     queries and what they are compared with. L_structure is the KL divergence, over the neighbours of a node in the
     client's graph, of softmax(cos(y_i, y_j) / omega) by the client's scores y from that by the received model's
-    (see `likeness_distilled`). The paper compares all nodes in n x n tables; its code has another term instead.
-
-    Both terms are added in every step, whatever rows its cross-entropy has. Messages are FedAvg's; with both weights 0
-    it is FedAvg, to the bit with `engine.trainer: autograd`.
+    (see `likeness_distilled`). Both terms are added in every step. Messages are FedAvg's; with both weights 0 it is
+    FedAvg, to the bit with `engine.trainer: autograd`.
 
     Attributes:
-        contrast: Weight of L_semantic.
-        structure: Weight of L_structure.
-        tau: Temperature of the contrast; 0.1 in the authors' code.
-        omega: Temperature of the neighbours; our choice.
+        contrast, structure: Weights of L_semantic and L_structure.
+        tau, omega: Temperatures of the contrast, 0.1 in the authors' code, and of the neighbours, our choice.
         anchors: M, training nodes of a contrast at most; our choice.
-        weak: Share of the edges, and of the features, that the weak view lacks.
-        strong: The same of the strong view.
+        weak, strong: Shares of the edges, and of the features, that the views lack.
     """
 
     reads_embedding = True

@@ -31,8 +31,7 @@ class FML(TaughtRows):
     alpha = 1 trains the own model as Local, to the bit by autograd; then it teaches the copilot, nothing dropped.
 
     Attributes:
-        alpha: Weight of the labels for the own model.
-        beta: Weight of the labels for the copilot.
+        alpha, beta: Weights of the labels for the own model and for the copilot.
     """
 
     # Models teach each other by logits.

@@ -38,15 +38,12 @@ class FPL(FedAvg):
     squared error between z_v and u_{y_v}, on rows whose class has one. Without both it trains as FedAvg.
 
     Down: w, the B centres, and their classes as int32, P + B H + B scalars. Up: w_i, n_i, the p_ic of the C_i classes
-    that the client trains on, P + 1 + C_i H scalars, and a bit for every class. p_ic are means of embeddings in
-    evaluation mode after training.
+    that the client trains on, means of embeddings in evaluation mode, P + 1 + C_i H scalars, and a bit for every class.
 
     Attributes:
-        cpcl: Weight of the contrast; 1 in the paper.
-        upcr: Weight of the pull; 1 in the paper.
+        cpcl, upcr: Weights of the contrast and of the pull; 1 in the paper.
         tau: Temperature of the contrast; 0.02 in the paper.
-        cluster_from: A class with fewer prototypes keeps them all; 1 clusters always, as in the paper, by which two or
-            three clients are one cluster however far apart they are.
+        cluster_from: A class with fewer prototypes keeps them all; 1 clusters always, as in the paper; see `finch`.
     """
 
     reads_embedding = True

@@ -20,7 +20,6 @@ class LGFedAvg(FedAvg):
     which clients of different models cannot have. An absent client keeps all that it has.
 
     Down: c `[C H + C]`, weight row by row, then bias; with `head: conv` also what else that layer has. Up: c_i and n_i.
-    Scores as `trained` are from before the download of a round, as `served` from after it.
     """
 
     reads_embedding = True

@@ -29,16 +29,15 @@ class MOON(FedAvg):
 
         -log(e^(cos(z, z_sent) / tau) / (e^(cos(z, z_sent) / tau) + e^(cos(z, z_previous) / tau)))
 
-    A client keeps the parameters that its last training left, not the embeddings they give, which are far larger. At
-    its first visit it has none, and trains on cross-entropy alone. Embeddings are those before the classifier, without
-    the paper's projection; the constant ones are of evaluation mode. All rows are taken in one step. A client without
-    training rows does not train. Messages are FedAvg's; mu = 0 trains as FedAvg.
+    A client keeps the parameters that its last training left; at its first visit it has none, and trains on
+    cross-entropy alone. Embeddings are those before the classifier, without the paper's projection; the constant ones
+    are of evaluation mode. All rows are taken in one step. Messages are FedAvg's; mu = 0 trains as FedAvg.
 
     Attributes:
         mu: Weight of the contrast; the paper tries 0.1 to 10, OpenFGL has 1, FGGP 5.
         tau: Temperature; 0.5 in the paper.
-        rows: Which nodes are contrasted: the training rows (`train`), as FGGP does, or `all` that training sees, which
-            takes no label, as OpenFGL does.
+        rows: Which nodes are contrasted: the training rows (`train`), as in FGGP, or `all` that training sees, as in
+            OpenFGL.
     """
 
     reads_embedding = True

@@ -77,21 +77,17 @@ def require_method(cls: Any, file: str, source: str) -> None:
 
 def _require_current(cls: type[Algorithm], where: str) -> None:
     """Refuses hooks and flags of earlier versions, and flags with unknown values."""
-    options = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    name, options = cls.__name__, {field.name for field in fields(cls)}  # type: ignore[arg-type]
     for old, new in REPLACED.items():
         if hasattr(cls, old) and old not in options:
             place = line_of(getattr(cls, old)) or where
-            raise ShoalError(place, f"{cls.__name__}.{old} is of an earlier version and not read any more; use {new}")
+            raise ShoalError(place, f"{name}.{old} is of an earlier version and not read any more; use {new}")
     if cls.client_models not in (known := get_args(ClientModels)):
-        raise ShoalError(
-            where, f"{cls.__name__}.client_models", f"expected one of {', '.join(known)}, got {cls.client_models!r}"
-        )
+        wanted = f"expected one of {', '.join(known)}, got {cls.client_models!r}"
+        raise ShoalError(where, f"{name}.client_models", wanted)
     if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED}:
-        raise ShoalError(
-            where,
-            f"{cls.__name__}.supports",
-            f"expected a frozenset of node, edge, graph and weighted, got {cls.supports!r}",
-        )
+        wanted = f"expected a frozenset of node, edge, graph and weighted, got {cls.supports!r}"
+        raise ShoalError(where, f"{name}.supports", wanted)
 
 
 def class_place(cls: Any, file: str, source: str) -> str:

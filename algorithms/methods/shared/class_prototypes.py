@@ -14,9 +14,8 @@ from shoal.storage.graph.sparse_matrix import StoredFeatures
 class ClassRows(Algorithm):
     """Rows r_c = sum_i n_ic r_ic / sum_i n_ic over the cohort, r_ic a mean over client i's n_ic training rows of c.
 
-    A class that no client of the cohort has keeps its row. Clients keep their models. Up: the r_ic of the C_i classes
-    that the client trains on, of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every
-    class.
+    A class that no client of the cohort has keeps its row. Up: the r_ic of the C_i classes that the client trains on,
+    of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every class.
     """
 
     reads_embedding = True
