@@ -11,17 +11,6 @@ def gamlp() -> nn.Module:
     return build("gamlp", 5, 3, 2, 0.5, {"hidden": 4})
 
 
-def test_load_reaches_the_module() -> None:
-    model = FlatModel(gamlp())
-    w = torch.arange(len(model.w), dtype=torch.float32)
-    model.load(w)
-    assert torch.equal(nn.utils.parameters_to_vector(model.module.parameters()), w)
-    first = next(model.module.parameters())
-    first.data.zero_()
-    assert (model.w[: first.numel()] == 0).all()
-    assert torch.equal(model.w[first.numel() :], w[first.numel() :])
-
-
 def test_initial_depends_on_the_seed_only() -> None:
     model, state = FlatModel(gamlp()), torch.get_rng_state()
     first = model.initial(3)
@@ -50,19 +39,6 @@ def test_gradients_of_the_model_and_of_the_vector_add_up() -> None:
         (model(x).logits_NC.square().sum() + model.w @ direction).backward()
         assert model.w.grad is gradient
         torch.testing.assert_close(model.w.grad, expected + direction, rtol=1e-5, atol=1e-5)
-
-
-def test_fresh_parameters_are_the_module_s_own_reset() -> None:
-    model, twin = FlatModel(gamlp()), gamlp()
-    drawn = model.initial(3)
-    torch.manual_seed(3)
-    twin.reset_parameters()  # type: ignore[operator]
-    expected = nn.utils.parameters_to_vector(twin.parameters())
-    assert torch.equal(drawn, expected)
-    assert torch.equal(model.w, drawn)
-    model.load(torch.zeros_like(drawn))
-    assert torch.equal(drawn, expected), "a copy"
-    assert not drawn.requires_grad
 
 
 def test_what_a_copy_learns_is_its_own() -> None:

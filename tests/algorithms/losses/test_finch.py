@@ -134,18 +134,3 @@ def test_centres_of_every_class_by_hand() -> None:
     assert owners.dtype == torch.int64
     expected = torch.tensor([[5, 5], [0.1 / 4, 10 / 4], [7 / 4, 0.3 / 4]])
     torch.testing.assert_close(centres, expected)
-
-
-def test_centres_of_few_prototypes() -> None:
-    proto, owner = torch.tensor([[1.0, 0], [0, 1], [4, 4]]), torch.tensor([1, 1, 0])
-    centres, owners = class_clusters(proto, owner, 2)
-    assert (centres.tolist(), owners.tolist()) == ([[4, 4], [1, 0], [0, 1]], [0, 1, 1])
-    centres, owners = class_clusters(proto, owner, 2, least=1)
-    assert (centres.tolist(), owners.tolist()) == ([[4, 4], [0.5, 0.5]], [0, 1])
-    # By default three are kept apart, and four are clustered.
-    four = torch.tensor([[1.0, 0], [0, 1], [2, 0], [0, 2]])
-    centres, owners = class_clusters(four, torch.zeros(4, dtype=torch.int64), 1)
-    assert (centres.tolist(), owners.tolist()) == ([[1.5, 0], [0, 1.5]], [0, 0])
-    assert class_clusters(four[:3], torch.zeros(3, dtype=torch.int64), 1)[0].tolist() == four[:3].tolist()
-    nothing = class_clusters(proto[:0], owner[:0], 2)
-    assert (nothing[0].shape, nothing[1].shape) == ((0, 2), (0,))

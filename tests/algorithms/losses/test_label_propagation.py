@@ -54,14 +54,6 @@ def test_equals_dense_algebra(make_view: Callable[..., View], data: st.DataObjec
         np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_isolated_node_keeps_its_seed(make_view: Callable[..., View]) -> None:
-    prediction = soft(6, 3)
-    view = make_view(6, RING, [0] * 6, [0], 3)
-    for y in propagate_labels(view, with_training_labels(view, prediction), 5, 0.5):
-        torch.testing.assert_close(y[5], prediction[5])
-        assert not torch.allclose(y[1], prediction[1])
-
-
 @pytest.mark.parametrize("hidden", [0, 1, -1])
 def test_reads_no_label_outside_the_training_rows(make_view: Callable[..., View], hidden: int) -> None:
     labels = [[1, 2, 2, 2, 2], [1, hidden, 2, hidden, hidden]]
@@ -69,15 +61,6 @@ def test_reads_no_label_outside_the_training_rows(make_view: Callable[..., View]
     results = [list(propagate_labels(view, with_training_labels(view, soft(5, 3)), 4, 0.5)) for view in views]
     for left, right in zip(*results, strict=True):
         assert torch.equal(left, right)
-
-
-def test_does_not_write_into_the_prediction(make_view: Callable[..., View]) -> None:
-    prediction = soft(5, 3)
-    before = prediction.clone()
-    view = make_view(5, RING, [0] * 5, [0], 3)
-    list(propagate_labels(view, with_training_labels(view, prediction), 2, 0.5))
-    list(propagate_labels(view, prediction, 2, 0.5))
-    assert torch.equal(prediction, before)
 
 
 def test_row_stochastic() -> None:

@@ -1,6 +1,6 @@
 """Whole rounds over pairs of nodes, against PyG and plain torch, from the published arrays."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,9 @@ from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from shoal.algorithms.base import Tree
 from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
-from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.storage.graph.pairs import EDGE
 from shoal.storage.store.view import View
 
@@ -169,44 +165,3 @@ def test_prototypes_are_means_over_pairs(
                 sums[client.y[item]] += client.module.embed(client, item[None])[0]
             counts[client.y[item]] += 1
     torch.testing.assert_close(server.state.server["proto"], sums / counts[:, None], rtol=1e-4, atol=1e-5)
-
-
-def test_one_client_of_the_whole_graph_is_scored_on_the_pairs_of_all(
-    run: Callable[..., Server], edge_task: dict[str, Any]
-) -> None:
-    of_all = run({**edge_task, "algorithm.name": "global"}, rounds=1).infos
-    of_clients = run(edge_task, rounds=1).infos
-    assert [info.items for info in of_all] == [sum(info.items for info in of_clients)]
-    assert [info.train for info in of_all] == [sum(info.train for info in of_clients)]
-
-
-class Backwards:
-    """A pool whose cells run in another order, each by itself, as on other hosts."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pool, name)
-
-    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        for position in reversed(range(len(cells))):
-            for _, outcome in self.pool.run_cells([cells[position]], shared):
-                yield position, outcome
-
-
-@pytest.mark.parametrize("kind", ["gcn", "sgc"])
-def test_resumed_and_in_another_order_of_cells_to_the_bit(start: Start, edge_task: dict[str, Any], kind: str) -> None:
-    keys = {**keys_of(edge_task, kind), "algorithm.name": "fedproto_averaged", "train.batch_size": 7}
-    once = start(keys)
-    for _ in range(ROUNDS):
-        once.round()
-    server = start(keys)
-    server.round()
-    state = FederationState.from_tensors(*server.state.to_tensors())
-    again = start(keys, state=state, pool=Backwards)
-    for _ in range(ROUNDS - 1):
-        again.round()
-    assert set(again.state.server) == set(once.state.server)
-    for name, value in once.state.server.items():
-        assert torch.equal(again.state.server[name], value), name

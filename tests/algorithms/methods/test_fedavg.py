@@ -1,5 +1,4 @@
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,23 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Context, Mix, Requests, Tree
-from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-
-
-@dataclass(frozen=True)
-class Mixed(FedAvg):
-    """FedAvg as one row of a mixing matrix."""
-
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        got = yield Ask("train", {"w": Reduce.MIX}, shared={"w": server["w"]})
-        n = torch.tensor([float(ctx.clients[i].nodes) if ctx.clients[i].train else 0.0 for i in got.ids])
-        server["w"] = yield Mix("w", n / n.sum())
 
 
 @pytest.mark.parametrize("weight", [None, "nodes", "train", "uniform"])
@@ -66,10 +52,3 @@ def test_whole_rounds(
             for scope, model in scores.items():
                 expected = counts_of(server, client.view, model)
                 np.testing.assert_array_equal(server.state.scores[scope][i], expected, err_msg=f"{number} {scope} {i}")
-
-
-def test_sum_and_mix_agree(run: Run) -> None:
-    keys = {"train.optimizer": "sgd", "train.lr": 0.1, "participation.ratio": 0.7}
-    summed = run({**keys, "algorithm.name": "fedavg"})
-    mixed = run({**keys, "algorithm.name": f"{__file__}:Mixed"})
-    torch.testing.assert_close(mixed.state.server["w"], summed.state.server["w"], rtol=1e-4, atol=1e-6)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.algorithms.methods.fedgen import sameness
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
@@ -135,3 +136,12 @@ def test_before_anybody_has_a_training_node_there_is_no_generator(start: Run, pa
     assert server.state.server.keys() == {"w", "known"}
     server.round()
     assert server.state.server["known"].tolist() == [True, True, False, False]
+
+
+def test_sameness_pushes_equal_embeddings_nowhere_and_others_apart() -> None:
+    g = torch.tensor([[0.0, 1.0], [0.0, 1.0], [2.0, 1.0]], requires_grad=True)
+    sameness(torch.tensor([[0.0], [1.0], [3.0]]), g).backward()
+    assert g.grad is not None
+    assert g.grad.isfinite().all()
+    # Down the gradient, the third goes further right, the other two further left.
+    assert g.grad[:, 0].sign().tolist() == [1, 1, -1]

@@ -59,19 +59,6 @@ def with_widths(make_view: Callable[..., Any], make_client: Make, own: int, copi
     return Client(client.info, view, {MODEL: client.model, "copilot": second}, {}, {}, client.random)
 
 
-def test_where_the_projection_starts(make_view: Callable[..., Any], make_client: Make) -> None:
-    square = with_widths(make_view, make_client, 6, 6)
-    with projection(square, trainer_of(square, TrainOptions())) as (w, _):
-        assert torch.equal(w, torch.eye(6))
-    other = with_widths(make_view, make_client, 6, 4)
-    with projection(other, trainer_of(other, TrainOptions())) as (w, _):
-        expected = nn.init.xavier_uniform_(
-            torch.empty(6, 4), generator=torch.Generator().manual_seed(key(0, 1, 0, "projection"))
-        )
-        assert torch.equal(w, expected)
-    assert torch.equal(other.state["projection"], expected)
-
-
 @pytest.mark.parametrize("kept", ["keep", "reset"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_the_projection_s_steps(make_view: Callable[..., Any], make_client: Make, optimizer: Any, kept: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from support.errors import refused
 from support.plain_dropout import dropped
 from support.plain_fedavg import SGD
 from support.pyg_clients import DROPOUT, PlainClient
@@ -25,7 +26,6 @@ from shoal.engine.config.config import Config
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.view import View
 
@@ -177,15 +177,15 @@ def test_an_export_has_clients_and_no_model_of_the_server(
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "place"),
     [
-        ({"model": {"name": "gin"}}, r"model\.name: FedStar shares the structure encoder of star, found gin"),
-        ({"task": "node"}, r"task: fedstar is for graph tasks, found node; take a method for node tasks \("),
+        ({"model": {"name": "gin"}}, "model.name"),
+        ({"task": "node"}, "task"),
     ],
 )
-def test_refused(configure: Callable[..., Config], keys: dict[str, Any], more: dict[str, Any], message: str) -> None:
+def test_refused(configure: Callable[..., Config], keys: dict[str, Any], more: dict[str, Any], place: str) -> None:
     keys = {**keys, "run.tensorboard": False, **more}
-    with pytest.raises(ShoalError, match=f"^{message}"):
+    with refused(place):
         run_config(configure(keys))
 
 

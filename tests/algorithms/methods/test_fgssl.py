@@ -12,7 +12,7 @@ from support.small_fedgkc import answer, as_sparse, dense_operator
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.methods.fgssl import FGSSL
+from shoal.algorithms.methods.fgssl import FGSSL, likeness_distilled
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.output import Output
@@ -196,3 +196,13 @@ def test_batches_and_every_backbone(run: Run) -> None:
     for model in ("gat", "gin", "gcnii", "transformer"):
         server = run({"algorithm.name": "fgssl", "model.name": model, "train.batch_size": 4}, rounds=1)
         assert server.state.server["w"].isfinite().all()
+
+
+def test_very_small_temperatures_and_zero_rows(make_view: Callable[..., View]) -> None:
+    view = make_view(6, [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4)], [0] * 6, [0], 3)
+    student = torch.zeros(6, 3, requires_grad=True)
+    found = likeness_distilled(view, torch.eye(3).repeat(2, 1), student, 1e-3)
+    found.backward()
+    assert found.isfinite()
+    assert student.grad is not None
+    assert student.grad.isfinite().all()

@@ -72,13 +72,3 @@ def test_rounds_written_out(
             torch.testing.assert_close(kept[i], w, rtol=1e-3, atol=1e-4)
         p = len(plain.w)
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
-
-
-@pytest.mark.parametrize("rows", ["train", "all"])
-def test_the_first_round_is_that_of_fedavg_to_the_last_bit(run: Run, rows: str) -> None:
-    """There is no model of before yet."""
-    keys = {"train.dropout": 0.5, "engine.trainer": "autograd", "model": {"name": "gcn", "head": "linear"}}
-    moon = {**keys, "algorithm.name": "moon", "algorithm.rows": rows}
-    for rounds in (1, 2):
-        fedavg, found = (run({**keys, "algorithm.name": "fedavg"}, rounds=rounds), run(moon, rounds=rounds))
-        assert torch.equal(fedavg.state.server["w"], found.state.server["w"]) == (rounds == 1)

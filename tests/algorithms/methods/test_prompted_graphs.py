@@ -40,17 +40,3 @@ def test_a_round_is_gradient_descent_by_autograd(
     prompt = 3 * FEATURES
     assert (trained[:FEATURES] != w[:FEATURES]).all()
     assert not torch.equal(trained[FEATURES:prompt], w[FEATURES:prompt])
-
-
-def test_the_same_bits_after_a_stop(
-    start: Callable[..., Server], run: Callable[..., Server], graph_task: dict[str, Any]
-) -> None:
-    """Four rounds at once, and two that another server goes on from."""
-    keys = {key: value for key, value in graph_task.items() if key != "model.name"}
-    keys |= {"model": VPG, "train.batch_size": 4, "rounds": 4}
-    whole = run(keys, rounds=4)
-    half = run(keys, rounds=2)
-    again = start(keys, state=half.state)
-    for _ in range(2):
-        again.round()
-    assert torch.equal(whole.state.server["w"], again.state.server["w"])
