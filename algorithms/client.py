@@ -378,8 +378,7 @@ class ClientInfo:
         train: Training items: rows, graphs, or pairs of rows.
         classes: Number of classes C of the federation.
         model: Which of the run's models it trains.
-        graphs: Graphs of its shard, where these are predicted.
-        pairs: Pairs of its rows, where these are predicted.
+        graphs, pairs: Graphs of its shard, or pairs of its rows, where these are predicted.
         domain: Number of the graph that it comes from, where there are several.
     """
 

@@ -19,7 +19,7 @@ class ModelInfo:
     Attributes:
         name: Name of the backbone.
         shapes: Shape of every parameter by its name, in the order in which they lie in `w`.
-        width: Width H of the embedding: what its classifier, of H + 1 parameters a class if it is linear, reads.
+        width: Width H of the embedding, which its classifier reads.
     """
 
     name: str

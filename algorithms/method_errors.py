@@ -41,12 +41,12 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
     if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, _files(type(method))):
         raise error
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    where = _innermost(lines, _files(type(method)))
-    if where is None and not type(method).__module__.startswith(OURS):
-        where = _definition(method, hook)
-    # Without a place it is the engine's own code, which a method of ours runs but did not write.
-    place = f"{where}, in {hook}(): " if where else ""
-    raise ShoalError(f"{before}{place}{in_words(error)}", detail="".join(traceback.format_exception(error))) from error
+    where, detail = _innermost(lines, _files(type(method))), "".join(traceback.format_exception(error))
+    if where is None and type(method).__module__.startswith(OURS):
+        # The engine's own code, which a method of ours runs but did not write.
+        raise ShoalError(f"{before}{in_words(error)}", detail=detail) from error
+    where = where or _definition(method, hook)
+    raise ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail=detail) from error
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:

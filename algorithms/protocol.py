@@ -73,8 +73,8 @@ class Mix:
 
     Attributes:
         entry: An entry uploaded as `Reduce.MIX` in this round.
-        rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of the `Replies.ids` of the `Ask` that
-            uploaded the entry; without `dst` one row, `[len(replies)]`, or any number.
+        rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of `Replies.ids`; without `dst` one row,
+            `[len(replies)]`, or any number.
         dst: Clients that find their row in the next download; None: the server.
     """
 

@@ -20,10 +20,7 @@ def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
 
 
 def class_margin(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
-    """min(max_c min_{c' != c} |Q_c - Q_c'|, cap), Q_c the mean prototype of class c (FedTGP).
-
-    Zero while fewer than two classes have a prototype.
-    """
+    """min(max_c min_{c' != c} |Q_c - Q_c'|, cap), Q_c the mean prototype of class c (FedTGP); 0 below two classes."""
     means_CH = _seen_means(proto_QH, class_Q, classes)
     return _margin(distances(means_CH, means_CH), cap)
 

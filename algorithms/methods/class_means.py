@@ -30,8 +30,7 @@ class ClassMeans(Local):
     Attributes:
         hops: K, the stored hop to average; at most `propagation.hops`.
         at_least: Training nodes that a class needs at a client to be sent; one would lay its features open.
-        noise: Share of the features that gets Gaussian noise before the upload, with the deviation of the mean's
-            entries.
+        noise: Share of the features that gets Gaussian noise before the upload, of the deviation of the mean's entries.
         weight: Training nodes that a class mean counts for.
     """
 

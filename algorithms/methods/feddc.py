@@ -32,8 +32,8 @@ class FedDC(FedAvg):
     Attributes:
         alpha: Weight of the penalty; the paper has 0.005 to 0.1.
         variate: `steps`, `gradient`, `off`, or `auto`: steps for SGD without momentum, gradient otherwise.
-        sends: w_i with the drift `before` this training, so that the first round averages w_i alone; or `after` it, as
-            the authors' code, where the first round goes twice as far as the mean of w_i does; or w_i alone (`off`).
+        sends: w_i with the drift `before` this training, or `after` it, as in the authors' code, where the first round
+            goes twice as far; or w_i alone (`off`).
     """
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"

@@ -66,8 +66,7 @@ class FedGKC(WithCopilot):
         self_detach: The weak view is a teacher: it gets no gradient.
         weak, strong: Shares of the edges, and of the features, that the views lack; the paper gives none.
         weights: How the server weighs copilots: `kama`, by size alone (`size`), or all equal (`uniform`).
-        kama_terms: What counts as knowledge, of `strength`, `clarity`, `smoothness`.
-        clarity, lam: See `knowledge`; lambda is 0.1 in the paper.
+        kama_terms, clarity, lam: What counts as knowledge, see `knowledge`; lambda is 0.1 in the paper.
         ramp: Rounds over which all weights of distillation rise linearly; 0: none.
     """
 

@@ -103,10 +103,7 @@ class FedKD(TaughtRows):
 
 @contextmanager
 def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, Callable[[], None]]]:
-    """A client's projection, `[H_m, H_s]`, and a function that takes its step; after the block the state has both.
-
-    It starts as the identity if it is square, else Xavier-uniform.
-    """
+    """A client's projection, `[H_m, H_s]`, and a function that takes its step; it starts as identity or Xavier-uniform."""
     start = client.state.get(PROJECTION)
     if start is None:
         start = torch.empty(*(width_of(client.models[name].module) for name in OTHER), device=client.data.device)

@@ -26,9 +26,8 @@ class FML(TaughtRows):
     server averages copilots over the cohort, weighted by nodes.
 
     Up: the copilot's parameters and the weight, P + 1 scalars. Down: P. Without training rows there is no CE: with
-    `rows: all` such a client is taught by what remains of the sum; a copilot that did not train has weight 0.
-
-    alpha = 1 trains the own model as Local, to the bit by autograd; then it teaches the copilot, nothing dropped.
+    `rows: all` such a client is taught by what remains of the sum; a copilot that did not train has weight 0. alpha = 1
+    trains the own model as Local, to the bit by autograd; then it teaches the copilot, nothing dropped.
 
     Attributes:
         alpha, beta: Weights of the labels for the own model and for the copilot.

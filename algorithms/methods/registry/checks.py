@@ -83,11 +83,11 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
             place = line_of(getattr(cls, old)) or where
             raise ShoalError(place, f"{name}.{old} is of an earlier version and not read any more; use {new}")
     if cls.client_models not in (known := get_args(ClientModels)):
-        wanted = f"expected one of {', '.join(known)}, got {cls.client_models!r}"
-        raise ShoalError(where, f"{name}.client_models", wanted)
+        place = f"{name}.client_models"
+        raise ShoalError(where, place, f"expected one of {', '.join(known)}, got {cls.client_models!r}")
     if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED}:
-        wanted = f"expected a frozenset of node, edge, graph and weighted, got {cls.supports!r}"
-        raise ShoalError(where, f"{name}.supports", wanted)
+        place, found = f"{name}.supports", cls.supports
+        raise ShoalError(where, place, f"expected a frozenset of node, edge, graph and weighted, got {found!r}")
 
 
 def class_place(cls: Any, file: str, source: str) -> str:

@@ -52,7 +52,7 @@ def take_rows(server: Tree, got: Replies) -> None:
 
 
 def rows_upload(mean_CK: Tensor, counts_C: Tensor, entry: str = "proto") -> Upload:
-    """A client's rows, weighted by its counts, which tell which rows follow."""
+    """A client's rows, weighted by its counts."""
     sent = row_bytes(counts_C > 0, mean_CK.shape[1]) + 4 * len(counts_C)
     return Upload({entry: mean_CK}, {entry: counts_C[:, None]}, {entry: sent})
 
