@@ -103,7 +103,7 @@ class FedKD(TaughtRows):
 
 @contextmanager
 def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, Callable[[], None]]]:
-    """A client's projection, `[H_m, H_s]`, and a function that takes its step; it starts as identity or Xavier-uniform."""
+    """A client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and a function that takes its step."""
     start = client.state.get(PROJECTION)
     if start is None:
         start = torch.empty(*(width_of(client.models[name].module) for name in OTHER), device=client.data.device)
