@@ -11,7 +11,8 @@ from torch import Tensor
 from shoal.algorithms.client import Client
 from shoal.algorithms.context import Context
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree, Upload
+from shoal.algorithms.protocol import MODEL, Ask, Mix, Tree, Upload
+from shoal.algorithms.protocol import Replies as Replies  # for methods, which import from here
 from shoal.algorithms.train_options import TrainOptions
 
 Requests = Generator[Ask | Mix, Any, None]
@@ -35,36 +36,28 @@ class Trainer(Protocol):
     ) -> float:
         """Trains one of a client's models in place; returns the mean loss of the last epoch, NaN without rows.
 
-        Args:
-            client: The client.
-            received: The value of `receive`, passed to the loss.
-            model: Name of the model.
-            loss: Loss of a batch; None: the method's `loss`.
-            term: Gives a scalar that every step adds to the loss, for terms that read more than the batch.
+        The loss is of a batch and gets `received`; None: the method's `loss`. What `term` gives, a scalar, is added to
+        it in every step, for terms that read more than the batch.
         """
-        ...
 
     def optimizer(self, client: Client, model: str = MODEL) -> AbstractContextManager[torch.optim.Optimizer]:
         """The optimizer of one of a client's models, with its moments, for a method's own training loop."""
-        ...
 
 
 class Algorithm:
     """A federated method; a subclass is a frozen dataclass of its hyper-parameters.
 
-    Server hooks: `setup`, `round`, `global_model`. Client hooks: `receive`, `train`, `loss`, `upload`, `predict`. Both
-    read `models`. A method needs `round`, every other hook has a default.
+    Server hooks: `setup`, `round`, `global_model`. Client hooks: `receive`, `train`, `loss`, `upload`, `predict`;
+    downloads and inboxes are read-only. Both read `models`. A method needs `round`, every other hook has a default.
 
     Attributes:
         centralized: Trains one client that holds the graph with all edges.
-        client_models: `global`: a client's model is rebuilt from each download. `personal`: clients keep the
-            parameters of their models until their next visit. `heterogeneous`: they may also train different
-            architectures, as no whole models are averaged.
+        client_models: `global`: a client's model is rebuilt from each download. `personal`: clients keep their
+            parameters until their next visit. `heterogeneous`: they may also train different architectures.
         reads_embedding: Reads embeddings or takes models apart at the classifier. Node models then end in a linear
             layer where the config leaves `model.head` open; with other methods some end in message passing.
-        supports: Tasks the method can train for, of `node`, `edge` and `graph`. A method that reads a client's edges
-            or features itself is for nodes alone. `weighted`: the method reads no edges, or reads their weights;
-            other methods are refused where edges have weights.
+        supports: Tasks the method can train for, of `node`, `edge` and `graph`; one that reads a client's edges or
+            features itself is for nodes alone. `weighted`: it reads no edges, or reads their weights.
     """
 
     centralized: ClassVar[bool] = False
@@ -73,14 +66,11 @@ class Algorithm:
     supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED}
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
-        """The models of every client, by the names that the method gives them.
+        """The models of every client by name: None is the one of the config's `model`.
 
-        None stands for the model that the config's `model` gives to the client. Anything else is written as in a
-        config, as in `{"name": "sgc", "hidden": 64}`, and is the same model at every client.
+        Anything else is written as in a config, as in `{"name": "sgc", "hidden": 64}`, the same for all clients.
         """
         return {MODEL: None}
-
-    # Server hooks.
 
     def setup(self, ctx: Context) -> Tree:
         """The server's state before the first round."""
@@ -93,42 +83,27 @@ class Algorithm:
     def global_model(self, server: Tree) -> Tree:
         """The download that the server would give to any client now; empty if it has none.
 
-        A whole model has an entry `w` and is evaluated by itself, as scope `global`. Entries without `w` are a part
-        of a model, such as the classifier: clients combine it with their own, and there is no scope `global`.
+        With an entry `w` it is a whole model, evaluated as scope `global`; without, a part that clients combine with
+        their own.
         """
         return {}
 
-    # Client hooks; downloads and inboxes are read-only.
-
     def receive(self, client: Client, down: Tree) -> Received:
-        """Applies a download (and the inbox) to the client, before it trains or is evaluated.
+        """Applies a download (and the inbox) to the client; returns what the hooks below read of it, in any form.
 
-        Before an evaluation the download is the value of `global_model`, or empty; an empty one leaves the client
-        unchanged.
-
-        Returns:
-            What the hooks below read of the download, in any form; the download itself by default.
+        It runs before the client trains or is evaluated. Before an evaluation the download is the value of
+        `global_model`, or empty; an empty one leaves the client unchanged.
         """
         if "w" in down:
             client.model.borrow(down["w"])
         return down
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        """Trains the client; returns its loss, NaN if nothing was trained.
-
-        A method that adds a term to the loss calls `trainer.fit` with `term=`.
-        """
+        """Trains the client; returns its loss, NaN if nothing was trained."""
         return trainer.fit(client, received)
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
-        """Training loss of a batch, a scalar.
-
-        Args:
-            out: Output of the model.
-            y: Labels, int64 `[n]`.
-            w: Parameters of the model, `[P]`, differentiable.
-            received: The value of `receive`.
-        """
+        """Training loss of a batch, a scalar, by labels `y`, int64 `[n]`, and parameters `w`, `[P]`, differentiable."""
         return F.cross_entropy(out.logits_NC, y)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
@@ -138,8 +113,7 @@ class Algorithm:
     def predict(self, client: Client, received: Received, part: str) -> Tensor:
         """Scores of the items of `train`, `val`, `test` or of all items (`all`), `[items, C]`; the largest one wins.
 
-        By default the model that the config names predicts. With `data.inductive` the client here has all nodes, while
-        `received` was made from its training nodes.
+        With `data.inductive` the client here has all nodes, while `received` was made from its training nodes.
         """
         return client.model.logits() if part == "all" else client.model.logits_of(part)
 
@@ -151,29 +125,5 @@ def overrides(method: Algorithm | type[Algorithm], hook: str) -> bool:
 
 
 def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
-    """Whether clients train by `trainer.fit` on cross-entropy alone: neither `train` nor `loss` is replaced.
-
-    Such clients may train in one batch, or by analytic gradients (`engine.trainer`).
-    """
+    """Whether clients train by `trainer.fit` on cross-entropy alone, as batches and analytic gradients do."""
     return not (overrides(method, "train") or overrides(method, "loss"))
-
-
-__all__ = [
-    "Algorithm",
-    "Ask",
-    "Client",
-    "ClientModels",
-    "Context",
-    "Loss",
-    "Mix",
-    "Output",
-    "Received",
-    "Replies",
-    "Requests",
-    "Term",
-    "Trainer",
-    "Tree",
-    "Upload",
-    "overrides",
-    "trains_plainly",
-]

@@ -1,7 +1,6 @@
 """One client during its visit to a host: its sizes, its data, its state, and its models.
 
-The hooks of a method get a `Client`. `ClientModel` is one of its models on its data, and `FlatModel` the host's model
-behind it, whose parameters lie in one vector.
+`ClientModel` is one of its models on its data, and `FlatModel` the host's model behind it.
 """
 
 import copy
@@ -41,11 +40,10 @@ class FlatModel:
 
     Attributes:
         module: The backbone; its parameters are views of `w`.
-        w: All parameters, float32 `[P]`, a leaf that may be differentiated; its gradient and the parameters' gradients
-            share memory, so that a penalty on `w` and the loss of the model add up.
+        w: All parameters, float32 `[P]`, a leaf; its gradient and the parameters' gradients share memory, so that a
+            penalty on `w` and the loss of the model add up.
         bfloat16: Layers multiply in bfloat16; parameters, outputs and losses stay float32.
-        sparse: Features are sparse: weights `[H, F]` that they are multiplied by lie in `w` column by column, as a
-            product with sparse rows reads them.
+        sparse: Features are sparse: weights `[H, F]` that they are multiplied by lie in `w` column by column.
     """
 
     def __init__(self, module: nn.Module, bfloat16: bool = False, sparse: bool = False) -> None:
@@ -55,7 +53,8 @@ class FlatModel:
         self.sparse = sparse
         parameters = list(module.parameters())
         self._by_column = {id(p) for p in self._first_weights()} if sparse else set()
-        values = torch.cat([self._in_order(p.detach(), p).reshape(-1) for p in parameters]).contiguous()
+        ordered = [p.t() if id(p) in self._by_column else p for p in parameters]
+        values = torch.cat([p.detach().reshape(-1) for p in ordered]).contiguous()
         flat = self._room_for(values).copy_(values) if sparse else values
         gradient = self._room_for(values).zero_() if sparse else torch.zeros_like(values)
         for p, data, grad in zip(parameters, self.parts(flat), self.parts(gradient)):
@@ -77,18 +76,10 @@ class FlatModel:
 
     def _room_for(self, values: Tensor) -> Tensor:
         """A vector like the values in which the first weight by column, whose rows are read, starts at a cache line."""
-        before = 0
-        for p in self.module.parameters():
-            if id(p) in self._by_column:
-                break
-            before += p.numel()
+        before = sum(p.numel() for p in takewhile(lambda p: id(p) not in self._by_column, self.module.parameters()))
         room = values.new_empty(len(values) + CACHE_LINE)
         start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE
         return room[start : start + len(values)]
-
-    def _in_order(self, value: Tensor, p: nn.Parameter) -> Tensor:
-        """A parameter's value as it lies in `w`."""
-        return value.t() if id(p) in self._by_column else value
 
     def parts(self, w: Tensor) -> Iterator[Tensor]:
         """Views of a vector `[P]` in the shapes of the parameters, in their order."""
@@ -100,7 +91,7 @@ class FlatModel:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Hop numbers that the backbone reads."""
+        """Hops that the backbone reads."""
         return tuple(self.module.inputs)  # type: ignore[arg-type]
 
     @property
@@ -121,15 +112,13 @@ class FlatModel:
 
     @property
     def classifier(self) -> slice:
-        """Where weight and bias of the last linear layer lie in `w`, `[C H + C]`; after them what else it is made of.
+        """Where weight, row by row, and bias of the last linear layer lie in `w`, `[C H + C]`; then `Head.messages`.
 
-        The weight lies row by row, the bias after it. Only where the model has no body, and features are sparse, does
-        it lie column by column. More than these has a classifier that passes messages (`Head.messages`).
+        The weight lies column by column where the model has no body and features are sparse.
         """
         weight, bias = self._classifier()
-        before = takewhile(lambda p: p is not weight, self.module.parameters())
-        start = sum(p.numel() for p in before)
-        return slice(start, start + weight.numel() + bias.numel() + sum(p.numel() for p in self._messages()))
+        start = sum(p.numel() for p in takewhile(lambda p: p is not weight, self.module.parameters()))
+        return slice(start, start + sum(p.numel() for p in (weight, bias, *self._messages())))
 
     @property
     def classifies_by_weight(self) -> bool:
@@ -154,21 +143,13 @@ class FlatModel:
         return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
 
     def load(self, w: Tensor) -> None:
-        """Overwrites all parameters, `[P]`.
-
-        Raises:
-            ValueError: They are of another shape.
-        """
+        """Overwrites all parameters, `[P]`; a ValueError where they are of another shape."""
         self.require_shape(w)
         with torch.no_grad():
             self.w.copy_(w)
 
     def require_shape(self, w: Tensor) -> None:
-        """Checks that a vector has the shape of the parameters, `[P]`.
-
-        Raises:
-            ValueError: It has not.
-        """
+        """Raises a ValueError for a vector that has not the shape of the parameters, `[P]`."""
         if w.shape != self.w.shape:
             raise ValueError(f"parameters of shape {list(w.shape)}, the model has {list(self.w.shape)}")
 
@@ -216,8 +197,8 @@ class ClientModel:
     Attributes:
         pattern: The host's model, whatever parameters it has at the moment: for its structure.
         data: View of the client's shard.
-        items: Its graphs, or its pairs of rows, where they are what is predicted, or its rows in an augmented
-            graph (`answer_in`); None: its rows are, in the graph of its shard.
+        items: What is predicted: its graphs, its pairs of rows, its rows in an augmented graph (`answer_in`), or, None,
+            its rows in the graph of its shard.
         random: Seed of a purpose, from (run seed, round, client, model, purpose).
         received: The method replaced the parameters since the client was visited.
     """
@@ -225,12 +206,13 @@ class ClientModel:
     def __init__(self, flat: FlatModel, data: View, random: Callable[[str], int], w: Tensor | None = None) -> None:
         """Begins with borrowed parameters `[P]`, or with those that the host's model has now."""
         self.pattern, self.data, self.random = flat, data, random
-        self.received = False
         # Parameters that the host's model does not have yet, and whether they are the client's own memory.
         self._waiting: Tensor | None = None
         self._is_own = False
+        self._logits: Tensor | None = None
         if w is not None:
-            self._wait(w, is_own=False)
+            self.borrow(w)
+        self.received = False
         self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
         if data.graph_ptr is not None:
             from shoal.algorithms.models.items import client_graphs
@@ -240,7 +222,6 @@ class ClientModel:
             from shoal.algorithms.models.items import client_pairs
 
             self.items = client_pairs.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
-        self._logits: Tensor | None = None
 
     @property
     def flat(self) -> FlatModel:
@@ -268,7 +249,7 @@ class ClientModel:
 
     @property
     def coupled(self) -> Coupled | None:
-        """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
+        """As of the host's model."""
         return self.pattern.coupled
 
     def __call__(self, inputs: Inputs) -> Output:
@@ -291,14 +272,11 @@ class ClientModel:
         self._replace(w, is_own=True)
 
     def _replace(self, w: Tensor, is_own: bool) -> None:
-        self._wait(w, is_own)
-        self.received = True
-        self._logits = None
-
-    def _wait(self, w: Tensor, is_own: bool) -> None:
         self.pattern.require_shape(w)
         # What travels in half the bytes is computed with as all parameters are.
         self._waiting, self._is_own = w.to(self.pattern.w.dtype), is_own
+        self.received = True
+        self._logits = None
 
     def snapshot(self) -> Tensor:
         """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
@@ -316,8 +294,8 @@ class ClientModel:
     def gathered(self, part: str) -> Inputs:
         """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
-        For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
-        whole graph. Where items are graphs, these graphs alone, and where they are pairs, rows of these alone.
+        A decoupled model reads these rows of its hops, float32, contiguous, kept on the host; a coupled one the whole
+        graph. Where items are graphs or pairs, it reads these alone.
         """
         if self.items is not None:
             return self.items.all() if part == "all" else self.items.part(part)
@@ -373,7 +351,7 @@ class ClientModel:
             return self.flat(inputs)
 
     def forward(self, rows: Tensor) -> Callable[[], Output]:
-        """The model on some items, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        """The model on some items, in its present mode and with gradients; what it reads is drawn once."""
         inputs = self.some(rows)
         return lambda: self.flat(inputs)
 
@@ -407,8 +385,7 @@ class ClientInfo:
         train: Training items: rows, graphs, or pairs of rows.
         classes: Number of classes C of the federation.
         model: Which of the run's models it trains.
-        graphs: Graphs of its shard, where graphs are what is predicted.
-        pairs: Pairs of its rows, where pairs are. Both None: its rows are.
+        graphs, pairs: Graphs of its shard, or pairs of its rows, where these are predicted.
         domain: Number of the graph that it comes from, where there are several.
     """
 
@@ -440,10 +417,9 @@ class Client:
         info: Sizes.
         data: View of its shard.
         models: Its models by the names that the method gives them.
-        state: What the client keeps between rounds, a private copy. Parameters and moments of models are kept by the
-            engine, under the names of `parameters_key` and `moments_key`; anything else is the method's.
-        inbox: Results of `Mix` addressed to it since its last visit, read-only; kept until a newer one takes its
-            place.
+        state: What it keeps between rounds, a private copy: parameters and moments of models under `parameters_key` and
+            `moments_key`, which the engine writes, and anything else that the method does.
+        inbox: Results of `Mix` addressed to it since its last visit, read-only, until newer ones replace them.
         random: Seed of a purpose, from (run seed, round, client, purpose).
     """
 
@@ -460,7 +436,7 @@ class Client:
         return self.models[MODEL]
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A separate random stream for every purpose of a visit."""
+        """A random stream for a purpose of the visit."""
         return generator_on(self.data.device).manual_seed(self.random(purpose))
 
 

@@ -19,7 +19,7 @@ class ModelInfo:
     Attributes:
         name: Name of the backbone.
         shapes: Shape of every parameter by its name, in the order in which they lie in `w`.
-        width: Width H of the embedding: what its classifier, of H + 1 parameters a class if it is linear, reads.
+        width: Width H of the embedding, which its classifier reads.
     """
 
     name: str
@@ -43,11 +43,10 @@ class Context:
         features: Width F of the features and of every hop.
         hops: Hops K beyond the features.
         train: Options of local training.
-        models: The kinds of every named model: several where the config's `model` lists them, of which client i has
-            number `clients[i].model`, and one of any other.
+        models: The kinds of every named model: where the config's `model` lists several, client i has number
+            `clients[i].model` of them.
         initial: The common initial parameters, float32 `[P]` (of client 0's model, where clients train several).
-        build: Makes a model on the server from a name in `models` and the number of its kind, holding the parameters
-            that clients of this kind start from.
+        build: Makes a model from its name and the number of its kind, with the parameters that clients start from.
         device: Where the server computes.
         round: Number of the round, from 1; 0 in `setup`.
         rounds: Rounds of the run.
@@ -80,26 +79,14 @@ class Context:
         return kinds[self.clients[client].model if len(kinds) > 1 else 0]
 
     def record_mixing(self, receivers: Sequence[int], senders: Sequence[int], rows_KJ: Tensor) -> None:
-        """Records the weights by which uploads were mixed; does nothing where the run keeps no records.
-
-        Args:
-            receivers: Clients, one a row.
-            senders: Clients, one a column.
-            rows_KJ: Weights, `[receivers, senders]`.
-        """
+        """Records the weights, `[receivers, senders]`, by which uploads were mixed, where the run keeps records."""
         if self.records is not None:
             mixing_BB = torch.zeros(len(self.clients), len(self.clients))
             mixing_BB[torch.tensor(receivers)[:, None], torch.tensor(senders)] = rows_KJ.detach().float().cpu()
             self.records["mixing"] = mixing_BB
 
     def record_prototypes(self, clients: Sequence[int], proto_KCH: Tensor, present_KC: Tensor) -> None:
-        """Records prototypes of classes; does nothing where the run keeps no records.
-
-        Args:
-            clients: One a row.
-            proto_KCH: Prototypes.
-            present_KC: Which exist.
-        """
+        """Records prototypes of classes by client, and which of them exist, where the run keeps records."""
         if self.records is not None:
             self.records["prototypes"] = proto_KCH[present_KC].detach().float().cpu()
             row, c = present_KC.cpu().nonzero(as_tuple=True)

@@ -4,7 +4,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import GeneratorType, TracebackType
+from types import GeneratorType
 from typing import Any, NoReturn
 
 import torch
@@ -22,17 +22,9 @@ class ProtocolError(Exception):
 
 @contextmanager
 def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
-    """Inside of the block a hook of a method runs; whatever it raises becomes one line that names its file and line.
+    """Whatever a hook raises in the block becomes a `ShoalError`, `before` and its file and line at the front.
 
     Errors that are such a line already, a full GPU and a Ctrl-C pass as they are.
-
-    Args:
-        method: The method.
-        hook: Name of the hook, as `upload`.
-        before: What the line says first, of the round for instance.
-
-    Raises:
-        ShoalError: The hook failed, or called `sys.exit`.
     """
     try:
         yield
@@ -48,33 +40,21 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
         raise fault(method, hook, str(error), before) from None
     if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, _files(type(method))):
         raise error
-    raise failure(method, hook, error, before) from error
-
-
-def failure(method: Algorithm, hook: str, error: BaseException, before: str = "") -> ShoalError:
-    """The error of a hook that raised, with the innermost line of the method's file and the traceback as its detail."""
-    detail = "".join(traceback.format_exception(error))
-    where = place_in(_files(type(method)), error.__traceback__)
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    where, detail = _innermost(lines, _files(type(method))), "".join(traceback.format_exception(error))
     if where is None and type(method).__module__.startswith(OURS):
         # The engine's own code, which a method of ours runs but did not write.
-        return ShoalError(f"{before}{in_words(error)}", detail=detail)
+        raise ShoalError(f"{before}{in_words(error)}", detail=detail) from error
     where = where or _definition(method, hook)
-    return ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail=detail)
+    raise ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail=detail) from error
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:
-    """The error of a hook that gave something wrong; names the line where the hook is defined.
-
-    Args:
-        method: The method.
-        hook: Name of the hook, or the function that the method gave in its place.
-        what: What is wrong and what is wanted.
-        before: As for `code_of`.
-    """
+    """The error of a hook, or of a function in its place, that gave something wrong; names where it is defined."""
     if isinstance(hook, str):
         return ShoalError(f"{before}{_definition(method, hook)}, in {hook}(): {what}")
     name = getattr(hook, "__name__", type(hook).__name__)
-    return ShoalError(f"{before}{_line_of(hook) or file_of(type(method))}, in {name}(): {what}")
+    return ShoalError(f"{before}{line_of(hook) or file_of(type(method))}, in {name}(): {what}")
 
 
 def yield_place(method: Algorithm, steps: Any) -> str:
@@ -86,21 +66,18 @@ def yield_place(method: Algorithm, steps: Any) -> str:
     return _innermost(lines, _files(type(method))) or _definition(method, "round")
 
 
-def place_in(files: frozenset[str], trace: TracebackType | None) -> str | None:
-    """The innermost line of a traceback that lies in some files, as `file.py, line 7`; those of a user come first."""
-    return _innermost([(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)], files)
-
-
 def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str | None:
+    """The innermost of some lines that lies in some files, as `file.py, line 7`; those of a user come first."""
     found = [(file, line) for file, line in lines if file in files]
     own = [(file, line) for file, line in found if shown(file) == file]
-    for file, line in reversed(own or found):
-        return f"{shown(file)}, line {line}"
-    return None
+    if not found:
+        return None
+    file, line = (own or found)[-1]
+    return f"{shown(file)}, line {line}"
 
 
 def file_of(cls: type) -> str:
-    """The file of a method's class, a user's own as it was given, one of ours below the root of the packages."""
+    """The file of a method's class, as `shown`."""
     return shown(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
 
 
@@ -126,11 +103,12 @@ def _files(cls: type) -> frozenset[str]:
 def _definition(method: Algorithm, hook: str) -> str:
     """Where a hook of a method is defined; only the file if the method has none of its own."""
     own = getattr(type(method), hook, None)
-    place = _line_of(own) if own is not getattr(Algorithm, hook, None) else None
+    place = line_of(own) if own is not getattr(Algorithm, hook, None) else None
     return place or file_of(type(method))
 
 
-def _line_of(function: object) -> str | None:
+def line_of(function: object) -> str | None:
+    """Where a function is defined, as `file.py, line 7`; None for anything else."""
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     return f"{shown(code.co_filename)}, line {code.co_firstlineno}" if code else None

@@ -1,9 +1,8 @@
 """The protocol between a federated method and the engine.
 
 The server's part of a round is one generator. It yields an `Ask` (run a phase on clients and come back with their
-`Replies`) or a `Mix` (multiply what clients uploaded and the engine holds by a matrix), as often as it likes: once for
-FedAvg, a hundred times for split learning. Server state and client state are values (`Tree`); the engine ships,
-counts, checkpoints and replays them and knows no method by name.
+`Replies`) or a `Mix` (multiply what clients uploaded and the engine holds by a matrix), as often as it likes. Server
+state and client state are values (`Tree`), which the engine ships, counts, checkpoints and replays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,16 +45,16 @@ class Ask:
     """Run one phase on some clients; the generator receives their `Replies`.
 
     Attributes:
-        phase: Name of the phase, given to `Algorithm.train` and `Algorithm.upload`.
+        phase: Its name, given to `Algorithm.train` and `Algorithm.upload`.
         up: Entries that come back, and how each is reduced.
         shared: Download that is the same for all.
         private: Further download of single clients, by number; wins over `shared`.
-        train: The clients train before their upload, by `Algorithm.train`.
+        train: The clients train before their upload.
         to: Clients to ask; the cohort by default.
         score: Where they train and an evaluation is due, they are evaluated as `trained` after it: not so in a phase
             that is followed by another one of their training.
-        score_with: What evaluation as `trained` reads besides a client's state, by `Algorithm.receive`, as a part of
-            the model that never leaves the server. It is no message of the method and does not count as sent.
+        score_with: What evaluation as `trained` reads in addition, by `Algorithm.receive`, as a part of the model that
+            never leaves the server; it does not count as sent.
     """
 
     phase: str
@@ -74,8 +73,8 @@ class Mix:
 
     Attributes:
         entry: An entry uploaded as `Reduce.MIX` in this round.
-        rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of the `Replies.ids` of the `Ask` that
-            uploaded the entry; without `dst` one row, `[len(replies)]`, or any number.
+        rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of `Replies.ids`; without `dst` one row,
+            `[len(replies)]`, or any number.
         dst: Clients that find their row in the next download; None: the server.
     """
 
@@ -90,9 +89,8 @@ class Upload:
 
     Attributes:
         entries: Tensors by name; names and reductions were fixed by the `Ask`.
-        weight: Weight of the client in the weighted means of its `Reduce.MEAN` entries, 1 by default; a tensor that
-            broadcasts against the entry weighs its rows apart (prototypes: `[C, 1]` counts). What has weight 0 is not
-            read and may be NaN.
+        weight: Of the client in the weighted means of its `Reduce.MEAN` entries, 1 by default; a tensor that broadcasts
+            against the entry weighs its rows apart (prototypes: `[C, 1]` counts). What has weight 0 may be NaN.
         upload_bytes: Bytes that an entry and its weight take as the protocol would send them, where that is less than
             the padded tensors say: rows of classes that a client lacks are not sent.
     """
@@ -110,7 +108,7 @@ class Replies:
         ids: Clients that answered, ascending.
         entries: `Reduce.MEAN`: the weighted mean, zero where no client has weight. `Reduce.STACK`: tensors stacked
             along a new first axis in the order of `ids`. Entries of `Reduce.MIX` are held by the engine.
-        weights: Total weight of every `Reduce.MEAN` entry, float64: a scalar, or the shape of the clients' weights.
+        weights: Total weight of every `Reduce.MEAN` entry, float64, of the shape of the clients' weights.
         lists: `Reduce.GATHER`: the tensor of every client, in the order of `ids`.
     """
 

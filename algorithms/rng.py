@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def key(*parts: int | str) -> int:
-    """A 63-bit seed from e.g. (run seed, round, client, purpose), whichever process draws first."""
+    """A 63-bit seed from e.g. (run seed, round, client, purpose)."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 

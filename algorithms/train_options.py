@@ -1,7 +1,7 @@
 """How a client trains in a round."""
 
+import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -13,7 +13,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Named, Number, Positive
 from shoal.storage.suggestions import did_you_mean
 
-# Those whose options are numbers, and which change the rate alone, whatever a run comes to.
+# Those whose options are numbers, and which change nothing but the rate.
 SCHEDULES = (
     "ConstantLR",
     "CosineAnnealingLR",
@@ -33,15 +33,7 @@ class Rates:
     """The rates of all rounds, found one after another as they are asked for."""
 
     def __init__(self, schedule: Named, lr: float) -> None:
-        """Begins with the first round.
-
-        Args:
-            schedule: Name of a scheduler of torch, and its options.
-            lr: The rate that it changes.
-
-        Raises:
-            ValueError: Unknown name, or an option is unknown or not possible.
-        """
+        """Begins with the first round; a ValueError for an unknown name, or an option that is unknown or impossible."""
         if schedule.name not in SCHEDULES:
             known = f"known here: {', '.join(SCHEDULES)}{did_you_mean(schedule.name, SCHEDULES)}"
             raise ValueError(f"{schedule.name} is no schedule; {known}")
@@ -55,7 +47,7 @@ class Rates:
             self._scheduler = getattr(torch.optim.lr_scheduler, schedule.name)(self._optimizer, **schedule.options)
             # torch warns of a scheduler that is stepped before its optimizer.
             self._optimizer.step()
-            self._found = [self._now()]
+            self._found = self._scheduler.get_last_lr()
             self.of_round(2)
         except CANNOT as error:
             raise ValueError(f"{schedule.name}: {' '.join(str(error).split())}") from None
@@ -64,31 +56,20 @@ class Rates:
         """The rate of a round, from 1."""
         while len(self._found) < number:
             self._scheduler.step()
-            self._found.append(self._now())
-        return self._found[number - 1]
-
-    def _now(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+            self._found += self._scheduler.get_last_lr()
+        return float(self._found[number - 1])
 
 
 def possible(schedule: Named | None) -> Named | None:
-    """A schedule that torch takes.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """The schedule; a ValueError where torch does not take it."""
     if schedule is not None:
         Rates(schedule, 1.0)
     return schedule
 
 
 def rate(schedule: Named, lr: float, number: int) -> float:
-    """The rate of a round, from 1.
-
-    Raises:
-        ShoalError: It is not positive, or not finite.
-    """
-    found = _rates(schedule.name, _as_tuple(schedule.options), lr).of_round(number)
+    """The rate of a round, from 1; a ShoalError where it is not positive and finite."""
+    found = _rates(schedule.name, json.dumps(schedule.options), lr).of_round(number)
     if not (math.isfinite(found) and found > 0):
         raise ShoalError(
             "train.schedule",
@@ -99,13 +80,9 @@ def rate(schedule: Named, lr: float, number: int) -> float:
 
 
 @lru_cache(maxsize=16)
-def _rates(name: str, options: tuple[tuple[str, Any], ...], lr: float) -> Rates:
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in options}
-    return Rates(Named(name=name, **plain), lr)
-
-
-def _as_tuple(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((key, tuple(v) if isinstance(v, list | tuple) else v) for key, v in sorted(options.items()))
+def _rates(name: str, options: str, lr: float) -> Rates:
+    """With options as JSON, for a key of the cache has to be hashable."""
+    return Rates(Named(name=name, **json.loads(options)), lr)
 
 
 def _is_number(value: Any) -> bool:
@@ -119,7 +96,7 @@ LOOKED_AHEAD = 100_000
 
 @dataclass(frozen=True, config=CLOSED)
 class TrainOptions:
-    """The section `train` of a config.
+    """The section `train` of a config; a ValueError where a value is out of its bounds.
 
     Attributes:
         epochs: Passes over the training rows in a round.
@@ -132,9 +109,6 @@ class TrainOptions:
         dropout: Probability that a hidden activation of a backbone is dropped.
         schedule: How the learning rate changes from round to round: a scheduler of torch with its options, as
             `{name: CosineAnnealingLR, T_max: 100}`, which takes a step a round; None: `lr` in all rounds.
-
-    Raises:
-        ValueError: A value is out of its bounds.
     """
 
     epochs: Positive = 3
@@ -148,21 +122,13 @@ class TrainOptions:
     schedule: Annotated[Named | None, AfterValidator(possible)] = None
 
     def in_round(self, number: int) -> Self:
-        """The options of a round, from 1, with its rate as `lr`.
-
-        Raises:
-            ShoalError: The schedule gives the round no rate.
-        """
+        """The options of a round, from 1, with its rate as `lr`; see `rate`."""
         if self.schedule is None:
             return self
         return replace(self, lr=rate(self.schedule, self.lr, number), schedule=None)
 
     def require_rates(self, rounds: int) -> None:
-        """Refuses a schedule that leaves a round of a run without a rate; of very long runs, one of the first rounds.
-
-        Raises:
-            ShoalError: It does.
-        """
+        """Raises a ShoalError where the schedule gives a round no rate; of very long runs, one of the first rounds."""
         if self.schedule is not None:
             for number in range(1, min(rounds, LOOKED_AHEAD) + 1):
                 rate(self.schedule, self.lr, number)

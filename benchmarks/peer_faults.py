@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree, Upload
-from shoal.algorithms.losses.alignment import NodeAlignment
+from shoal.algorithms.losses.prototype_losses import NodeAlignment
 from shoal.algorithms.methods import fedavg, feddc, fedproto, fedtgp, scaffold
 from shoal.algorithms.methods.shared.mean_gradient import steps_of
 from shoal.algorithms.protocol import MODEL

@@ -15,13 +15,7 @@ from shoal.storage.store.view import View
 
 
 def distilled(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:
-    """Mean over rows of KL(softmax(teacher) || softmax(student)), from logits.
-
-    Args:
-        teacher_NC: Logits of the teacher.
-        student_NC: Logits of the student, differentiable.
-        detach: The teacher gets no gradient.
-    """
+    """Mean over rows of KL(softmax(teacher) || softmax(student)), from logits; a detached teacher gets no gradient."""
     log_p_NC = (teacher_NC.detach() if detach else teacher_NC).log_softmax(1)
     return F.kl_div(student_NC.log_softmax(1), log_p_NC, reduction="batchmean", log_target=True)
 
@@ -31,14 +25,9 @@ def distilled_from_neighbours(
 ) -> Tensor:
     """Mean over nodes i of the KL(softmax(z_j) || softmax(h_i)) of i itself and its neighbours j (FedGKC, eq. 1).
 
-    One product with A + I: the sum over j is t_i - <S_i, log softmax(h_i)>, with S = (A + I) softmax(z) and t the same
-    sum of negative entropies. Nothing is formed for an edge.
-
-    Args:
-        data: The client's graph.
-        teacher_NH: Embeddings z of all nodes.
-        student_NH: Embeddings h, differentiable.
-        norm: Over j: `sum`, as eq. 1 is written, or `mean`, so that a hub weighs as much as any node.
+    Over j it is a `sum`, as eq. 1 is written, or a `mean`, so that a hub weighs as much as any node. The teacher's z
+    get no gradient. One product with A + I: the sum over j is t_i - <S_i, log softmax(h_i)>, with S = (A + I)
+    softmax(z) and t the same sum of negative entropies.
     """
     with torch.no_grad():
         log_q_NH = teacher_NH.log_softmax(1)
@@ -54,8 +43,7 @@ def distilled_from_neighbours(
 def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["unit", "raw"]) -> Tensor:
     """Mean squared difference of all entries, of rows as they are (`raw`) or scaled to length one (`unit`).
 
-    Raw distances to a teacher that is not trained let embeddings grow without bound (FedGKC's eq. 4). Gradients reach
-    both sides: detach a teacher.
+    Raw distances to a teacher that is not trained let embeddings grow without bound (FedGKC's eq. 4).
     """
     if rows == "unit":
         teacher_NH, student_NH = unit(teacher_NH), unit(student_NH)

@@ -19,15 +19,11 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
 
     Every point is linked to its first neighbour: the other point of the largest cosine, of the lowest index among
     equals. The connected components are the first partition. The next one comes in the same way from the means of the
-    clusters' points, and so on. The result is the last partition of more than one cluster; if the first partition is
-    one cluster, that. A zero point has cosine 0 to all. Computed on the processor in float64.
+    clusters' points, and so on. The result is the last partition of more than one cluster, or else the first. A zero
+    point has cosine 0 to all. All pairs are compared, in blocks of rows, on the processor in float64.
 
-    Two or three points always are one cluster, however far apart they lie; `least` says from how many points on
-    clusters are looked for.
-
-    Args:
-        points_NH: Points, up to some thousands: all pairs are compared, in blocks of rows.
-        least: Fewer points are each their own cluster; 1 clusters any number, as published.
+    Fewer than `least` points are each their own cluster; 1 clusters any number, as published, by which two or three
+    points are one cluster however far apart they lie.
 
     Returns:
         The cluster of every point, int64 `[N]`, numbered from 0 in the order of their first points.
@@ -45,13 +41,7 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
 
 
 def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int = 4) -> tuple[Tensor, Tensor]:
-    """Prototypes clustered by `finch`, every class by itself.
-
-    Args:
-        proto_PH: Prototypes of any number of clients.
-        class_P: Their classes, int64.
-        classes: C.
-        least: As for `finch`.
+    """Prototypes, with their classes, clustered by `finch`, every class by itself.
 
     Returns:
         Centres `[B, H]`, unweighted means of their members, and their classes, int64 `[B]`, ascending; within a class

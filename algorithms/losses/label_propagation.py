@@ -9,13 +9,9 @@ from shoal.storage.store.view import View
 
 
 def propagate_labels(data: View, seed_NC: Tensor, steps: int, seed_weight: float) -> Iterator[Tensor]:
-    """Yields Y^1 … Y^k of Y^s = a Y^0 + (1 - a) A~ Y^{s-1} (FedGTA, eq. 3), A~ = D^{-1/2} (A + I) D^{-1/2}.
+    """Yields Y^1 … Y^steps of Y^s = a Y^0 + (1 - a) A~ Y^{s-1} (FedGTA, eq. 3), A~ = D^{-1/2} (A + I) D^{-1/2}.
 
-    Args:
-        data: The client's graph.
-        seed_NC: Y^0, float32 `[N, C]`; in the paper the predicted class probabilities of all rows.
-        steps: k.
-        seed_weight: a, the weight of Y^0.
+    The seed is Y^0, float32 `[N, C]`, in the paper the predicted class probabilities of all rows, and a its weight.
     """
     y = seed_NC
     for _ in range(steps):

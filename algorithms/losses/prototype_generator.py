@@ -14,24 +14,13 @@ STATE = "generator"
 
 
 def train_kept(
-    server: Tree,
-    network: nn.Module,
-    loss: Callable[[], Tensor],
-    steps: int,
-    lr: float,
-    weight_decay: float,
-    seed: int,
+    server: Tree, network: nn.Module, loss: Callable[[], Tensor], steps: int, lr: float, weight_decay: float, seed: int
 ) -> float:
     """Goes on with Adam where the last round stopped; parameters and moments lie in the server's state.
 
-    Args:
-        server: The server's state; entries `generator` and `generator.*` are read and replaced.
-        network: Of any parameters; they are overwritten, at first by its `reset_parameters`.
-        loss: Of the network in a step, a scalar.
-        steps: How many.
-        lr: Learning rate.
-        weight_decay: Of AdamW, decoupled; with 0 it is Adam.
-        seed: Of the first parameters.
+    Entries `generator` and `generator.*` are read and replaced; the network's parameters are overwritten, at first by
+    its `reset_parameters`, from the seed. The weight decay is decoupled, as in AdamW: in the gradient, Adam would scale
+    it up for rows that no loss reads, and pull these to zero at the full learning rate. With 0 it is Adam.
 
     Returns:
         The loss before the last step; NaN without a step.
@@ -60,17 +49,11 @@ def train_kept(
 class PrototypeGenerator(nn.Module):
     """Anchors a_s = MLP(table_s) of S slots (a class, or a class at a hop), one MLP H -> H -> H for all (FedTGP).
 
-    The table starts from N(0, 1).
+    The table starts from N(0, 1). Normalized anchors have length one (FedPG).
     """
 
     def __init__(self, slots: int, width: int, normalized: bool) -> None:
-        """Draws the parameters from torch's default generator.
-
-        Args:
-            slots: Number of anchors S.
-            width: Their width H.
-            normalized: Anchors have length one (FedPG).
-        """
+        """Draws the parameters from torch's default generator."""
         super().__init__()
         self.normalized = normalized
         self.table = nn.Parameter(torch.empty(slots, width))
@@ -98,23 +81,7 @@ def train_generator(
     weight_decay: float,
     seed: int,
 ) -> tuple[Tensor, float]:
-    """Goes on with Adam where the last round stopped; see `train_kept`.
-
-    The weight decay is decoupled: in the gradient, Adam would scale it up for the rows of classes without a query, and
-    pull these to zero at the full learning rate.
-
-    Args:
-        server: The server's state; entries `generator` and `generator.*` are read and replaced.
-        generator: Of any parameters; they are overwritten.
-        loss: Of the anchors `[S, H]`.
-        steps: Full-batch steps.
-        lr: Learning rate.
-        weight_decay: Of AdamW.
-        seed: Of the first parameters.
-
-    Returns:
-        The anchors after the last step, `[S, H]`, and the loss before it (NaN without a step).
-    """
+    """`train_kept` by a loss of the anchors; gives those after the last step, `[S, H]`, and the loss before it."""
     value = train_kept(server, generator, lambda: loss(generator()), steps, lr, weight_decay, seed)
     with torch.no_grad():
         return generator(), value

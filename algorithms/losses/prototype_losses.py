@@ -1,13 +1,13 @@
-"""Losses that set embeddings or prototypes apart by class: with a margin on distances, or contrastive on cosines.
+"""Losses that set embeddings apart by class, by a margin or a contrast, or draw them towards target prototypes.
 
-Axes: Q queries with a class each, B entries of a bank of prototypes with a class each, C classes.
+Axes: Q queries with a class each, B entries of a bank with a class each, G items in two views, C classes.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.losses.prototypes import class_means, direction, unit
+from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
 
 
 def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
@@ -20,10 +20,7 @@ def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
 
 
 def class_margin(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
-    """min(max_c min_{c' != c} |Q_c - Q_c'|, cap), Q_c the mean prototype of class c (FedTGP).
-
-    Zero while fewer than two classes have a prototype.
-    """
+    """min(max_c min_{c' != c} |Q_c - Q_c'|, cap), Q_c the mean prototype of class c (FedTGP); 0 below two classes."""
     means_CH = _seen_means(proto_QH, class_Q, classes)
     return _margin(distances(means_CH, means_CH), cap)
 
@@ -51,14 +48,8 @@ def margin_cross_entropy(
 ) -> Tensor:
     """Mean cross-entropy of logits -(|q - a_c'| + margin 1[c' = c]) over the anchors (FedTGP).
 
-    The own class has to win by the margin.
-
-    Args:
-        query_QH: Prototypes of clients.
-        class_Q: Their classes, int64.
-        anchor_CH: Trainable prototypes.
-        known_C: Anchors that take part, those of the queries among them.
-        margin: Not negative.
+    The own class has to win by the margin. Of the anchors, trainable prototypes, those in `known_C` take part, those of
+    the queries among them.
     """
     distance_QC = distances(query_QH, anchor_CH)
     distance_QC = distance_QC + margin * F.one_hot(class_Q, len(anchor_CH))
@@ -66,25 +57,12 @@ def margin_cross_entropy(
 
 
 def contrast(
-    query_QH: Tensor,
-    class_Q: Tensor,
-    bank_BH: Tensor,
-    class_B: Tensor,
-    temperature: float,
-    margin: float = 0.0,
+    query_QH: Tensor, class_Q: Tensor, bank_BH: Tensor, class_B: Tensor, temperature: float, margin: float = 0.0
 ) -> Tensor:
     """Mean over queries of -log(S+ / (S+ + S-)), a scalar; zero if no query has a positive and a negative.
 
     S+ = sum of exp((cos - margin) / t) over the bank's entries of the query's class, S- = sum of exp(cos / t) over all
     others. FedPG's eq. 4 adds the margin instead and leaves the cosine out of S-; here it makes the task harder.
-
-    Args:
-        query_QH: Embeddings or anchors.
-        class_Q: Their classes, int64.
-        bank_BH: Prototypes.
-        class_B: Their classes, int64.
-        temperature: t, positive.
-        margin: Taken off the cosine of positives.
     """
     cosine_QB = direction(query_QH) @ direction(bank_BH).T
     same_QB = class_Q[:, None] == class_B
@@ -94,3 +72,77 @@ def contrast(
     score_QB = ((cosine_QB - margin * same_QB) / temperature)[usable_Q]
     positive_Q = score_QB.masked_fill(~same_QB[usable_Q], -torch.inf).logsumexp(1)
     return (score_QB.logsumexp(1) - positive_Q).mean()
+
+
+def contrast_by_class(z_QH: Tensor, class_Q: Tensor, other_BH: Tensor, class_B: Tensor, temperature: float) -> Tensor:
+    """Supervised contrast of two views (FGSSL): the mean over queries q, and over their positives p, of
+
+        -log(e^(cos(z_q, o_p) / tau) / (e^(cos(z_q, o_p) / tau) + sum_n e^(cos(z_q, o_n) / tau)))
+
+    Positives are the items of the query's class in the other view, at least one; negatives n are all others. Zero if
+    there is but one class.
+    """
+    score_QB = direction(z_QH) @ unit(other_BH).T / temperature
+    same_QB = class_Q[:, None] == class_B
+    usable_Q = ~same_QB.all(1)
+    if not bool(usable_Q.any()):
+        return score_QB.sum() * 0
+    score_QB, same_QB = score_QB[usable_Q], same_QB[usable_Q]
+    negatives_Q1 = score_QB.masked_fill(same_QB, -torch.inf).logsumexp(1, keepdim=True)
+    terms_QB = F.softplus(negatives_Q1 - score_QB) * same_QB
+    return (terms_QB.sum(1) / same_QB.sum(1)).mean()
+
+
+def nt_xent(z_GH: Tensor, other_GH: Tensor, temperature: float) -> Tensor:
+    """Normalised, temperature-scaled cross-entropy (You et al., NeurIPS 2020, equation 3): the mean over items n of
+
+        -log(e^(cos(z_n, o_n) / tau) / sum_{m != n} e^(cos(z_n, o_m) / tau))
+
+    The two views have the same items, at least two, in the same order. The sum has the other views of the other items
+    alone, so that it can be negative.
+    """
+    score_GG = unit(z_GH) @ unit(other_GH).T / temperature
+    others_G = score_GG.clone().fill_diagonal_(-torch.inf).logsumexp(1)
+    return (others_G - score_GG.diagonal()).mean()
+
+
+def mean_square(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor, weight: float = 1.0) -> Tensor:
+    """weight / H * mean of |z_v - t_{y_v}|^2 over the rows whose class has a target (FedProto); zero without any.
+
+    That is the mean squared error, so that a weight means the same at every width H. Rows of negative labels have no
+    part; `present_C` are the classes that have a target.
+    """
+    class_N = y_N.clamp_min(0)
+    weight_N = (present_C[class_N] & (y_N >= 0)).to(z_NH.dtype)
+    distance_N = (z_NH - target_CH[class_N]).square().sum(1)
+    return weight / z_NH.shape[1] * ((weight_N * distance_N).sum() / weight_N.sum().clamp_min(1))
+
+
+class NodeAlignment:
+    """Sum over classes of the mean over their rows of |z_v - t_c|^2, of the same rows in every step.
+
+    Every class weighs the same, however many rows it has; one without rows or target is left out.
+    """
+
+    def __init__(self, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> None:
+        """Of rows with these labels; arguments as for `mean_square`."""
+        counts_C = torch.bincount(y_N, minlength=len(target_CH))
+        self._weight_N = (present_C / counts_C.clamp_min(1))[y_N]
+        self._target_NH = target_CH[y_N]
+
+    def __call__(self, z_NH: Tensor) -> Tensor:
+        """The sum, a scalar, for embeddings of the rows."""
+        return (self._weight_N.to(z_NH.dtype) * (z_NH - self._target_NH).square().sum(1)).sum()
+
+
+def prototype_alignment(
+    proto: Tensor, target: Tensor, present: Tensor | tuple[Tensor, ...], squared: bool = False
+) -> Tensor:
+    """Sum over present prototypes, `[…, H]`, of |P - t|_2, not squared (FedPG, eq. 6), or of its square.
+
+    `present` says which have a target: a mask `[…]`, or the places of its ones, as a mask is looked through in every
+    step.
+    """
+    square = (proto - target)[present].square().sum(-1)
+    # The root has no gradient at zero.
+    return square.sum() if squared else (square + EPS).sqrt().sum()

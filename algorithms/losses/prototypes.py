@@ -51,18 +51,14 @@ def unit(z: Tensor) -> Tensor:
 
 
 def direction(z: Tensor) -> Tensor:
-    """`unit`, for embeddings that are trained: a zero row has no gradient, where `unit` gives it one of 1 / EPS.
-
-    A node without features and neighbours has such an embedding in the first step.
-    """
+    """`unit`, for embeddings that are trained: a zero row has no gradient, where `unit` gives it one of 1 / EPS."""
     return unit(z.where(z.norm(dim=-1, keepdim=True) > EPS, 0))
 
 
 def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Prototypes with Gaussian noise on a random `share` of the dimensions, the same ones for all.
 
-    The standard deviation is that of the prototype's own entries: FedPG's "+10 % noise" names neither distribution nor
-    scale. A share of 0 returns the prototypes.
+    Its deviation is that of the prototype's own entries: FedPG's "+10 % noise" names neither distribution nor scale.
     """
     width = proto.shape[-1]
     chosen = torch.randperm(width, generator=generator)[: round(share * width)]

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
-from shoal.algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
+from shoal.algorithms.losses.prototypes import noisy, pack, unpack
 from shoal.algorithms.methods.local import Local
+from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_means
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.errors import ShoalError
 
@@ -21,18 +22,15 @@ class ClassMeans(Local):
     When a client first takes part, it uploads the mean of A~^K X over its training nodes of every class that has
     `at_least` of them, and their number, by which the server weighs the mean over clients. From then on a client trains
     on cross-entropy + weight * C' / n * mean cross-entropy of the C' class means, n its training nodes: every mean
-    counts as `weight` nodes. A model reads such a row as a node whose neighbours are all like it, so that any model can
-    be trained, and clients may have different ones. A client without a training node does not train.
+    counts as `weight` nodes. A model reads such a row as a node whose neighbours are all like it.
 
     Up, once: C_i F scalars of the classes that are sent and C counts. Down, when a newcomer changed them: C' F scalars
-    and a bit for every class. A mean of few nodes says much about them; a class with one would lay its smoothed
-    features open. weight = 0 trains as Local.
+    and a bit for every class. weight = 0 trains as Local.
 
     Attributes:
         hops: K, the stored hop to average; at most `propagation.hops`.
-        at_least: Training nodes that a class needs at a client to be sent.
-        noise: Share of the features that gets Gaussian noise before the upload, with the standard deviation of the
-            mean's entries.
+        at_least: Training nodes that a class needs at a client to be sent; one would lay its features open.
+        noise: Share of the features that gets Gaussian noise before the upload, of the deviation of the mean's entries.
         weight: Training nodes that a class mean counts for.
     """
 
@@ -91,14 +89,12 @@ class ClassMeans(Local):
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == "train":
             return Upload({})
-        data, classes = client.data, client.info.classes
         try:
-            x_NF = data.rows(self.hops, data.train)
+            x_NF = client.data.rows(self.hops, client.data.train)
         except IndexError:
             raise ShoalError("algorithm.hops", f"{self.hops} needs propagation.hops of at least as many") from None
-        mean_CF, counts_C = class_means(x_NF, data.label[data.train], classes)
+        mean_CF, counts_C = training_means(client, x_NF)
         counts_C = counts_C * (counts_C >= self.at_least)
         if self.noise:
             mean_CF = noisy(mean_CF, self.noise, client.rng("noise"))
-        sent = row_bytes(counts_C > 0, mean_CF.shape[1]) + 4 * classes
-        return Upload({"mean": mean_CF}, {"mean": counts_C[:, None]}, {"mean": sent})
+        return rows_upload(mean_CF, counts_C, "mean")

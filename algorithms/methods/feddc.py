@@ -22,21 +22,18 @@ class FedDC(FedAvg):
 
     h_i is the client's drift, g_i its last update, g the mean update of the last cohort, all zero at first, and K the
     client's steps. After training g_i <- w_i - w_sent and h_i <- h_i + g_i; the server averages w_i + h_i and g_i, both
-    by `weight`. OpenFGL's linear term lacks g, and its drift lags a round.
+    by `weight`.
 
     With an optimizer other than plain SGD an update is no multiple of a gradient: `variate: gradient` has the negative
     mean gradient of the loss instead of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
-
-    Each of its three parts has a switch: the penalty `alpha: 0`, the linear term `variate: off` (no g is kept or sent),
-    the drift in what is averaged `sends: off`. Without all of them it is FedAvg, to the bit by autograd.
+    Without penalty (`alpha: 0`), linear term (`variate: off`, no g is kept or sent) and drift in what is averaged
+    (`sends: off`) it is FedAvg, to the bit by autograd.
 
     Attributes:
-        weight: As of FedAvg; the plain mean is `uniform`.
         alpha: Weight of the penalty; the paper has 0.005 to 0.1.
         variate: `steps`, `gradient`, `off`, or `auto`: steps for SGD without momentum, gradient otherwise.
-        sends: w_i with the drift `before` this training, so that the first round averages w_i alone; or `after` it,
-            where the first round goes twice as far as the mean of w_i does; or w_i alone (`off`). The authors' code has
-            `after`, but with the mean drift of all clients, absent ones, too; and its g_i is a running variate.
+        sends: w_i with the drift `before` this training, or `after` it, as in the authors' code, where the first round
+            goes twice as far; or w_i alone (`off`).
     """
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"

@@ -16,13 +16,9 @@ class FedDistill(ClassRows):
     A client keeps its own model, of any architecture, and trains it on cross-entropy + gamma * mean over its training
     rows of KL(softmax(g_{y_v}) || softmax(logits_v)), on rows whose class has mean logits; in round 1 none has.
 
-    Up: the g_ic of the C_i classes the client trains on and all counts, C_i C + C scalars. Down: the known g_c and a
-    bit for every class. A class that no client of the cohort has keeps its g_c. Logits of the upload are those of
-    evaluation mode after training; published code averages those of the training steps, dropout and all. The paper
-    takes the receiver's own part out of what it is taught; here it stays in. gamma = 0 trains as Local.
-
-    Attributes:
-        gamma: Weight of the distillation; 1 in FedGen's code.
+    For the messages see `ClassRows`. Logits of the upload are of evaluation mode after training, in published code of
+    the training steps. The paper takes the receiver's own part out of what it is taught; here it stays in. gamma = 0
+    trains as Local; FedGen's code has 1.
     """
 
     # Clients share logits.
@@ -44,5 +40,4 @@ class FedDistill(ClassRows):
         return plain + self.gamma * distilled(teacher_CC[y[taught_N]], out.logits_NC[taught_N])
 
     def rows_of(self, client: Client) -> Tensor:
-        """Logits of the training rows in evaluation mode, `[n, C]`."""
         return client.model.logits_of("train")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,19 +24,11 @@ from shoal.algorithms.protocol import MODEL, Reduce
 class FeatureGenerator(nn.Module):
     """Embeddings g = W_2 ReLU(W_1 [e, onehot(y)] + b_1) + b_2 of noise e ~ N(0, I) and a class y (FedGen).
 
-    Signed, as embeddings of most models are. FedGen's code normalises the hidden layer over the batch, whose running
-    statistics are no parameters.
+    FedGen's code normalises the hidden layer over the batch, whose running statistics are no parameters.
     """
 
     def __init__(self, noise: int, classes: int, hidden: int, width: int) -> None:
-        """Draws no parameters: they are loaded, or drawn by `reset_parameters`.
-
-        Args:
-            noise: Z.
-            classes: C.
-            hidden: Width of the hidden layer.
-            width: H.
-        """
+        """Draws no parameters: they are loaded, or drawn by `reset_parameters`."""
         super().__init__()
         self.noise, self.classes = noise, classes
         device = torch.get_default_device()
@@ -48,7 +41,7 @@ class FeatureGenerator(nn.Module):
             layer.reset_parameters()  # type: ignore[operator]
 
     def draw(self, y_N: Tensor, rng: torch.Generator) -> Tensor:
-        """Noise for as many embeddings, float32 `[N, Z]`, on their device."""
+        """Noise for as many embeddings, float32 `[N, Z]`."""
         return torch.randn(len(y_N), self.noise, generator=rng, device=y_N.device)
 
     def forward(self, noise_NZ: Tensor, y_N: Tensor) -> Tensor:
@@ -60,12 +53,7 @@ class FeatureGenerator(nn.Module):
 def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_BC: Tensor, share_BC: Tensor) -> Tensor:
     """Mean over embeddings of sum_i share_{i, y} CE(h_i(g), y), h_i the classifier of client i (FedGen).
 
-    Args:
-        g_NH: Embeddings, differentiable.
-        y_N: Classes that they stand for, int64.
-        weight_BCH: Weights of the classifiers.
-        bias_BC: Their biases.
-        share_BC: What a client's word on a class counts; the column of a class sums to one.
+    The shares are what a client's word on a class counts; the column of a class sums to one.
     """
     logits_BNC = g_NH @ weight_BCH.transpose(1, 2) + bias_BC[:, None]
     each_BN = -F.log_softmax(logits_BNC, dim=2)[:, torch.arange(len(y_N), device=y_N.device), y_N]
@@ -75,8 +63,7 @@ def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_B
 def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
     """exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|): falls where noise makes a difference.
 
-    The diversity loss of FedGen. Its code takes the mean squared difference of the noise for the norm; pairs of an
-    embedding with itself count, as they do there.
+    The diversity loss of FedGen, whose code takes the mean squared difference of the noise for the norm.
     """
     apart_NN = distances(noise_NZ, noise_NZ)
     different_NN = torch.cdist(g_NH, g_NH, p=1) / g_NH.shape[1]
@@ -87,17 +74,11 @@ def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
 WIDEST = 4096
 
 
-@dataclass(frozen=True)
-class Taught:
-    """What a client receives once there is a generator.
+class Taught(NamedTuple):
+    """What a client receives once there is a generator: G, and the classes that it was trained on.
 
-    Attributes:
-        generator: G, which is not trained here.
-        classifier: Where the classifier lies in the client's parameters.
-        factor: What both terms are multiplied by.
-        known_C: Classes that G was trained on.
-        drawn, own: Streams of the embeddings of classes drawn at random and of the rows' own classes: one for each
-            term, so that neither they nor dropout depend on whether the other term is there.
+    Both terms are multiplied by the factor. Each draws embeddings, of random classes or of the rows' own, from a stream
+    of its own, so that neither depends on whether the other is there.
     """
 
     generator: FeatureGenerator
@@ -114,13 +95,12 @@ class FedGen(LGFedAvg):
 
     The server trains G, from noise and a class to an embedding of width H, on sum_i n_iy / n_y CE(h_i(G(y)), y) over
     the uploaded classifiers + diversity_weight * exp(-mean over pairs |e_a - e_b|_2 * mean |g_a - g_b|). The y of a
-    batch are uniform over the classes of the cohort, as in the paper's code; the paper draws them in proportion to
-    their counts. Adam goes on from round to round; the code's decay of its learning rate is left out.
+    batch are uniform over the classes of the cohort, as in the paper's code. Adam goes on from round to round.
 
     From the round after the first training of G on, a client trains on cross-entropy + a CE(h(G(y~)), y~)
     + b KL(h(G(y)) || h(z)): y~ as many as the step has rows, uniform over the classes that G was ever trained on; y the
-    rows' own labels, of those classes, and that teacher is constant. Neither term changes G. In round t
-    a = alpha * decay^(t - 1), b likewise. alpha = beta = 0 trains as LG-FedAvg.
+    rows' own labels, of those classes, and that teacher is constant. In round t a = alpha * decay^(t - 1), b likewise.
+    alpha = beta = 0 trains as LG-FedAvg.
 
     Up: the classifier, n_i and C counts. Down: the classifier; once G is trained, its P_G parameters, the factor, and a
     bit for every class.
@@ -129,12 +109,9 @@ class FedGen(LGFedAvg):
         alpha: Weight of the classifier's training on embeddings of G; 10 in the paper's code.
         beta: Weight of the distillation; 10 in the paper's code.
         decay: Factor of both a round.
-        server_steps: Steps of G in a round.
-        server_batch: Embeddings a step.
-        server_lr: Learning rate of G.
+        server_steps, server_batch, server_lr: Steps of G in a round, embeddings a step, and its learning rate.
         diversity_weight: Weight of the diversity loss.
-        noise: Width of the noise.
-        hidden: Width of G's hidden layer.
+        noise, hidden: Widths of the noise and of G's hidden layer.
     """
 
     alpha: float = 10.0
@@ -200,14 +177,8 @@ class FedGen(LGFedAvg):
         width = (classifier.stop - classifier.start) // classes - 1
         generator = FeatureGenerator(self.noise, classes, self.hidden, width)
         FlatModel(generator).load(down[STATE])
-        return Taught(
-            generator,
-            classifier,
-            float(down["factor"]),
-            from_bits(down["known"], classes),
-            client.rng("drawn classes"),
-            client.rng("own classes"),
-        )
+        streams = client.rng("drawn classes"), client.rng("own classes")
+        return Taught(generator, classifier, float(down["factor"]), from_bits(down["known"], classes), *streams)
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Taught | None) -> Tensor:
         total = super().loss(out, y, w, received)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Replies, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Requests, Trainer, Tree, Upload
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
-from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.algorithms.protocol import MODEL, Reduce, Replies
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -28,7 +28,7 @@ LEAST_KNOWLEDGE = 1e-3
 
 
 class Shares(NamedTuple):
-    """What a visit weighs the terms of equations 2 and 3 by."""
+    """Weights of the terms of equations 2 and 3 in a visit."""
 
     labels: float
     neighbours: float
@@ -36,7 +36,6 @@ class Shares(NamedTuple):
 
     @property
     def taught(self) -> bool:
-        """Whether the two models teach each other at all."""
         return bool(self.neighbours or self.scores)
 
 
@@ -45,7 +44,7 @@ class FedGKC(WithCopilot):
     """FedGKC: federated graph knowledge collaboration.
 
     A client has its own model, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
-    sent. In every epoch both answer for all nodes; then each takes one step, the copilot first, on
+    sent. In every epoch both answer for all nodes, in training mode; then each takes one step, the copilot first, on
 
         alpha * CE + beta * L_neigh(other -> own) + (1 - alpha - beta) * KL(other || own)        (eqs. 2 and 3)
 
@@ -55,30 +54,19 @@ class FedGKC(WithCopilot):
     w_k = (N_k / sum N + P_k / sum P) / 2, P_k being what the copilot of k knows after training (KAMA, eqs. 6 to 12, see
     `knowledge`; at least 0.001, since it may be negative).
 
-    Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. An absent client keeps both models; one
-    that comes back overwrites its copilot. A client without training rows has no CE and is taught all the same.
-    alpha = 1 without self distillation trains the own model as Local, to the bit with `engine.trainer: autograd`.
-
-    Where the paper is silent or runs away: equation 1 divides by the degree (`neigh_norm: sum` is literal); distances
-    of the self distillation are of rows of length one (`self_mse: raw` is literal, and lets embeddings grow without
-    bound); all answers are of training mode, embeddings before the classifier's dropout; the copilot's optimizer is
-    kept (`train.opt_state`); steps alternate by epoch.
+    Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. alpha = 1 without self distillation
+    trains the own model as Local, to the bit with `engine.trainer: autograd`.
 
     Attributes:
-        alpha: Weight of the labels; the paper recommends 0.6 to 0.7.
-        beta: Weight of the neighbourhood's distillation; the paper recommends 0.1 to 0.2.
+        alpha, beta: Weights of the labels and of the neighbourhood; the paper recommends 0.6 to 0.7 and 0.1 to 0.2.
         neigh_norm: Over a node and its neighbours: `mean`, or `sum` as equation 1 is written.
-        mutual: `full`; `scores`: without the neighbourhood, the other weights staying; `none`: there is no copilot and
-            nothing is sent.
+        mutual: `full`; `scores`: without the neighbourhood; `none`: there is no copilot and nothing is sent.
         self_distillation: Equation 4.
-        self_mse: Distance of embeddings in equation 4: rows of length one (`unit`) or as they are (`raw`).
+        self_mse: Distance of embeddings in equation 4: rows of length one (`unit`), or as they are (`raw`).
         self_detach: The weak view is a teacher: it gets no gradient.
-        weak: Share of the edges, and of the features, that the weak view lacks; the paper gives none.
-        strong: The same of the strong view.
+        weak, strong: Shares of the edges, and of the features, that the views lack; the paper gives none.
         weights: How the server weighs copilots: `kama`, by size alone (`size`), or all equal (`uniform`).
-        kama_terms: What counts as knowledge, of `strength`, `clarity`, `smoothness`.
-        clarity: As equation 8 is written (`literal`), or against the mean of the other classes (`margin_mean`).
-        lam: Lambda, weight of the smoothness; 0.1 in the paper.
+        kama_terms, clarity, lam: What counts as knowledge, see `knowledge`; lambda is 0.1 in the paper.
         ramp: Rounds over which all weights of distillation rise linearly; 0: none.
     """
 
@@ -114,8 +102,6 @@ class FedGKC(WithCopilot):
     def models(self) -> Mapping[str, Mapping[str, object] | None]:
         return {MODEL: None} if self.mutual == "none" else super().models()
 
-    # The server.
-
     def setup(self, ctx: Context) -> Tree:
         if self.mutual == "none":
             return {}
@@ -136,18 +122,18 @@ class FedGKC(WithCopilot):
         shared = {"w": server["w"]}
         if self.ramp:
             shared["ramp"] = torch.tensor(min(ctx.round / self.ramp, 1.0))
-        kept = {"nodes": Reduce.STACK, "knowledge": Reduce.STACK} if self.weights == "kama" else {"nodes": Reduce.STACK}
-        got = yield Ask("train", {"w": Reduce.MIX, **kept}, shared=shared)
+        up = {"w": Reduce.MIX, "nodes": Reduce.STACK}
+        if self.weights == "kama":
+            up["knowledge"] = Reduce.STACK
+        got = yield Ask("train", up, shared=shared)
         # Clients without a node have no weight.
         if got.ids and got["nodes"].any():
             server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
 
     def _weights(self, got: Replies, ctx: Context) -> Tensor:
         """w_k of every client that answered, float64 (eqs. 6, 10 and 11); they sum to one."""
-        volume_B = got["nodes"].double()
-        if self.weights == "uniform":
-            volume_B = torch.ones_like(volume_B)
-        weight_B = volume_B / volume_B.sum()
+        volume_B = torch.ones_like(got["nodes"]) if self.weights == "uniform" else got["nodes"]
+        weight_B = volume_B.double() / volume_B.sum()
         if self.weights == "kama":
             known_B = got["knowledge"].double()
             counted_B = known_B.clamp_min(LEAST_KNOWLEDGE)
@@ -155,8 +141,6 @@ class FedGKC(WithCopilot):
             ctx.notes["knowledge"] = float(known_B.mean())
             ctx.notes["clamped"] = float((known_B < LEAST_KNOWLEDGE).double().mean())
         return weight_B
-
-    # The clients.
 
     def receive(self, client: Client, down: Tree) -> Shares:
         super().receive(client, down)
@@ -181,29 +165,31 @@ class FedGKC(WithCopilot):
             trainer.fit(client, received, COPILOT)
         if not received.taught and not self.self_distillation:
             return trainer.fit(client, received)
-        losses: dict[str, JointLoss] = {}
-        if received.taught:
-            losses[COPILOT] = lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL)
         views = GraphViews(client.model, client.rng("views")) if self.self_distillation else None
 
         def own_loss(outputs: Outputs) -> Tensor:
             taught = self._taught(client, received, outputs, MODEL, COPILOT)
             return taught if views is None else taught + self._self_distilled(client, views)
 
+        losses: dict[str, JointLoss] = {}
+        if received.taught:
+            losses[COPILOT] = lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL)
         losses[MODEL] = own_loss
         return train_jointly(client, trainer, losses)[MODEL]
 
     def _taught(self, client: Client, received: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
         """Equations 2 and 3."""
         own = outputs[learner]
+
+        def from_neighbours() -> Tensor:
+            z_NH = outputs[teacher].embedding_NH
+            return distilled_from_neighbours(client.data, z_NH, own.embedding_NH, self.neigh_norm)
+
         return weighted_sum(
             (received.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
-            (received.neighbours, lambda: self._from_neighbours(client.data, outputs[teacher], own)),
+            (received.neighbours, from_neighbours),
             (received.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
         )
-
-    def _from_neighbours(self, data: View, teacher: Output, own: Output) -> Tensor:
-        return distilled_from_neighbours(data, teacher.embedding_NH, own.embedding_NH, self.neigh_norm)
 
     def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
         """Equation 4."""
@@ -229,17 +215,10 @@ def knowledge(
 ) -> float:
     """Pcal: the mean over nodes of strength + clarity - smoothing * smoothness; it may be negative, 0 without nodes.
 
-    With p = softmax(logits): the strength is max p (eq. 7); the clarity by how much it exceeds the others; the
-    smoothness the mean cosine of a node's p with those of its neighbours, 0 for a node without any. Uniform p give
-    1/C - (C - 2) / (C (C - 1)) = 1/(C (C - 1)) less smoothing times the share of nodes that have neighbours.
-
-    Args:
-        data: The client's graph.
-        logits_NC: Scores of all nodes.
-        smoothing: Lambda, the weight of the smoothness.
-        clarity: `literal`, as eq. 8 is written: (max p - sum of the others) / (C - 1); `margin_mean`: max p - mean of
-            the others.
-        terms: What is counted.
+    With p = softmax(logits): the strength is max p (eq. 7). The clarity is by how much it exceeds the others:
+    `literal`, as eq. 8 is written, (max p - sum of the others) / (C - 1), or `margin_mean`, max p - mean of the others.
+    The smoothness is the mean cosine of a node's p with those of its neighbours, 0 for a node without any; `smoothing`
+    is its lambda.
     """
     p_NC = logits_NC.softmax(1)
     others = max(p_NC.shape[1] - 1, 1)

@@ -23,19 +23,12 @@ class PseudoLabels(Algorithm):
 
     The other base class averages models.
 
-    In the paper the clients' graphs overlap: they send predictions and embeddings of all their nodes, with the nodes'
-    ids, and the server labels a node by the mean of its owners' confident predictions. Here a node has one owner, so
-    that this mean is the owner's own prediction, and nothing of it needs to be sent: a client keeps the parameters that
-    its last training left, from which it knows what it predicted then, in evaluation mode. A node outside of the
-    training rows has a pseudo label, the class of its largest probability, if that is `threshold` at least. At a
-    client's first visit there is none. Edges between nodes of similar embeddings, which the paper's server adds, are
-    left out; OpenFGL has them off, and gives clients the pseudo labels of the first round for ever.
-
-    Where every node that training sees is a training node, as with `data.inductive`, there is no node to label, and the
-    method is refused.
-
-    All pseudo labels are read in every step, whatever rows its cross-entropy has. Nothing is sent for them. With a
-    weight of 0 nothing is changed.
+    In the paper the clients' graphs overlap, and the server labels a node by the mean of its owners' confident
+    predictions. Here a node has one owner, so that nothing is sent: a client predicts by the parameters that its last
+    training left, in evaluation mode. A node outside of the training rows has a pseudo label, the class of its largest
+    probability, if that is `threshold` at least; at a client's first visit there is none. All are read in every step.
+    Edges between nodes of similar embeddings, which the paper's server adds, are left out, as in OpenFGL. Without a
+    node to label, as with `data.inductive`, the method is refused.
 
     Attributes:
         pseudo: Weight of the pseudo labels; 0.1 in OpenFGL.
@@ -93,11 +86,6 @@ class FedGL(PseudoLabels, FedAvg):
     """FedGL (Chen et al., Information Sciences 657, 2024): FedAvg with pseudo labels, see `PseudoLabels`.
 
     Messages are FedAvg's; with `pseudo: 0` it is FedAvg, to the bit with `engine.trainer: autograd`.
-
-    Attributes:
-        pseudo: Weight of the pseudo labels.
-        threshold: Least probability of a pseudo label.
-        weight: n_i, as FedAvg has it.
     """
 
 
@@ -107,10 +95,6 @@ class FedGLFedGTA(PseudoLabels, FedGTA):
 
     A client that has not trained yet has no pseudo labels, whatever it receives. Messages are FedGTA's; with
     `pseudo: 0` it is FedGTA, to the bit with `engine.trainer: autograd`.
-
-    Attributes:
-        pseudo: Weight of the pseudo labels.
-        threshold: Least probability of a pseudo label.
     """
 
     def __post_init__(self) -> None:

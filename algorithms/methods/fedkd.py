@@ -32,23 +32,18 @@ class FedKD(TaughtRows):
 
     and the mentee s on the same with the two exchanged: CE_s + [KL(mentor || mentee) + MSE(z_m, W z_s)] / (CE_m +
     CE_s). CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`), the MSE that over rows and the
-    width of the mentor's embedding z_m. The other model's output and the denominator are detached (our choice: the
-    authors' code detaches neither). W, `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two
-    MSE terms, by the optimizer of the config. It starts as the identity if it is square, else Xavier-uniform. Losses of
-    attention maps are left out. The mentor predicts.
+    width of the mentor's embedding z_m. The other model's output and the denominator are detached (our choice). W,
+    `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two MSE terms, by the optimizer of the
+    config. Losses of attention maps are left out. The mentor predicts.
 
     The copilot travels as changes, every matrix in them truncated to the least rank that holds a share of its squared
     singular values: T = energy_start + (energy_end - energy_start) t / rounds in round t. A client sends what training
-    changed; the server adds up the mean over the cohort, weighted by nodes (the paper: by samples), truncates it again,
-    and applies the truncated change, so that it and its clients hold the same to the bit.
+    changed; the server truncates the mean over the cohort, weighted by nodes, again and applies what is left, so that
+    it and its clients hold the same to the bit.
 
     Up: for an `[a, b]` matrix of rank r the smaller of r (a + b + 1) and a b scalars, other parameters as they are, and
     the weight. Down: T, and the last round's change to clients that took part in that round, all P parameters to
-    others. A client without training rows does not train: its denominator is not defined. It has weight 0.
-
-    Attributes:
-        energy_start: T before the first round.
-        energy_end: T in the last round.
+    others. A client without training rows does not train and has weight 0.
     """
 
     energy_start: float = 0.95
@@ -57,8 +52,6 @@ class FedKD(TaughtRows):
     def __post_init__(self) -> None:
         if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
             raise ValueError("energy_start and energy_end must lie in (0, 1]")
-
-    # The server.
 
     def setup(self, ctx: Context) -> Tree:
         return {**super().setup(ctx), "current": torch.zeros(len(ctx.clients), dtype=torch.bool)}
@@ -74,8 +67,6 @@ class FedKD(TaughtRows):
         # Who has the server's parameters but for this change.
         server["current"] = torch.zeros_like(server["current"])
         server["current"][got.ids] = True
-
-    # The clients.
 
     def receive(self, client: Client, down: Tree) -> Received:
         if "energy" in down:
@@ -112,10 +103,7 @@ class FedKD(TaughtRows):
 
 @contextmanager
 def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, Callable[[], None]]]:
-    """A client's projection, `[H_m, H_s]`, and a function that takes its step; after the block the state has both.
-
-    Before its first step it is the identity if it is square, else Xavier-uniform from the client's stream `projection`.
-    """
+    """A client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and a function that takes its step."""
     start = client.state.get(PROJECTION)
     if start is None:
         start = torch.empty(*(width_of(client.models[name].module) for name in OTHER), device=client.data.device)
@@ -139,18 +127,11 @@ def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter,
 
 
 def truncated(matrix: Tensor, energy: float) -> Tensor:
-    """The message for a matrix `[A, B]`: factors of rank R, or the matrix itself where these take as much.
+    """The message for a matrix `[A, B]`: factors of rank R, or a copy of the matrix where these take as much.
 
-    The rank is the least whose squared singular values hold a share of the sum of all: at least 1 for a matrix that is
-    not zero, 0 for one that is. What is no matrix, or not finite, stays as it is.
-
-    Args:
-        matrix: float32, of any number of axes.
-        energy: The share, in (0, 1].
-
-    Returns:
-        Factors `[R, A + B + 1]`, a row being a left singular vector, the right one, and their singular value; or a
-        copy of the matrix. float32 on its device.
+    The rank is the least whose squared singular values hold a share `energy` of the sum of all: at least 1 for a matrix
+    that is not zero, 0 for one that is. What is no matrix, or not finite, stays as it is. Of factors,
+    `[R, A + B + 1]`, a row is a left singular vector, the right one, and their singular value. All is float32.
     """
     if matrix.dim() == 2 and bool(matrix.isfinite().all()):
         # On the processor and in float64: squares of small numbers do not vanish, and no device rounds otherwise.
@@ -174,7 +155,7 @@ def restored(part: Tensor, shape: torch.Size) -> Tensor:
 
 
 def compressed(model: FlatModel, change: Tensor, energy: float) -> Tree:
-    """A change of a model's parameters, `[P]`, as it is sent: `change.<k>` is what goes of the k-th parameter."""
+    """A change of a model's parameters, `[P]`, as it is sent: `change.<k>` is that of the k-th parameter."""
     return {f"change.{k}": truncated(part, energy) for k, part in enumerate(model.parts(change))}
 
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
-from shoal.algorithms.losses.prototypes import class_means, direction, unit
+from shoal.algorithms.losses.prototypes import direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.body import as_layer, body_of, joined
-from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings
+from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings, training_means
 from shoal.algorithms.methods.shared.requirements import require_body, require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
 
@@ -19,9 +19,9 @@ from shoal.algorithms.protocol import MODEL, Reduce
 def spread(classes: int, width: int, generator: torch.Generator) -> Tensor:
     """Unit vectors, `[C, H]`, one a class, turned at random.
 
-    For C <= H + 1 they are a simplex: all cosines are -1 / (C - 1), the smallest largest cosine there is. For
-    C <= 2 H they are an orthonormal basis and its opposites, whose largest cosine, 0, is the smallest there is, too
-    (Rankin, 1955). For more classes further bases follow, each turned by itself; what is best there has no closed form.
+    For C <= H + 1 they are a simplex, all cosines -1 / (C - 1), for C <= 2 H an orthonormal basis and its opposites:
+    the largest cosine is the smallest there is (Rankin, 1955). For more classes further bases follow, each turned by
+    itself; what is best there has no closed form.
     """
     if classes <= width + 1:
         corners = _simplex(classes, generator.device)
@@ -53,21 +53,17 @@ def _turned(width: int, generator: torch.Generator) -> Tensor:
 class FedNH(FedAvg):
     """FedNH (Dai et al., AAAI 2023): bodies are averaged, and the classifier W, `[C, H]`, has rows of length one.
 
-    W starts as `losses.spread` has it, where the paper searches for the best directions. Scores of an embedding z are
+    W starts by `spread`, where the paper searches for the best directions. Scores of an embedding z are
     scale * cos(z, W_c); a client trains its body on their cross-entropy, W held fixed. Then it sends
     mu_ic = unit(mean of unit(z_v)) over its n_ic training rows of class c, in evaluation mode, and
 
         W_c <- unit(rho W_c + (1 - rho) unit(sum_i n_ic mu_ic / sum_i n_ic))
 
-    over the cohort; a class that no client has keeps its W_c. Parameters of the model's own classifier are neither sent
-    nor trained to any end; W without bias replaces them, so that the model alone predicts the same class.
+    over the cohort; a class that no client has keeps its W_c. W without bias replaces the model's own classifier, so
+    that the model alone predicts the same class.
 
     Down: the body, `[P - P_h]`, and W. Up: the body, n_i, the mu_ic of the C_i classes that the client trains on, and
-    all counts: P - P_h + 1 + C_i H + C scalars. The paper's code averages bodies with `weight: uniform`.
-
-    Attributes:
-        scale: Of the cosines.
-        rho: Share of W_c that stays; 0.9 in the paper.
+    all counts: P - P_h + 1 + C_i H + C scalars. The paper has rho = 0.9, and its code `weight: uniform` for bodies.
     """
 
     reads_embedding = True
@@ -100,7 +96,7 @@ class FedNH(FedAvg):
         return {"w": server["w"], "classes": server["classes"]}
 
     def receive(self, client: Client, down: Tree) -> Tensor | None:
-        """Loads the body, W in the classifier's place; gives W, `[C, H]`; None if nothing was sent."""
+        """Loads the body, and W in the classifier's place; gives W, `[C, H]`."""
         if "w" not in down:
             return None
         classes_CH = down["classes"]
@@ -112,15 +108,10 @@ class FedNH(FedAvg):
         return F.cross_entropy(self._scores(out.embedding_NH, received), y)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        means_CH, counts_C = class_means(
-            unit(training_embeddings(client)), client.data.train_label, client.info.classes
-        )
+        means_CH, counts_C = training_means(client, unit(training_embeddings(client)))
         rows = rows_upload(unit(means_CH), counts_C)
-        return Upload(
-            {"w": body_of(client.model.flat), **rows.entries},
-            {"w": self.weight_of(client), **rows.weight},
-            rows.upload_bytes,
-        )
+        entries = {"w": body_of(client.model.flat), **rows.entries}
+        return Upload(entries, {"w": self.weight_of(client), **rows.weight}, rows.upload_bytes)
 
     def predict(self, client: Client, received: Tensor | None, part: str) -> Tensor:
         model = client.model

@@ -1,6 +1,6 @@
 """FedOPT: the server steps along the mean change of its clients by its own optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,13 +10,6 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Context, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Reduce
-
-# The second moment v of a change d, from beta2, v and d^2.
-SECOND_MOMENTS: dict[str, Callable[[float, Tensor, Tensor], Tensor]] = {
-    "adam": lambda beta2, v, square: beta2 * v + (1 - beta2) * square,
-    "yogi": lambda beta2, v, square: v - (1 - beta2) * square * (v - square).sign(),
-    "adagrad": lambda beta2, v, square: v + square,
-}
 
 
 @dataclass(frozen=True)
@@ -30,16 +23,14 @@ class FedOPT(FedAvg):
     - `yogi`: v <- v - (1 - beta2) d^2 sign(v - d^2)
     - `adagrad`: v <- v + d^2
     - `momentum`: m <- momentum m + d and w <- w + eta m, which FGGP's code calls FedOpt (eta 0.5, momentum 0.9, clients
-      weighed `uniform`). In the long run its steps are eta / (1 - momentum) times FedAvg's, five times there.
+      weighed `uniform`)
 
     With `momentum`, eta 1 and momentum 0 it is FedAvg. Messages are FedAvg's; moments stay on the server. A cohort
     without weight leaves model and moments as they are.
 
     Attributes:
-        optimizer: Of the server.
-        eta: Its learning rate; the paper tries 0.001 to 1.
-        beta1: Decay of the mean change; not for `momentum`.
-        beta2: Decay of the mean squared change, for `adam` and `yogi`.
+        optimizer, eta: Of the server, and its learning rate; the paper tries 0.001 to 1.
+        beta1, beta2: Decays of the mean change, not for `momentum`, and of its square, for `adam` and `yogi`.
         tau: What keeps steps small where changes are small; not for `momentum`.
         momentum: For `momentum`.
     """
@@ -72,5 +63,11 @@ class FedOPT(FedAvg):
             server["w"] = server["w"] + self.eta * server["m"]
             return
         server["m"] = self.beta1 * server["m"] + (1 - self.beta1) * change
-        server["v"] = SECOND_MOMENTS[self.optimizer](self.beta2, server["v"], change.square())
+        v, square = server["v"], change.square()
+        if self.optimizer == "adam":
+            server["v"] = self.beta2 * v + (1 - self.beta2) * square
+        elif self.optimizer == "yogi":
+            server["v"] = v - (1 - self.beta2) * square * (v - square).sign()
+        else:
+            server["v"] = v + square
         server["w"] = server["w"] + self.eta * server["m"] / (server["v"].sqrt() + self.tau)

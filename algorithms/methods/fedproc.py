@@ -1,7 +1,7 @@
 """FedProc: embeddings are contrasted with the global prototypes first, and classified later."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,15 +11,8 @@ from shoal.algorithms.losses.prototype_losses import contrast
 from shoal.algorithms.methods.fedproto import AveragedRows
 
 
-@dataclass(frozen=True)
-class Contrasted:
-    """What a client receives once two classes have a prototype.
-
-    Attributes:
-        proto_BH: The known prototypes.
-        class_B: Their classes, int64.
-        share: a_t.
-    """
+class Contrasted(NamedTuple):
+    """What a client receives once two classes have a prototype: these, their classes, int64, and a_t."""
 
     proto_BH: Tensor
     class_B: Tensor
@@ -33,14 +26,13 @@ class FedProc(AveragedRows):
     The contrast is the mean over training rows of -log(exp(s_{y_v}) / sum_c exp(s_c)) with
     s_c = cos(z_v, p_c) / temperature, over the known prototypes, on rows whose class has one. In round t of T, from 1,
     a_t = alpha (1 - (t - 1) / T). Without two prototypes, as in round 1, the loss is the cross-entropy, as it is for a
-    batch none of whose classes has a prototype: a_1 = 1 would leave nothing to learn. alpha = 0 trains as FedAvg.
-
-    Messages are those of `AveragedRows`, and a_t on the way down.
+    batch none of whose classes has a prototype. alpha = 0 trains as FedAvg. Messages are those of `AveragedRows`, and
+    a_t on the way down.
 
     Attributes:
         alpha: a_1; 1 in the paper.
         schedule: `falling`, or `constant`: a_t = alpha in every round.
-        temperature: Of the contrast; FGGP's code has none, which is 1.
+        temperature: Of the contrast; 1 in FGGP's code.
     """
 
     reads_embedding = True

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Output, Received, Requests, Tree, Upload
-from shoal.algorithms.losses.alignment import mean_square
-from shoal.algorithms.losses.prototypes import class_means, unpack
+from shoal.algorithms.losses.prototype_losses import mean_square
+from shoal.algorithms.losses.prototypes import unpack
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import (
     ClassRows,
@@ -15,6 +15,7 @@ from shoal.algorithms.methods.shared.class_prototypes import (
     rows_upload,
     take_rows,
     training_embeddings,
+    training_means,
 )
 from shoal.algorithms.protocol import Reduce
 
@@ -23,11 +24,8 @@ from shoal.algorithms.protocol import Reduce
 class Aligned(Algorithm):
     """Cross-entropy + lam / H * mean over a client's training rows of |z_v - p_{y_v}|^2 (FedProto).
 
-    That is the mean squared error, as in the paper's code, so that lam means the same at every width H. Rows of a class
-    without a prototype have no such term; `receive` gives the prototypes, `[C, H]`, and which those are, `[C]`.
-
-    Attributes:
-        lam: Weight of the alignment.
+    That is the mean squared error, as in the paper's code; the paper has lam = 1, 0.1 on its hardest data. Rows of a
+    class without a prototype have no such term; `receive` gives the prototypes, `[C, H]`, and which those are, `[C]`.
     """
 
     reads_embedding = True
@@ -50,8 +48,7 @@ class AveragedRows(FedAvg):
     """FedAvg, and also prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort, as FedProto has them.
 
     Down: w, the known p_c, and a bit for every class; in the first round w alone. Up: w_i, n_i, the p_ic of the C_i
-    classes that the client trains on and all counts, P + 1 + C_i H + C scalars. p_ic are means of embeddings in
-    evaluation mode after training. All clients are evaluated with the averaged w.
+    classes that the client trains on and all counts, P + 1 + C_i H + C scalars.
     """
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
@@ -71,8 +68,8 @@ class AveragedRows(FedAvg):
         return unpack(down, client.info.classes)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        model, data = super().upload(client, received, phase), client.data
-        rows = rows_upload(*class_means(training_embeddings(client), data.train_label, client.info.classes))
+        model = super().upload(client, received, phase)
+        rows = rows_upload(*training_means(client, training_embeddings(client)))
         return Upload({**model.entries, **rows.entries}, {**model.weight, **rows.weight}, rows.upload_bytes)
 
 
@@ -80,16 +77,11 @@ class AveragedRows(FedAvg):
 class FedProto(Aligned, ClassRows):
     """FedProto (Tan et al., AAAI 2022): prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort.
 
-    A client keeps its own model, of any architecture whose embedding has the common width H, and trains it on
-    cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2; see `Aligned`. Embeddings of the
-    upload are those of evaluation mode. The classifier predicts.
+    A client keeps its own model, of any architecture whose embedding has the common width H; for its loss see
+    `Aligned`. Embeddings of the upload are those of evaluation mode. The classifier predicts.
 
-    Up: the p_ic of the C_i classes the client trains on and all counts, C_i H + C scalars. Down: the known p_c and a
-    bit for every class. A class that no client of the cohort has keeps its prototype; the paper's further factor
-    1 / (number of clients with c), which shrinks them, is left out. lam = 0 trains as Local.
-
-    Attributes:
-        lam: Weight of the alignment; 1 in the paper, 0.1 on its hardest data.
+    For the messages see `ClassRows`. The paper's further factor 1 / (number of clients with c), which shrinks
+    prototypes, is left out. lam = 0 trains as Local.
     """
 
     def rows_of(self, client: Client) -> Tensor:
@@ -100,9 +92,5 @@ class FedProto(Aligned, ClassRows):
 class FedProtoAveraged(Aligned, AveragedRows):
     """The FedProto that FGGP compares with: FedAvg with FedProto's prototypes and loss.
 
-    A client trains on cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2; see
-    `Aligned`. FGGP's code weighs it by 0.01. lam = 0 trains as FedAvg.
-
-    Attributes:
-        lam: Weight of the alignment.
+    For the loss see `Aligned`; FGGP's code has lam = 0.01. lam = 0 trains as FedAvg.
     """

@@ -13,10 +13,7 @@ class FedProx(FedAvg):
     """FedProx (Li et al., MLSys 2020): FedAvg with the loss cross-entropy + mu / 2 |w - w_sent|^2.
 
     Messages are those of FedAvg. Adam rescales the gradient of the term with the rest; mu = 0 is FedAvg, to the bit
-    with `engine.trainer: autograd`.
-
-    Attributes:
-        mu: Weight of the term; the paper tries 0.001 to 1.
+    with `engine.trainer: autograd`. The paper tries 0.001 to 1.
     """
 
     mu: float = 0.01

@@ -1,6 +1,7 @@
 """FedStar: an encoder of structure for all; what is learnt of features stays at home."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from shoal.algorithms.base import Client, Context, Received, Tree, Upload
 from shoal.algorithms.client import FlatModel
@@ -17,13 +18,7 @@ class FedStar(FedAvg):
 
     s <- sum_i n_i s_i / sum_i n_i over the cohort. A client trains both of its encoders and its classifier end to end
     on cross-entropy; structure codes are fixed numbers, from its graphs alone. The feature encoder and the classifier
-    never leave it. All structure encoders start as client 0's. An absent client keeps all that it has.
-
-    Down: s `[P_s]`. Up: s_i and n_i, which counts graphs. Scores as `trained` are from before the download of a round,
-    as `served` from after it.
-
-    Attributes:
-        weight: n_i, as FedAvg has it.
+    never leave it. All structure encoders start as client 0's. Down: s `[P_s]`. Up: s_i and n_i, which counts graphs.
     """
 
     client_models = "personal"
@@ -50,8 +45,7 @@ class FedStar(FedAvg):
 
 
 def structure_of(flat: FlatModel) -> slice:
-    """Where the parameters of a model's structure encoder lie in `w`."""
+    """Where the parameters of a model's structure encoder, which are neighbours, lie in `w`."""
     sizes = [(".structure." in f".{name}", p.numel()) for name, p in flat.module.named_parameters()]
-    inside = [number for number, (is_inside, _) in enumerate(sizes) if is_inside]
-    before = sum(size for _, size in sizes[: inside[0]])
-    return slice(before, before + sum(size for _, size in sizes[inside[0] : inside[-1] + 1]))
+    start = sum(size for _, size in takewhile(lambda named: not named[0], sizes))
+    return slice(start, start + sum(size for is_inside, size in sizes if is_inside))

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
-from shoal.algorithms.losses.prototypes import pack, row_bytes
+from shoal.algorithms.losses.prototypes import row_bytes
 from shoal.algorithms.methods.fedproto import FedProto
+from shoal.algorithms.methods.shared.class_prototypes import known_rows, training_means
 from shoal.algorithms.protocol import Reduce
 
 
@@ -20,13 +22,11 @@ class FedTGP(FedProto):
     Anchors, one for each class, are the outputs of a network over a table; the server trains both on the uploads of
     the cohort with a cross-entropy on distances whose margin is min(max_c min_c' |Q_c - Q_c'|, margin_cap), Q_c the
     mean upload of class c. Uploads are single samples: the counts say which classes exist, not how much they weigh.
-    A class is sent once somebody has uploaded it. The clients' part and the messages are those of FedProto.
+    The clients' part and the messages are those of FedProto.
 
     Attributes:
-        lam: Weight of the alignment; the paper's code has 1, its scripts 10.
         server_steps: Full-batch steps on the server in a round; the paper's code has 100 to 1000 epochs.
-        server_lr: Learning rate of the server's AdamW, whose moments are kept between rounds.
-        server_weight_decay: Its decoupled weight decay.
+        server_lr, server_weight_decay: Of the server's AdamW, whose moments are kept between rounds.
         margin_cap: tau of the paper, 100 in its code.
     """
 
@@ -41,8 +41,7 @@ class FedTGP(FedProto):
             raise ValueError("server_steps must be at least 1, server_lr positive, margin_cap not negative")
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        shared = pack(server["proto"], server["known"]) if "proto" in server else {}
-        got = yield Ask("train", {"proto": Reduce.STACK, "counts": Reduce.STACK}, shared=shared)
+        got = yield Ask("train", {"proto": Reduce.STACK, "counts": Reduce.STACK}, shared=known_rows(server))
         present_BC = got["counts"] > 0
         server.setdefault("known", torch.zeros_like(present_BC[0]))
         server["known"] |= present_BC.any(0)
@@ -50,17 +49,17 @@ class FedTGP(FedProto):
             return
         query_QH, class_Q = got["proto"][present_BC], present_BC.nonzero()[:, 1]
         margin = class_margin(query_QH, class_Q, ctx.classes, self.margin_cap)
+        generator = PrototypeGenerator(ctx.classes, query_QH.shape[1], normalized=False)
+
+        def loss(anchor_CH: Tensor) -> Tensor:
+            return margin_cross_entropy(query_QH, class_Q, anchor_CH, server["known"], margin)
+
         steps = self.server_steps, self.server_lr, self.server_weight_decay
-        server["proto"], ctx.notes["server loss"] = train_generator(
-            server,
-            PrototypeGenerator(ctx.classes, query_QH.shape[1], normalized=False),
-            lambda anchor_CH: margin_cross_entropy(query_QH, class_Q, anchor_CH, server["known"], margin),
-            *steps,
-            ctx.random("generator"),
-        )
+        trained = train_generator(server, generator, loss, *steps, ctx.random("generator"))
+        server["proto"], ctx.notes["server loss"] = trained
         ctx.notes["margin"] = margin
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        mean_CK, counts_C = self.means_of(client)
+        mean_CK, counts_C = training_means(client, self.rows_of(client))
         sent = {"proto": row_bytes(counts_C > 0, mean_CK.shape[1])}
         return Upload({"proto": mean_CK, "counts": counts_C}, upload_bytes=sent)

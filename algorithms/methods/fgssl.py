@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Context, Output, Received, Trainer, Tree
 from shoal.algorithms.graphs.graph_views import GraphViews, pairs
 from shoal.algorithms.graphs.pairs import PairDots
-from shoal.algorithms.losses.contrast import contrast_by_class
+from shoal.algorithms.losses.prototype_losses import contrast_by_class
 from shoal.algorithms.losses.prototypes import direction
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.requirements import require_body
@@ -22,13 +22,8 @@ from shoal.storage.store.view import View
 def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, temperature: float) -> Tensor:
     """Mean over nodes i with neighbours j of KL(q_i || p_i), p_ij = softmax over j of cos(y_i, y_j) / omega.
 
-    Nothing is larger than the edges or the rows. Zero, without a gradient, for a graph without edges.
-
-    Args:
-        data: The client's graph.
-        teacher_NC: What q is made from; it gets no gradient.
-        student_NC: What p is made from, differentiable.
-        temperature: omega, positive.
+    q is of the teacher, which gets no gradient, p of the student. Zero for a graph without edges. Nothing is larger
+    than the edges or the rows.
     """
     if not data.entries:
         return student_NC.new_zeros(())
@@ -74,20 +69,14 @@ class FGSSL(FedAvg):
     from other classes' (see `contrast_by_class`): of `anchors` nodes at most, drawn anew in every step, which are the
     queries and what they are compared with. L_structure is the KL divergence, over the neighbours of a node in the
     client's graph, of softmax(cos(y_i, y_j) / omega) by the client's scores y from that by the received model's
-    (see `likeness_distilled`). The paper compares all nodes in n x n tables, and its code, and OpenFGL's, throw both
-    terms away for another one; here memory grows with the edges times C.
-
-    Both terms are added in every step, whatever rows its cross-entropy has. Messages are FedAvg's; with both weights 0
-    it is FedAvg, to the bit with `engine.trainer: autograd`.
+    (see `likeness_distilled`). Both terms are added in every step. Messages are FedAvg's; with both weights 0 it is
+    FedAvg, to the bit with `engine.trainer: autograd`.
 
     Attributes:
-        contrast: Weight of L_semantic.
-        structure: Weight of L_structure.
-        tau: Temperature of the contrast; 0.1 in the authors' code.
-        omega: Temperature of the neighbours; our choice.
+        contrast, structure: Weights of L_semantic and L_structure.
+        tau, omega: Temperatures of the contrast, 0.1 in the authors' code, and of the neighbours, our choice.
         anchors: M, training nodes of a contrast at most; our choice.
-        weak: Share of the edges, and of the features, that the weak view lacks.
-        strong: The same of the strong view.
+        weak, strong: Shares of the edges, and of the features, that the views lack.
     """
 
     reads_embedding = True

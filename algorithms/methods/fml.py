@@ -25,16 +25,12 @@ class FML(TaughtRows):
     before either step. CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`). The
     server averages copilots over the cohort, weighted by nodes.
 
-    Up: the copilot's parameters and the weight, P + 1 scalars. Down: P. An absent client keeps both models; one that
-    comes back overwrites its copilot. Without training rows there is no CE: with `rows: all` such a client is taught
-    by what remains of the sum; a copilot that did not train has weight 0.
-
-    alpha = 1 trains the own model as Local, to the bit by autograd; the copilot is then taught by what
-    the own model says when it is trained, nothing dropped.
+    Up: the copilot's parameters and the weight, P + 1 scalars. Down: P. Without training rows there is no CE: with
+    `rows: all` such a client is taught by what remains of the sum; a copilot that did not train has weight 0. alpha = 1
+    trains the own model as Local, to the bit by autograd; then it teaches the copilot, nothing dropped.
 
     Attributes:
-        alpha: Weight of the labels for the own model.
-        beta: Weight of the labels for the copilot.
+        alpha, beta: Weights of the labels for the own model and for the copilot.
     """
 
     # Models teach each other by logits.

@@ -2,30 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
-from shoal.algorithms.losses.alignment import mean_square
 from shoal.algorithms.losses.finch import class_clusters
-from shoal.algorithms.losses.prototype_losses import contrast
+from shoal.algorithms.losses.prototype_losses import contrast, mean_square
 from shoal.algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.class_prototypes import training_embeddings
+from shoal.algorithms.methods.shared.class_prototypes import training_embeddings, training_means
 from shoal.algorithms.protocol import Reduce
 
 
-@dataclass(frozen=True)
-class Bank:
-    """What a client receives besides the model.
-
-    Attributes:
-        centre_BH: Centres of clusters.
-        class_B: Their classes, int64.
-        mean_CH: Unbiased prototypes: mean centre of every class.
-        known_C: Classes that have one.
-    """
+class Bank(NamedTuple):
+    """What a client receives: centres of clusters, their classes, and the mean centre of the classes that have one."""
 
     centre_BH: Tensor
     class_B: Tensor
@@ -46,15 +38,12 @@ class FPL(FedAvg):
     squared error between z_v and u_{y_v}, on rows whose class has one. Without both it trains as FedAvg.
 
     Down: w, the B centres, and their classes as int32, P + B H + B scalars. Up: w_i, n_i, the p_ic of the C_i classes
-    that the client trains on, P + 1 + C_i H scalars, and a bit for every class. p_ic are means of embeddings in
-    evaluation mode after training.
+    that the client trains on, means of embeddings in evaluation mode, P + 1 + C_i H scalars, and a bit for every class.
 
     Attributes:
-        cpcl: Weight of the contrast; 1 in the paper.
-        upcr: Weight of the pull; 1 in the paper.
+        cpcl, upcr: Weights of the contrast and of the pull; 1 in the paper.
         tau: Temperature of the contrast; 0.02 in the paper.
-        cluster_from: A class with fewer prototypes keeps them all; 1 clusters always, as in the paper, by which two or
-            three clients are one cluster however far apart they are.
+        cluster_from: A class with fewer prototypes keeps them all; 1 clusters always, as in the paper; see `finch`.
     """
 
     reads_embedding = True
@@ -110,8 +99,7 @@ class FPL(FedAvg):
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         sent = super().upload(client, received, phase)
-        classes = client.info.classes
-        mean_CH, count_C = class_means(training_embeddings(client), client.data.train_label, classes)
+        mean_CH, count_C = training_means(client, training_embeddings(client))
         present_C = count_C > 0
         entries = {**sent.entries, "proto": mean_CH, "present": bits(present_C)}
         return Upload(entries, sent.weight, {"proto": row_bytes(present_C, mean_CH.shape[1])})

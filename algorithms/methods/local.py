@@ -9,10 +9,7 @@ from shoal.algorithms.base import Algorithm, Ask, ClientModels, Context, Request
 
 @dataclass(frozen=True)
 class Local(Algorithm):
-    """No communication: the control of every federated result.
-
-    A client trains its own model on its own graph, keeps it and its optimizer, and sends nothing.
-    """
+    """No communication: a client trains and keeps its own model, the control of every federated result."""
 
     client_models: ClassVar[ClientModels] = "heterogeneous"
 
@@ -22,10 +19,7 @@ class Local(Algorithm):
 
 @dataclass(frozen=True)
 class Global(Local):
-    """The whole graph with all its edges as one client: the row "Global" of FedGTA's Table 3.
-
-    Trains rounds x epochs on the union of the clients' training nodes, so that it bounds the same task.
-    """
+    """The whole graph, with the edges and training nodes of all, as one client: "Global" in FedGTA's Table 3."""
 
     centralized = True
     client_models = "personal"

@@ -1,7 +1,7 @@
 """MOON: embeddings are drawn towards those of the received model and away from those of the client's last one."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,14 +16,8 @@ from shoal.storage.errors import ShoalError
 PREVIOUS = "previous"
 
 
-@dataclass(frozen=True)
-class Anchors:
-    """Directions of the embeddings of the rows that are contrasted, of length one, in evaluation mode.
-
-    Attributes:
-        sent_NH: By the model that the client was sent.
-        previous_NH: By the model that it had after its last training.
-    """
+class Anchors(NamedTuple):
+    """Directions of the contrasted rows' embeddings by the model that was sent and by that of the last training."""
 
     sent_NH: Tensor
     previous_NH: Tensor
@@ -35,16 +29,15 @@ class MOON(FedAvg):
 
         -log(e^(cos(z, z_sent) / tau) / (e^(cos(z, z_sent) / tau) + e^(cos(z, z_previous) / tau)))
 
-    A client keeps the parameters that its last training left, not the embeddings they give, which are far larger. At
-    its first visit it has none, and trains on cross-entropy alone. Embeddings are those before the classifier, without
-    the paper's projection; the constant ones are of evaluation mode. All rows are taken in one step. A client without
-    training rows does not train. Messages are FedAvg's; mu = 0 trains as FedAvg.
+    A client keeps the parameters that its last training left; at its first visit it has none, and trains on
+    cross-entropy alone. Embeddings are those before the classifier, without the paper's projection; the constant ones
+    are of evaluation mode. All rows are taken in one step. Messages are FedAvg's; mu = 0 trains as FedAvg.
 
     Attributes:
         mu: Weight of the contrast; the paper tries 0.1 to 10, OpenFGL has 1, FGGP 5.
         tau: Temperature; 0.5 in the paper.
-        rows: Which nodes are contrasted: the training rows (`train`), as FGGP does, or `all` that training sees, which
-            takes no label, as OpenFGL does.
+        rows: Which nodes are contrasted: the training rows (`train`), as in FGGP, or `all` that training sees, as in
+            OpenFGL.
     """
 
     reads_embedding = True
@@ -77,16 +70,12 @@ class MOON(FedAvg):
     def _anchors(self, client: Client) -> Anchors | None:
         if PREVIOUS not in client.state:
             return None
-        w = client.model.w.clone()
-        sent_NH = unit(self._embeddings(client))
-        client.model.load(client.state[PREVIOUS])
-        previous_NH = unit(self._embeddings(client))
-        client.model.load(w)
+        model, w, inputs = client.model, client.model.w.clone(), client.model.gathered(self.rows)
+        sent_NH = unit(model.output(inputs).embedding_NH)
+        model.load(client.state[PREVIOUS])
+        previous_NH = unit(model.output(inputs).embedding_NH)
+        model.load(w)
         return Anchors(sent_NH, previous_NH)
-
-    def _embeddings(self, client: Client) -> Tensor:
-        """In evaluation mode, `[n, H]`."""
-        return client.model.output(client.model.gathered(self.rows)).embedding_NH
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Anchors | None) -> Tensor:
         plain = super().loss(out, y, w, received)

@@ -21,16 +21,15 @@ class SCAFFOLD(FedAvg):
 
     The correction is the gradient of a linear term of the loss, (c - c_i) . w. After K steps from w_sent the client
     has c_i <- c_i - c + (w_sent - w_i) / (K lr), the paper's option II, and sends w_i and the change of c_i. The server
-    takes w <- w + eta (mean w_i - w) and c <- c + (clients that sent) / N * mean change, the plain mean, so that c is
-    the mean of all c_i, whoever takes part. N counts clients with training rows; others have no gradient.
+    takes w <- w + eta (mean w_i - w) and c <- c + (clients that sent) / N * mean change, so that c is the mean of all
+    c_i. N counts clients with training rows.
 
     The distance is K lr times a mean gradient with SGD alone, weight decay within. `gradient` records the mean gradient
     of the loss in its place, which is the same under SGD without momentum and weight decay, and means the same under
-    any optimizer; Adam then rescales the corrected gradient. OpenFGL divides Adam's distance, counts epochs for steps
-    and replaces c by the cohort's mean. Down: w and c, `[P]` each. Up: w_i, the change of c_i, `[P]` each, and n_i.
+    any optimizer; Adam then rescales the corrected gradient. Down: w and c, `[P]` each. Up: w_i, the change of c_i,
+    `[P]` each, and n_i.
 
     Attributes:
-        weight: As of FedAvg; the paper's mean is `uniform`.
         variate: `steps` and `gradient` as above; `auto` is `steps` for SGD without momentum and `gradient` otherwise.
             `off` is FedAvg, to the bit with `engine.trainer: autograd` and eta = 1.
         eta: The server's learning rate; 1 in the paper's experiments.

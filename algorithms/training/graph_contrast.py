@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_edges, without_nodes
-from shoal.algorithms.losses.contrast import nt_xent
+from shoal.algorithms.losses.prototype_losses import nt_xent
 from shoal.algorithms.models.layers.readout import Readout, embedded_nodes
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Number, Positive, Whole

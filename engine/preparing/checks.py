@@ -21,13 +21,13 @@ from shoal.storage.store.hops import hops_bytes
 
 
 def read_graph(config: Config) -> Graph:
-    """The graph of a config, or its graphs behind one another; refused as by `load_all` and `require_fitting`."""
+    """The graph of a config, or its graphs behind one another; refused as by `load_all` and `require_fitting_data`."""
     graph = load_all(sources(config))
-    require_fitting(config, graph.name, graph.item_name, graph.classes, graph.edge_weight is not None)
+    require_fitting_data(config, graph.name, graph.item_name, graph.classes, graph.edge_weight is not None)
     return graph
 
 
-def require_fitting(config: Config, dataset: str, labels: str, classes: int, weighted: bool) -> None:
+def require_fitting_data(config: Config, dataset: str, labels: str, classes: int, weighted: bool) -> None:
     """Refuses a task, a metric, or what leaves out the weights of edges, where a dataset is not for it; names the key.
 
     What has labels in it are `node` or `graph`, or `pair` in a store of an edge task.

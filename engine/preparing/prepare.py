@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.checks import require_fitting, require_known, require_whole
+from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
 from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
 from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder, TrainingBuilder, made_from
@@ -117,7 +117,7 @@ def _complete(
             "data.store, or delete the store",
         )
     # Only an edge task is a part of an identity: the labels of a dataset are of one kind.
-    require_fitting(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
+    require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
     if repair:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)
         return store if ready and hops_on_disk(path, manifest, propagation) else None

@@ -20,7 +20,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
-from shoal.engine.preparing.checks import read_graph, require_fitting, require_whole
+from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
 from shoal.engine.preparing.identity import identity, require_identity, store_path
 from shoal.engine.preparing.overlay import store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
@@ -80,7 +80,7 @@ class _Sizes:
 def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     manifest = read_manifest(path)
     require_identity(path, manifest, identity(config))
-    require_fitting(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
+    require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,7 @@ from torch import Tensor
 from shoal.algorithms import client as module_under_test
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
-from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
@@ -44,25 +44,8 @@ def test_logits_of_a_part_are_rows_of_all(client: Client, part: str) -> None:
     torch.testing.assert_close(client.model.logits_of(part), alone)
 
 
-def test_logits_follow_the_parameters(client: Client) -> None:
-    before = client.model.logits()
-    client.model.load(client.model.w * 0)
-    assert torch.equal(client.model.logits(), torch.zeros_like(before))
-    with torch.no_grad():
-        client.model.w.add_(0.1)
-    client.model.changed()
-    assert not torch.equal(client.model.logits(), torch.zeros_like(before))
-
-
-def test_half_precision_hops_are_widened(make_view: Callable[..., View], make_client: Callable[..., Client]) -> None:
-    x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float16)
-    client = make_client(make_view(6, [], [0] * 6, [1, 4], 2, x), build("mlp", 4, 2, 0, 0.0, {}))
-    (rows,) = client.model.gathered("train")
-    assert torch.equal(rows, torch.from_numpy(x[[1, 4]]).float())
-    assert client.model.logits().dtype == torch.float32
-
-
 MakeView, MakeClient = Callable[..., View], Callable[..., Client]
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
 
 
 def make_coupled(name: str, dropout: float = 0.5, **options: object) -> torch.nn.Module:
@@ -76,17 +59,6 @@ def graph(make_view: MakeView) -> View:
     edges = np.argwhere(np.triu(rng.random((20, 20)) < 0.3, 1))
     x = rng.standard_normal((20, 4)).astype(np.float32)
     return make_view(20, edges, rng.integers(3, size=20), range(0, 20, 3), 3, x)
-
-
-def test_parameters_are_the_host_s(client: Client) -> None:
-    model = client.model
-    assert not model.w.requires_grad
-    assert model.received is False
-    model.w.fill_(2.0)
-    assert all((p == 2.0).all() for p in model.module.parameters())
-    model.load(torch.zeros_like(model.w))
-    assert model.received
-    assert not any(p.any() for p in model.module.parameters())
 
 
 @pytest.mark.parametrize("how", ["borrow", "take"])
@@ -174,20 +146,6 @@ def test_a_call_is_in_the_present_mode_and_has_gradients(client: Client) -> None
     assert torch.equal(model.output(inputs).logits_NC, model.output(inputs).logits_NC)
 
 
-@pytest.mark.parametrize("part", ["train", "val", "test"])
-def test_gathered_rows_are_those_of_every_hop_and_kept(client: Client, part: str) -> None:
-    rows = getattr(client.data, part)
-    inputs = client.model.gathered(part)
-    assert len(inputs) == 3
-    for k, hop in enumerate(inputs):
-        assert isinstance(hop, Tensor)
-        assert hop.dtype == torch.float32
-        assert hop.is_contiguous()
-        assert torch.equal(hop, client.data.hop(k)[rows])
-    for again, hop in zip(client.model.gathered(part), inputs):
-        assert again is hop
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_all_rows_are_read_where_they_lie_if_they_are_float32(
     dtype: type, make_view: MakeView, make_client: MakeClient
@@ -198,54 +156,6 @@ def test_all_rows_are_read_where_they_lie_if_they_are_float32(
     assert isinstance(rows, Tensor)
     assert (rows.data_ptr() == client.data.x.data_ptr()) == (dtype is np.float32)
     assert torch.equal(rows, torch.from_numpy(x).float())
-
-
-def test_what_logits_of_gives_is_computed_once(client: Client) -> None:
-    """After the logits of all rows are known, those of a part are read from them; no row is computed twice."""
-    everything = client.model.logits()
-    assert client.model.logits() is everything
-    everything.fill_(7.0)
-    assert (client.model.logits_of("val") == 7.0).all()
-    client.model.changed()
-    assert not (client.model.logits_of("val") == 7.0).any()
-
-
-def test_a_pass_over_the_whole_graph_is_not_made_twice(graph: View, make_client: MakeClient) -> None:
-    client = make_client(graph, make_coupled("gcn"))
-    passes: list[object] = []
-    client.model.module.register_forward_hook(lambda *_: passes.append(None))
-    (out,) = client.model.outputs()
-    assert torch.equal(client.model.logits_of("test"), out.logits_NC[graph.test])
-    assert torch.equal(client.model.logits(), out.logits_NC)
-    assert len(passes) == 1
-    client.model.load(client.model.w * 0)
-    assert not torch.equal(client.model.logits(), out.logits_NC)
-    assert len(passes) == 2
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_model_that_passes_messages_is_found_inside_an_adapter(
-    inside: bool, graph: View, make_client: MakeClient
-) -> None:
-    coupled = make_coupled("gcn")
-    client = make_client(graph, Adapted(coupled, 3, 3, 0.0) if inside else coupled)
-    assert client.model.coupled is coupled
-    module = build("mlp", 4, 3, 0, 0.0, {})
-    assert make_client(graph, Adapted(module, 3, 3, 0.0) if inside else module).model.coupled is None
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_a_coupled_model_reads_the_whole_graph(layers: int, graph: View, make_client: MakeClient) -> None:
-    client = make_client(graph, make_coupled("gcn", layers=layers))
-    around = client.model.gathered("test")
-    assert isinstance(around, Neighbourhood)
-    assert len(around.operators) == layers
-    assert around.rows is not None
-    assert torch.equal(around.rows, graph.test)
-    assert torch.equal(around.x_NF, graph.x)
-    expected = client.model.module.eval()(all_nodes(graph, "symmetric", layers)).logits_NC
-    assert torch.equal(client.model.logits(), expected)
-    assert torch.equal(client.model.module(around).logits_NC, expected[graph.test])
 
 
 @pytest.mark.parametrize("name", ["mlp", "gcn"])
@@ -297,20 +207,19 @@ def test_forward_draws_once_from_a_stream_of_its_own(fanouts: list[int], graph: 
     assert torch.equal(step(), make_coupled("gin", dropout=0.0, fanouts=fanouts)(around).logits_NC)
 
 
-@pytest.mark.parametrize(("name", "hops"), [("mlp", 0), ("sgc", 2), ("gamlp", 2)])
-def test_alike_nodes_have_their_features_at_every_hop(
-    name: str, hops: int, graph: View, make_client: MakeClient
-) -> None:
+def client_of(view: View, name: str, make_client: Callable[..., Client], **options: Any) -> Client:
     torch.manual_seed(0)
-    client = make_client(graph, build(name, 4, 3, hops, 0.0, {}))
-    x_NF = torch.randn(6, 4)
-    expected = client.model.module([x_NF] * len(client.model.flat.inputs)).logits_NC
-    assert torch.equal(client.model(client.model.standalone(x_NF)).logits_NC, expected)
+    client = make_client(view, build(name, 3, 2, 2, 0.0, {"hidden": 8, **options}))
+    client.model.module.eval()
+    return client
 
 
-def test_alike_has_a_matrix_a_layer(graph: View, make_client: MakeClient) -> None:
-    around = make_client(graph, make_coupled("gcn", layers=3)).model.standalone(graph.x[:6])
-    assert isinstance(around, Neighbourhood)
-    assert len(around.operators) == 3
-    for operator in around.operators:
-        torch.testing.assert_close(operator.to_dense(), torch.eye(6))
+@pytest.mark.parametrize("name", COUPLED)
+def test_alike_are_pairs_of_the_same_features(
+    name: str, make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
+    client = client_of(view, name, make_client)
+    expected = client.model.logits()
+    torch.testing.assert_close(client.model(client.model.standalone(torch.from_numpy(x))).logits_NC, expected[:4])

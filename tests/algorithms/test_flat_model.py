@@ -4,31 +4,11 @@ from torch import nn
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.names import BACKBONES
 
 
 def gamlp() -> nn.Module:
     return build("gamlp", 5, 3, 2, 0.5, {"hidden": 4})
-
-
-def test_one_vector_in_the_order_of_the_parameters() -> None:
-    module = gamlp()
-    before = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
-    model = FlatModel(module)
-    assert torch.equal(model.w, before)
-    assert model.w.is_leaf
-
-
-def test_load_reaches_the_module() -> None:
-    model = FlatModel(gamlp())
-    w = torch.arange(len(model.w), dtype=torch.float32)
-    model.load(w)
-    assert torch.equal(nn.utils.parameters_to_vector(model.module.parameters()), w)
-    first = next(model.module.parameters())
-    first.data.zero_()
-    assert (model.w[: first.numel()] == 0).all()
-    assert torch.equal(model.w[first.numel() :], w[first.numel() :])
 
 
 def test_initial_depends_on_the_seed_only() -> None:
@@ -61,29 +41,6 @@ def test_gradients_of_the_model_and_of_the_vector_add_up() -> None:
         torch.testing.assert_close(model.w.grad, expected + direction, rtol=1e-5, atol=1e-5)
 
 
-def test_fresh_parameters_are_the_module_s_own_reset() -> None:
-    model, twin = FlatModel(gamlp()), gamlp()
-    drawn = model.initial(3)
-    torch.manual_seed(3)
-    twin.reset_parameters()  # type: ignore[operator]
-    expected = nn.utils.parameters_to_vector(twin.parameters())
-    assert torch.equal(drawn, expected)
-    assert torch.equal(model.w, drawn)
-    model.load(torch.zeros_like(drawn))
-    assert torch.equal(drawn, expected), "a copy"
-    assert not drawn.requires_grad
-
-
-def test_gradients_start_at_zero() -> None:
-    model = FlatModel(gamlp())
-    assert model.w.grad is not None
-    assert not model.w.grad.any()
-    model.w.grad.fill_(2.0)
-    for p in model.module.parameters():
-        assert p.grad is not None
-        assert (p.grad == 2.0).all()
-
-
 def test_what_a_copy_learns_is_its_own() -> None:
     model = FlatModel(gamlp(), bfloat16=True)
     copied = model.on(torch.device("cpu"))
@@ -97,20 +54,6 @@ def test_what_a_copy_learns_is_its_own() -> None:
     assert torch.equal(nn.utils.parameters_to_vector(model.module.parameters()), before)
     assert not any(p.any() for p in copied.module.parameters())
     assert copied.on(torch.device("meta")).w.device.type == "meta"
-
-
-def test_loading_is_no_step_of_autograd() -> None:
-    model = FlatModel(gamlp())
-    source = torch.ones(len(model.w), requires_grad=True)
-    model.load(source * 2)
-    assert model.w.is_leaf
-    assert model.w.grad_fn is None
-    assert (model.w == 2.0).all()
-
-
-def test_hops_are_those_of_the_module() -> None:
-    for name, inputs in (("gamlp", (0, 1, 2)), ("sgc", (2,)), ("mlp", (0,)), ("gcn", (0,))):
-        assert FlatModel(build(name, 5, 3, 2, 0.5, {})).inputs == inputs
 
 
 def test_bfloat16_is_torch_s_autocast_and_gives_float32() -> None:
@@ -136,14 +79,6 @@ def test_bfloat16_is_torch_s_autocast_and_gives_float32() -> None:
     assert rounded.w.grad is not None
     assert rounded.w.grad.dtype == torch.float32
     assert rounded.w.grad.any()
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_coupled_backbone_is_known_as_it_is_and_inside_an_adapter(inside: bool) -> None:
-    for name in ("gcn", "mlp"):
-        module = build(name, 5, 3, 0, 0.0, {})
-        found = FlatModel(Adapted(module, 3, 3, 0.0) if inside else module).coupled
-        assert found is (module if name == "gcn" else None)
 
 
 def test_bfloat16_is_asked_for_whatever_torch_would_take() -> None:

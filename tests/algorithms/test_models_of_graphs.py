@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from shoal.algorithms import client as module_under_test
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
-from shoal.algorithms.training.local_training import batches
 from shoal.storage.store.view import View
 
 every_model = pytest.mark.parametrize("name", ["gcn", "gamlp"])
@@ -33,12 +31,6 @@ def client_of(
         return Client(info, view, {MODEL: ClientModel(own, view, random)}, {}, {}, random)
 
     return client_of
-
-
-def test_sizes(client_of: Callable[[str], Client]) -> None:
-    info = client_of("gcn").info
-    assert info.items == 14 < info.nodes
-    assert ClientInfo(0, 30, 2, 4).items == 30
 
 
 @every_model
@@ -84,15 +76,3 @@ def test_a_lone_node_is_a_graph_for_itself(client_of: Callable[[str], Client], n
     assert out.logits_NC.shape == (3, 4)
     alone = torch.cat([model.output(model.standalone(row[None])).logits_NC for row in x])
     torch.testing.assert_close(out.logits_NC, alone)
-
-
-@every_model
-def test_places_of_training_graphs(client_of: Callable[[str], Client], name: str) -> None:
-    client = client_of(name)
-    inputs_of = batches(client)
-    whole = client.model.output(inputs_of(None)).logits_NC
-    order = torch.tensor([3, 1, 4])
-    torch.testing.assert_close(client.model.output(inputs_of(order)).logits_NC, whole[order])
-    loss = F.cross_entropy(whole, client.data.train_label)
-    assert bool(torch.isfinite(loss))
-    assert client.data.train_label.tolist() == client.data.label[client.data.train].tolist()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Term
 from shoal.algorithms.client import Client
-from shoal.algorithms.losses.alignment import NodeAlignment, prototype_alignment
+from shoal.algorithms.losses.prototype_losses import NodeAlignment, prototype_alignment
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, hop_prototypes, hop_weights, neighbour_means
 from shoal.algorithms.protocol import Tree

@@ -2,13 +2,13 @@
 
 import ast
 import inspect
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import fields
 from typing import Any, get_args
 
 from shoal.algorithms.base import TASKS, WEIGHTED, Algorithm, ClientModels
+from shoal.algorithms.method_errors import line_of
 from shoal.storage.errors import ShoalError
-from shoal.storage.user_code.option_fields import field_values
 
 # Arguments of every hook, without the method itself.
 HOOKS = {
@@ -52,11 +52,11 @@ def require_method(cls: Any, file: str, source: str) -> None:
         ShoalError: Not a frozen dataclass derived from `Algorithm`, no `round`, hooks with other arguments, a hook or
             flag of an earlier version, or a flag with an unknown value; names the line.
     """
-    name = cls.__name__ if isinstance(cls, type) else ""
     where = class_place(cls, file, source)
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
-        kind = f"class {name}" if name else f"{type(cls).__name__}"
+        kind = f"class {cls.__name__}" if isinstance(cls, type) else type(cls).__name__
         raise ShoalError(where, f"{kind} is not a method; derive a class from shoal.Algorithm")
+    name = cls.__name__
     own = vars(cls).get("__dataclass_params__")
     if own is None or not own.frozen:
         raise ShoalError(where, f"{name} is not a frozen dataclass; write @dataclass(frozen=True) above it")
@@ -68,55 +68,26 @@ def require_method(cls: Any, file: str, source: str) -> None:
         if function is getattr(Algorithm, hook):
             continue
         bound = isinstance(inspect.getattr_static(cls, hook), staticmethod | classmethod)
-        line = _line_of(function) or where
         try:
             inspect.signature(function).bind(*received if bound else (None, *received))
         except (TypeError, ValueError) as error:
-            wanted = ", ".join(("self", *received))
+            wanted, line = ", ".join(("self", *received)), line_of(function) or where
             raise ShoalError(line, f"{name}.{hook} cannot be called as {hook}({wanted}): {error}") from None
 
 
 def _require_current(cls: type[Algorithm], where: str) -> None:
-    """Refuses hooks and flags of earlier versions, and flags with unknown values.
-
-    Raises:
-        ShoalError: The class has one.
-    """
-    options = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    """Refuses hooks and flags of earlier versions, and flags with unknown values."""
+    name, options = cls.__name__, {field.name for field in fields(cls)}  # type: ignore[arg-type]
     for old, new in REPLACED.items():
         if hasattr(cls, old) and old not in options:
-            place = _line_of(getattr(cls, old)) or where
-            raise ShoalError(place, f"{cls.__name__}.{old} is of an earlier version and not read any more; use {new}")
+            place = line_of(getattr(cls, old)) or where
+            raise ShoalError(place, f"{name}.{old} is of an earlier version and not read any more; use {new}")
     if cls.client_models not in (known := get_args(ClientModels)):
-        raise ShoalError(
-            where, f"{cls.__name__}.client_models", f"expected one of {', '.join(known)}, got {cls.client_models!r}"
-        )
+        place = f"{name}.client_models"
+        raise ShoalError(where, place, f"expected one of {', '.join(known)}, got {cls.client_models!r}")
     if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED}:
-        raise ShoalError(
-            where,
-            f"{cls.__name__}.supports",
-            f"expected a frozenset of node, edge, graph and weighted, got {cls.supports!r}",
-        )
-
-
-def _line_of(function: Any) -> str | None:
-    code = getattr(function, "__code__", None)
-    return f"{code.co_filename}, line {code.co_firstlineno}" if code else None
-
-
-def read_options(cls: type[Algorithm], name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values of hyper-parameters, with the types of their fields.
-
-    Args:
-        cls: The method.
-        name: What an error calls it.
-        options: As written.
-        where: File and line of the class.
-
-    Raises:
-        ShoalError: An option is unknown or of a wrong type, a default is, or a type cannot be found.
-    """
-    return field_values(cls, options, "algorithm.", name, where)
+        place, found = f"{name}.supports", cls.supports
+        raise ShoalError(where, place, f"expected a frozenset of node, edge, graph and weighted, got {found!r}")
 
 
 def class_place(cls: Any, file: str, source: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 from shoal.algorithms.base import WEIGHTED, Algorithm
 from shoal.algorithms.method_errors import code_of, file_of
-from shoal.algorithms.methods.registry.checks import class_place, read_options, require_method
+from shoal.algorithms.methods.registry.checks import class_place, require_method
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
 from shoal.storage.errors import ShoalError
+from shoal.storage.user_code.option_fields import field_values
 from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 
@@ -21,8 +22,7 @@ class MethodSpec:
         name: A key of `METHODS`, or `file.py:Class`.
         options: Hyper-parameters, by field name.
         source: Text of the user's file; None for a method of ours.
-        helpers: Texts of the modules beside the user's file that it imports, by dotted name
-            (see `shoal.storage.user_code.local_imports`).
+        helpers: Texts of the modules beside the user's file that it imports, by dotted name.
     """
 
     name: str
@@ -61,10 +61,14 @@ def load(spec: MethodSpec) -> Algorithm:
         ShoalError: The file fails, the class is missing or no method, or a hyper-parameter is unknown or out of its
             range; of a user's file with the line.
     """
-    cls = _class(spec)
-    file, _, _ = spec.name.rpartition(":")
-    where = file_of(cls) if spec.source is None else class_place(cls, file, spec.source)
-    values = read_options(cls, spec.name, spec.options, where)
+    if (code := spec.code) is None:
+        cls = _our_class(spec.name)
+        where = file_of(cls)
+    else:
+        cls = code.load()
+        require_method(cls, code.file, code.source)
+        where = class_place(cls, code.file, code.source)
+    values = field_values(cls, spec.options, "algorithm.", spec.name, where)
     try:
         method = cls.__new__(cls)
     except TypeError as error:
@@ -83,24 +87,19 @@ def load(spec: MethodSpec) -> Algorithm:
 
 def mixing_methods() -> list[str]:
     """Names of our methods whose clients may train different models."""
-    return [name for name in METHODS if _class(MethodSpec(name, {})).client_models == "heterogeneous"]
+    return [name for name in METHODS if _our_class(name).client_models == "heterogeneous"]
 
 
 def weighing_methods(task: str) -> Iterator[str]:
     """Names of our methods for a task that use what edges weigh, each read when it is asked for."""
-    classes = ((name, _class(MethodSpec(name, {}))) for name in METHODS)
-    return (name for name, cls in classes if {task, WEIGHTED} <= cls.supports)
+    return (name for name in METHODS if {task, WEIGHTED} <= _our_class(name).supports)
 
 
 def methods_for(task: str) -> list[str]:
     """Names of our methods that can train for a task."""
-    return [name for name in METHODS if task in _class(MethodSpec(name, {})).supports]
+    return [name for name in METHODS if task in _our_class(name).supports]
 
 
-def _class(spec: MethodSpec) -> type[Algorithm]:
-    if spec.code is None:
-        module_name, _, cls_name = METHODS[spec.name].partition(":")
-        return getattr(importlib.import_module(module_name), cls_name)
-    cls = spec.code.load()
-    require_method(cls, spec.code.file, spec.code.source)
-    return cls
+def _our_class(name: str) -> type[Algorithm]:
+    module_name, _, cls_name = METHODS[name].partition(":")
+    return getattr(importlib.import_module(module_name), cls_name)

@@ -43,11 +43,7 @@ METHODS = {
 
 
 def require_method_name(name: str) -> None:
-    """Refuses a name of no method that is no file of the user's own either.
-
-    Raises:
-        ShoalError: It is one.
-    """
+    """Raises a ShoalError for a name of no method that is no file of the user's own either."""
     if name not in METHODS and not is_own(name):
         raise ShoalError(
             "algorithm.name",

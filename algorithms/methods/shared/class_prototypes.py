@@ -5,27 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import (
-    Algorithm,
-    Ask,
-    Client,
-    Context,
-    Received,
-    Replies,
-    Requests,
-    Tree,
-    Upload,
-)
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, pack, row_bytes, unpack
-from shoal.algorithms.protocol import Reduce
+from shoal.algorithms.protocol import Reduce, Replies
+from shoal.storage.graph.sparse_matrix import StoredFeatures
 
 
 class ClassRows(Algorithm):
     """Rows r_c = sum_i n_ic r_ic / sum_i n_ic over the cohort, r_ic a mean over client i's n_ic training rows of c.
 
-    A class that no client of the cohort has keeps its row. Clients keep their models. Up: the r_ic of the C_i classes
-    that the client trains on, of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every
-    class.
+    A class that no client of the cohort has keeps its row. Up: the r_ic of the C_i classes that the client trains on,
+    of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every class.
     """
 
     reads_embedding = True
@@ -34,10 +24,6 @@ class ClassRows(Algorithm):
     def rows_of(self, client: Client) -> Tensor:
         """The averaged quantity of every training row, `[n, K]`."""
         raise NotImplementedError
-
-    def means_of(self, client: Client) -> tuple[Tensor, Tensor]:
-        """The client's r_ic, `[C, K]`, zero for a class that it does not train on, and its counts, `[C]`."""
-        return class_means(self.rows_of(client), client.data.train_label, client.info.classes)
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         got = yield Ask("train", {"proto": Reduce.MEAN}, shared=known_rows(server))
@@ -48,7 +34,7 @@ class ClassRows(Algorithm):
         return unpack(down, client.info.classes)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        return rows_upload(*self.means_of(client))
+        return rows_upload(*training_means(client, self.rows_of(client)))
 
 
 def known_rows(server: Tree) -> Tree:
@@ -65,12 +51,17 @@ def take_rows(server: Tree, got: Replies) -> None:
     server["known"] |= fresh
 
 
-def rows_upload(mean_CK: Tensor, counts_C: Tensor) -> Upload:
-    """A client's rows, weighted by its counts, which tell which rows follow."""
+def rows_upload(mean_CK: Tensor, counts_C: Tensor, entry: str = "proto") -> Upload:
+    """A client's rows, weighted by its counts."""
     sent = row_bytes(counts_C > 0, mean_CK.shape[1]) + 4 * len(counts_C)
-    return Upload({"proto": mean_CK}, {"proto": counts_C[:, None]}, {"proto": sent})
+    return Upload({entry: mean_CK}, {entry: counts_C[:, None]}, {entry: sent})
 
 
 def training_embeddings(client: Client) -> Tensor:
     """Embeddings of the training rows in evaluation mode, `[n, H]`."""
     return client.model.output(client.model.gathered("train")).embedding_NH
+
+
+def training_means(client: Client, rows_NK: StoredFeatures) -> tuple[Tensor, Tensor]:
+    """Means of a quantity of the training rows by class, `[C, K]`, zero for a class without any, and counts, `[C]`."""
+    return class_means(rows_NK, client.data.train_label, client.info.classes)

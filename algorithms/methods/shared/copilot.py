@@ -17,11 +17,8 @@ COPILOT = "copilot"
 class WithCopilot(Algorithm):
     """Every client has its own model, of any kind, that never leaves it, and a copilot of one kind for all.
 
-    Copilots start equal, and are averaged over the cohort, weighted by nodes. A client that was away keeps both of its
-    models; when it comes back, its copilot is overwritten. The client's own model predicts.
-
-    Attributes:
-        copilot: The copilot, as a model is written in a config.
+    Copilots, written as models in a config, start equal, and are averaged over the cohort, weighted by nodes. A client
+    that was away keeps both models until its copilot is overwritten at its next visit. The client's own model predicts.
     """
 
     reads_embedding = True
@@ -70,5 +67,4 @@ class TaughtRows(WithCopilot):
         return super().setup(ctx)
 
     def taught(self, client: Client) -> Literal["all", "train"]:
-        """The rows of a client."""
         return self.rows or ("all" if client.info.items_are_rows else "train")

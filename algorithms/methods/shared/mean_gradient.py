@@ -44,8 +44,7 @@ def steps_of(client: Client, options: TrainOptions) -> int:
 def recorded(client: Client) -> Iterator[Tensor]:
     """Adds up the gradients of the loss of the client's model, `[P]`, over the backward passes inside the block.
 
-    Terms that read the flat `w` instead of the module's parameters, as a linear term does, are not in it; nor
-    is weight decay, which the optimizer adds.
+    Terms that read the flat `w`, as a linear term does, are not in it; nor is weight decay.
     """
     flat = client.model.flat
     total = torch.zeros_like(flat.w.detach())

@@ -7,11 +7,7 @@ from shoal.storage.errors import ShoalError
 
 
 def require_body(model: FlatModel, kind: ModelInfo, because: str) -> None:
-    """Refuses a model that is nothing but a classifier.
-
-    Raises:
-        ShoalError: It is; the line says `because` of what.
-    """
+    """Raises a ShoalError for a model that is nothing but a classifier; the line says `because` of what."""
     if not model.has_body:
         raise ShoalError(
             "model.layers", f"{because}, and a {kind.name} of one layer is nothing else; take 2 layers, or fedavg"
@@ -19,11 +15,7 @@ def require_body(model: FlatModel, kind: ModelInfo, because: str) -> None:
 
 
 def require_weight(model: FlatModel, kind: ModelInfo, because: str) -> None:
-    """Refuses a classifier that is more than a weight and a bias.
-
-    Raises:
-        ShoalError: It is; the line says `because` of what.
-    """
+    """Raises a ShoalError for a classifier that is more than a weight and a bias; the line says `because` of what."""
     if not model.classifies_by_weight:
         raise ShoalError(
             "model.head",
@@ -32,13 +24,9 @@ def require_weight(model: FlatModel, kind: ModelInfo, because: str) -> None:
 
 
 def require_nodes(ctx: Context) -> None:
-    """Refuses `algorithm.rows: all` where items are small graphs or pairs.
+    """Raises a ShoalError for `algorithm.rows: all` where items are small graphs or pairs.
 
-    Of nodes training sees all that `data.inductive` does not hide; no client sees graphs and pairs of the
-    test before they are scored.
-
-    Raises:
-        ShoalError: Items are no nodes.
+    Of nodes training sees all that `data.inductive` does not hide, but no graph or pair of the test.
     """
     if not all(info.items_are_rows for info in ctx.clients):
         raise ShoalError(

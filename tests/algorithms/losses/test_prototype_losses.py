@@ -1,28 +1,41 @@
-"""Losses with a margin and contrastive ones against loops in NumPy, finite differences and by hand."""
+"""Losses of prototypes and of two views against loops in NumPy and finite differences, and by hand where they end."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from shoal.algorithms.losses.prototype_losses import (
+    NodeAlignment,
     class_margin,
     contrast,
+    contrast_by_class,
     cosine_margin,
     distances,
     margin_cross_entropy,
+    mean_square,
+    nt_xent,
+    prototype_alignment,
 )
 
-ALL = torch.tensor([True, True])
 
-
-def drawn(rows: int, seed: int = 0) -> torch.Tensor:
+def drawn(rows: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed))
 
 
-def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def in_numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.double().numpy()
+
+
+def in_float64(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([torch.stack([((x - y) ** 2).sum() ** 0.5 for y in b.double()]) for x in a.double()])
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e2, 1e4])
@@ -48,67 +61,23 @@ def test_distances_of_points_that_coincide() -> None:
     assert torch.equal(a.grad, torch.zeros(6, 5))
 
 
-def test_the_margin_is_the_distance_of_class_means() -> None:
-    # Means 0, 3, 10 on a line, class 3 has no prototype: the nearest neighbours are 3, 3 and 7 away.
-    proto = torch.tensor([[-1.0], [1.0], [3.0], [10.0]])
-    classes = torch.tensor([0, 0, 1, 2])
-    assert class_margin(proto, classes, 4, cap=100) == pytest.approx(7)
-    assert class_margin(proto, classes, 4, cap=0.5) == 0.5
-    assert class_margin(proto[:3], classes[:3], 4, cap=100) == pytest.approx(3)
-    assert class_margin(proto[:2], classes[:2], 4, cap=100) == 0
-
-
-def test_the_margin_of_cosines() -> None:
-    # Directions at 0, 60 and 180 degrees: the nearest are 1/2, 1/2 and 3/2 away.
-    proto = torch.tensor([[2.0, 0.0], [0.5, 0.75**0.5], [-3.0, 0.0]])
-    assert cosine_margin(proto, torch.arange(3), 3, cap=100) == pytest.approx(1.5)
-    assert cosine_margin(proto[:1], torch.arange(1), 3, cap=100) == 0
-
-
-def test_cross_entropy_on_distances_by_hand() -> None:
-    anchor = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
-    query, own = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
-    for margin in (0.0, 0.5):
-        expected = math.log(1 + math.exp(-2 + 1 + margin))
-        found = float(margin_cross_entropy(query, own, anchor, ALL, margin))
-        assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_margin_makes_the_task_harder() -> None:
-    query, own = drawn(20), torch.arange(20) % 4
-    anchor, known = drawn(4, 2), torch.ones(4, dtype=torch.bool)
-    losses = [float(margin_cross_entropy(query, own, anchor, known, m)) for m in (0.0, 0.3, 1.0)]
-    assert losses == sorted(losses)
-    assert losses[0] < losses[2]
-    losses = [float(contrast(anchor, torch.arange(4), query, own, 0.5, m)) for m in (0.0, 0.3, 1.0)]
-    assert losses == sorted(losses)
-    assert losses[0] < losses[2]
-
-
-def in_numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.double().numpy()
-
-
 @pytest.mark.parametrize("kind", ["distance", "cosine"])
 def test_margins_of_a_loop(kind: str) -> None:
     """The means are of the prototypes as they are; only then do they get length one."""
     proto, of = drawn(9), torch.tensor([0, 0, 0, 2, 2, 3, 4, 4, 4])
     means = [in_numpy(proto[of == c]).mean(0) for c in (0, 2, 3, 4)]
-    if kind == "distance":
-        apart = [[np.linalg.norm(a - b) for b in means] for a in means]
-    else:
-        apart = [[1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in means] for a in means]
+    apart = [[np.linalg.norm(a - b) if kind == "distance" else 1 - cosine(a, b) for b in means] for a in means]
     expected = max(min(apart[i][j] for j in range(4) if j != i) for i in range(4))
     margin = class_margin if kind == "distance" else cosine_margin
     assert margin(proto, of, 6, 100.0) == pytest.approx(expected, rel=1e-5)
     assert margin(proto, of, 6, expected / 2) == expected / 2
+    assert margin(proto[:3], of[:3], 6, 100.0) == 0
 
 
 def test_cosines_of_one_direction_are_no_margin() -> None:
     """Rounding may give them more than one."""
-    direction = drawn(1).expand(3, 5) * torch.tensor([[1.0], [3.0], [7.0]])
-    margin = cosine_margin(direction, torch.arange(3), 3, 1.0)
-    assert 0 <= margin < 1e-6
+    same = drawn(1).expand(3, 5) * torch.tensor([[1.0], [3.0], [7.0]])
+    assert 0 <= cosine_margin(same, torch.arange(3), 3, 1.0) < 1e-6
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.7])
@@ -127,18 +96,6 @@ def test_cross_entropy_on_distances_of_a_loop(margin: float) -> None:
     assert torch.autograd.gradcheck(lambda q, a: margin_cross_entropy(q, own, a, known, margin), inputs)
 
 
-def test_an_unknown_anchor_takes_no_part() -> None:
-    query, own = drawn(3), torch.tensor([0, 0, 2])
-    anchor = drawn(4, 2).requires_grad_()
-    known = torch.tensor([True, False, True, True])
-    loss = margin_cross_entropy(query, own, anchor, known, 0.2)
-    loss.backward()
-    assert torch.equal(anchor.grad[1], torch.zeros(5))
-    moved = anchor.detach().clone()
-    moved[1] = 100
-    assert torch.equal(margin_cross_entropy(query, own, moved, known, 0.2), loss.detach())
-
-
 @pytest.mark.parametrize(("temperature", "margin"), [(0.3, 0.1), (1.5, 0.0), (0.7, 0.6)])
 def test_contrast_equals_a_naive_loop(temperature: float, margin: float) -> None:
     """The last query has no positive; the bank's last two entries are no query's own."""
@@ -146,9 +103,9 @@ def test_contrast_equals_a_naive_loop(temperature: float, margin: float) -> None
     of_query, of_bank = torch.tensor([0, 1, 2, 5]), torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
     values = []
     for q, c in zip(in_numpy(query)[:3], of_query.tolist()):
-        cosine = [(q @ b / np.linalg.norm(q) / np.linalg.norm(b), d) for b, d in zip(in_numpy(bank), of_bank.tolist())]
-        positive = sum(np.exp((s - margin) / temperature) for s, d in cosine if d == c)
-        negative = sum(np.exp(s / temperature) for s, d in cosine if d != c)
+        cosines = [(cosine(q, b), d) for b, d in zip(in_numpy(bank), of_bank.tolist())]
+        positive = sum(np.exp((s - margin) / temperature) for s, d in cosines if d == c)
+        negative = sum(np.exp(s / temperature) for s, d in cosines if d != c)
         values.append(-np.log(positive / (positive + negative)))
     found = contrast(query, of_query, bank, of_bank, temperature, margin)
     assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
@@ -156,17 +113,102 @@ def test_contrast_equals_a_naive_loop(temperature: float, margin: float) -> None
     assert torch.autograd.gradcheck(lambda q, b: contrast(q, of_query, b, of_bank, temperature, margin), inputs)
 
 
-def test_a_query_without_a_positive_or_a_negative_takes_no_part() -> None:
-    query, bank = drawn(2), drawn(3, 1)
-    assert float(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 0]), 0.5)) == 0
-    alone = contrast(query[:1], torch.tensor([0]), bank, torch.tensor([0, 0, 2]), 0.5, margin=0.0)
-    assert torch.equal(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 2]), 0.5), alone)
-
-
 def test_nothing_to_contrast() -> None:
-    query = drawn(2).requires_grad_()
-    loss = contrast(query, torch.tensor([0, 0]), drawn(3), torch.tensor([0, 0, 0]), 1.0)
+    """A query without a positive or a negative takes no part; without any query it is zero, with a gradient."""
+    query, bank = drawn(2).requires_grad_(), drawn(3, 1)
+    loss = contrast(query, torch.tensor([0, 0]), bank, torch.tensor([0, 0, 0]), 1.0)
     loss.backward()
     assert float(loss.detach()) == 0
     assert torch.equal(query.grad, torch.zeros(2, 5))
     assert float(contrast(drawn(2), torch.tensor([0, 1]), drawn(1)[:0], torch.tensor([]), 1.0)) == 0
+    alone = contrast(query[:1], torch.tensor([0]), bank, torch.tensor([0, 0, 2]), 0.5)
+    assert torch.equal(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 2]), 0.5), alone)
+
+
+def views_by_loops(z: np.ndarray, other: np.ndarray, tau: float) -> float:
+    e = np.exp([[cosine(a, b) / tau for b in other] for a in z])
+    return float(np.mean([-np.log(e[n, n] / (e[n].sum() - e[n, n])) for n in range(len(z))]))
+
+
+@pytest.mark.parametrize("tau", [0.5, 2.0])
+def test_two_views_against_two_loops(tau: float) -> None:
+    z, other = np.random.default_rng(0).standard_normal((2, 7, 4))
+    both = [torch.from_numpy(view).requires_grad_() for view in (z, other)]
+    assert float(nt_xent(*both, tau).detach()) == pytest.approx(views_by_loops(z, other, tau), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda a, b: nt_xent(a, b, tau), both)
+
+
+def test_an_embedding_that_is_no_number_is_not_hidden() -> None:
+    z = torch.tensor([[torch.inf, 1.0], [1.0, 2.0]])
+    assert nt_xent(z, z.flip(0), 0.5).isnan()
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_two_views_by_class_against_loops(tau: float) -> None:
+    z, other = np.random.default_rng(0).standard_normal((2, 7, 4))
+    y, other_y = np.array([0, 0, 1, 2, 2, 2, 1]), np.array([1, 2, 0, 0, 2, 1, 1])
+    losses = []
+    for a, own in zip(z, y):
+        e = np.exp([cosine(a, b) / tau for b in other])
+        losses.append(np.mean([-np.log(n / (n + e[other_y != own].sum())) for n in e[other_y == own]]))
+    query, rest = torch.from_numpy(z).requires_grad_(), (torch.from_numpy(other), torch.from_numpy(other_y))
+    found = contrast_by_class(query, torch.from_numpy(y), *rest, tau)
+    assert float(found.detach()) == pytest.approx(np.mean(losses), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda z: contrast_by_class(z, torch.from_numpy(y), *rest, tau), query)
+
+
+def test_by_class_of_one_class_or_of_zeros_neither_a_value_nor_a_gradient_is_lost() -> None:
+    z, y = drawn(4), torch.tensor([0, 1, 1, 2])
+    assert float(contrast_by_class(z, torch.zeros(4).long(), z, torch.zeros(4).long(), 0.5)) == 0
+    flat = torch.zeros(4, 3, requires_grad=True)
+    contrast_by_class(flat, y, torch.zeros(4, 3), y, 0.5).backward()
+    assert flat.grad is not None
+    assert not flat.grad.any()
+
+
+def test_alignment_and_its_gradients_of_a_loop() -> None:
+    """Many rows, classes of different sizes, one without a target and one without rows, by the sums of the formulas."""
+    random = np.random.default_rng(3)
+    z, target, present = random.standard_normal((9, 4)), random.standard_normal((5, 4)), np.arange(5) != 1
+    y = np.array([0, 0, 0, 1, 2, 2, 4, 4, 4])
+    away = [(z[v] - target[y[v]], int((y == y[v]).sum())) for v in range(9) if present[y[v]]]
+    norms = {c: float(np.linalg.norm(z[c] - target[c])) for c in range(5) if present[c]}
+    own = torch.from_numpy(z).requires_grad_()
+    rest = torch.from_numpy(y), torch.from_numpy(target), torch.from_numpy(present)
+    places = rest[2].nonzero(as_tuple=True)
+    terms: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+        "row": (lambda z: mean_square(z, *rest, 3.0), 3 * sum(d @ d for d, _ in away) / len(away) / 4),
+        "node": (NodeAlignment(*rest), sum(d @ d / n for d, n in away)),
+        "plain": (lambda z: prototype_alignment(z[:5], *rest[1:]), sum(norms.values())),
+        "squared": (lambda z: prototype_alignment(z[:5], *rest[1:], squared=True), sum(n * n for n in norms.values())),
+        "places": (lambda z: prototype_alignment(z[:5], rest[1], places), sum(norms.values())),
+    }
+    for name, (term, expected) in terms.items():
+        assert float(term(own).detach()) == pytest.approx(expected), name
+        assert torch.autograd.gradcheck(term, (own,)), name
+
+
+def test_no_target_no_term_and_no_nan() -> None:
+    z, y, target = drawn(4).requires_grad_(), torch.tensor([0, 0, 1, 2]), drawn(4, 1)
+    nothing, everything = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
+    terms = [
+        mean_square(z, y, target, nothing),
+        mean_square(z, torch.full((4,), -1), target, everything),
+        NodeAlignment(y, target, nothing)(z),
+        prototype_alignment(z, target, nothing),
+        mean_square(z[:0], y[:0], target, everything),
+        NodeAlignment(y[:0], target, everything)(z[:0]),
+    ]
+    assert [float(term.detach()) for term in terms] == [0] * 6
+    sum(terms, start=torch.zeros(())).backward()
+    assert torch.equal(z.grad, torch.zeros_like(z))
+
+
+def test_prototypes_at_hops_and_on_their_targets() -> None:
+    proto, target = torch.zeros(2, 3, 2), torch.tensor([3.0, 4.0]).expand(2, 3, 2)
+    present = torch.tensor([[True, False, True], [False, True, False]])
+    assert float(prototype_alignment(proto, target, present)) == pytest.approx(3 * 5)
+    z = drawn(4).requires_grad_()
+    prototype_alignment(z, z.detach(), torch.ones(4, dtype=torch.bool)).backward()
+    assert z.grad is not None
+    assert math.isfinite(float(z.grad.abs().max()))

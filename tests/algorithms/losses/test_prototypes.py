@@ -41,19 +41,6 @@ def test_sparse_rows_have_the_bits_of_dense_ones() -> None:
     assert torch.equal(nothing[0], torch.zeros(3, 30))
 
 
-def test_nothing_to_sum() -> None:
-    sums, counts = class_sums(Z[:0], Y[:0], 3)
-    assert torch.equal(sums, torch.zeros(3, 2))
-    assert counts.tolist() == [0, 0, 0]
-
-
-def test_order_of_nodes_does_not_matter() -> None:
-    generator = torch.Generator().manual_seed(0)
-    z, y = torch.randn(200, 5, generator=generator), torch.randint(4, (200,), generator=generator)
-    order = torch.randperm(200, generator=generator)
-    torch.testing.assert_close(class_means(z[order], y[order], 6)[0], class_means(z, y, 6)[0])
-
-
 def test_sums_are_differentiable() -> None:
     z = Z.double().requires_grad_()
     assert torch.autograd.gradcheck(lambda z: class_means(z, Y, 4)[0], (z,))
@@ -95,13 +82,6 @@ def test_a_message_holds_the_rows_that_exist() -> None:
     assert unpack({}, 3, 4) is None
 
 
-def test_an_empty_message() -> None:
-    received = unpack(pack(torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)), 3)
-    assert received is not None
-    assert torch.equal(received[0], torch.zeros(3, 2))
-    assert not received[1].any()
-
-
 def test_noise_has_the_deviation_of_the_own_entries() -> None:
     """Number by number: dimensions and noise from the given stream, the deviation that of the entries."""
     proto = torch.tensor([[1.0, 3.0, 1.0, 3.0], [0.0, 0.0, 8.0, 0.0]])
@@ -113,19 +93,6 @@ def test_noise_has_the_deviation_of_the_own_entries() -> None:
         for place, column in enumerate(chosen):
             expected[row, column] += deviation * noise[row, place]
     torch.testing.assert_close(noisy(proto, 0.7, torch.Generator().manual_seed(4)), expected)
-
-
-def test_noise_on_a_tenth_of_the_dimensions() -> None:
-    proto = torch.randn(2, 300, 40, generator=torch.Generator().manual_seed(1))
-    proto[1, 0] = 0
-    changed = noisy(proto, 0.1, torch.Generator().manual_seed(2))
-    touched = (changed != proto).flatten(0, 1).any(0)
-    assert int(touched.sum()) == 4
-    scaled = (changed - proto)[..., touched] / proto.std(-1, correction=0, keepdim=True)
-    assert float(scaled[0].std()) == pytest.approx(1, abs=0.05)
-    # What is no prototype stays none.
-    assert torch.equal(changed[1, 0], torch.zeros(40))
-    assert torch.equal(noisy(proto, 0.0, torch.Generator().manual_seed(2)), proto)
 
 
 def test_a_mask_is_sent_in_bits() -> None:

@@ -14,7 +14,6 @@ from shoal.algorithms.base import Client, Output, Received, Upload
 from shoal.algorithms.methods.class_means import ClassMeans
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
@@ -124,33 +123,3 @@ def test_a_class_of_few_nodes_stays_at_home(start: Run) -> None:
         assert line["bytes_down"] == 0
     assert "sum" not in server.state.server
     assert "means" not in server.state.clients[0]
-
-
-def test_without_weight_it_is_local_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    local, silent = (
-        run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"}),
-        run({**keys, **ME, "algorithm.weight": 0}),
-    )
-    for i, tree in local.state.clients.items():
-        for name, tensor in tree.items():
-            assert torch.equal(silent.state.clients[i][name], tensor)
-    heard = run({**keys, **ME})
-    assert not torch.equal(heard.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
-
-
-def test_labels_outside_the_training_rows_change_nothing(run: Run) -> None:
-    plain, shuffled = (run(ME, rounds=3, graph=graph) for graph in ("plain", "shuffled"))
-    for name, tensor in plain.state.server.items():
-        assert torch.equal(tensor, shuffled.state.server[name]), name
-
-
-def test_hops_that_are_not_stored(start: Run) -> None:
-    with pytest.raises(ShoalError, match=r"algorithm.hops: 5 needs propagation.hops"):
-        start({**ME, "algorithm.hops": 5}).round()
-
-
-@pytest.mark.parametrize("options", [{"hops": -1}, {"at_least": 0}, {"noise": 2.0}, {"noise": -0.1}, {"weight": -1.0}])
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ClassMeans(**options)

@@ -1,6 +1,6 @@
 """Whole rounds over pairs of nodes, against PyG and plain torch, from the published arrays."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,14 @@ from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from shoal.algorithms.base import Tree
-from shoal.algorithms.methods.registry.load import methods_for
-from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
-from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.pairs import EDGE
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 HIDDEN, ROUNDS, CLASSES = 8, 3, 2
-NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
-OTHERS = NODE_ONLY | {"fedpg", "fedstar", "fedgpl"}
 MODELS: dict[str, dict[str, Any]] = {
     "gcn": {"model.name": "gcn"},
     "sgc": {"model.name": "sgc", "model.layers": 2},
@@ -175,80 +165,3 @@ def test_prototypes_are_means_over_pairs(
                 sums[client.y[item]] += client.module.embed(client, item[None])[0]
             counts[client.y[item]] += 1
     torch.testing.assert_close(server.state.server["proto"], sums / counts[:, None], rtol=1e-4, atol=1e-5)
-
-
-def copilot_of(name: str) -> dict[str, Any]:
-    return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else {}
-
-
-@pytest.mark.exhaustive(4)
-@pytest.mark.parametrize("name", sorted(set(METHODS) - OTHERS))
-@pytest.mark.parametrize("model", ["sage", "gamlp"])
-def test_every_method_trains(run: Callable[..., Server], edge_task: dict[str, Any], name: str, model: str) -> None:
-    keys = {**edge_task, "model.name": model, "algorithm.name": name, "train.epochs": 2, "train.lr": 0.02}
-    server = run({**keys, **copilot_of(name)}, rounds=2)
-    counts = sum(server.state.scores["served"].values())
-    pairs = sum(info.items - info.train for info in server.infos)
-    assert counts[0, 0].sum() + counts[1, 0].sum() == pairs
-    if name != "global":
-        assert server.state.scores["served"][NO_EDGES].sum() == 0
-    for tree in (server.state.server, *server.state.clients.values()):
-        for entry, t in tree.items():
-            assert bool(torch.isfinite(t.float()).all()), entry
-
-
-@pytest.mark.parametrize("name", ["fml", "fedkd"])
-def test_models_teach_each_other_on_training_pairs(
-    run: Callable[..., Server], edge_task: dict[str, Any], name: str
-) -> None:
-    keys = {**edge_task, "algorithm.name": name, **copilot_of(name)}
-    left_open, train = (run({**keys, **more}, rounds=2).state for more in ({}, {"algorithm.rows": "train"}))
-    for i, tree in train.clients.items():
-        assert all(torch.equal(t, left_open.clients[i][entry]) for entry, t in tree.items())
-    with pytest.raises(ShoalError, match=r"^algorithm\.rows: all is for nodes, .*; set train$"):
-        run({**keys, "algorithm.rows": "all"}, rounds=1)
-
-
-def test_one_client_of_the_whole_graph_is_scored_on_the_pairs_of_all(
-    run: Callable[..., Server], edge_task: dict[str, Any]
-) -> None:
-    of_all = run({**edge_task, "algorithm.name": "global"}, rounds=1).infos
-    of_clients = run(edge_task, rounds=1).infos
-    assert [info.items for info in of_all] == [sum(info.items for info in of_clients)]
-    assert [info.train for info in of_all] == [sum(info.train for info in of_clients)]
-
-
-class Backwards:
-    """A pool whose cells run in another order, each by itself, as on other hosts."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pool, name)
-
-    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        for position in reversed(range(len(cells))):
-            for _, outcome in self.pool.run_cells([cells[position]], shared):
-                yield position, outcome
-
-
-@pytest.mark.parametrize("kind", ["gcn", "sgc"])
-def test_resumed_and_in_another_order_of_cells_to_the_bit(start: Start, edge_task: dict[str, Any], kind: str) -> None:
-    keys = {**keys_of(edge_task, kind), "algorithm.name": "fedproto_averaged", "train.batch_size": 7}
-    once = start(keys)
-    for _ in range(ROUNDS):
-        once.round()
-    server = start(keys)
-    server.round()
-    state = FederationState.from_tensors(*server.state.to_tensors())
-    again = start(keys, state=state, pool=Backwards)
-    for _ in range(ROUNDS - 1):
-        again.round()
-    assert set(again.state.server) == set(once.state.server)
-    for name, value in once.state.server.items():
-        assert torch.equal(again.state.server[name], value), name
-
-
-def test_which_methods_are_for_edges() -> None:
-    assert set(METHODS) - set(methods_for("edge")) == OTHERS

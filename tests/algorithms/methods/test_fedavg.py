@@ -1,66 +1,16 @@
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree, Upload
-from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-PLAIN = {
-    "train.optimizer": "sgd",
-    "train.lr": 0.2,
-    "train.weight_decay": 0.0,
-    "train.dropout": 0.0,
-    "model.name": "sgc",
-}
-
-
-@dataclass(frozen=True)
-class Mixed(FedAvg):
-    """FedAvg as one row of a mixing matrix."""
-
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        got = yield Ask("train", {"w": Reduce.MIX}, shared={"w": server["w"]})
-        n = torch.tensor([float(ctx.clients[i].nodes) if ctx.clients[i].train else 0.0 for i in got.ids])
-        server["w"] = yield Mix("w", n / n.sum())
-
-
-@dataclass(frozen=True)
-class Untrained(FedAvg):
-    """FedAvg over a cohort in which nobody has weight."""
-
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        return Upload({"w": client.model.w + 1}, {"w": 0.0})
-
-
-@pytest.mark.parametrize("weight", ["nodes", "train", "uniform"])
-def test_equals_plain_gradient_descent_on_the_weighted_mean(
-    run: Run, views: Callable[..., list[View]], weight: str
-) -> None:
-    # One full-batch step of SGD: FedAvg is then gradient descent on the weighted mean of the clients' losses.
-    server = run({**PLAIN, "train.epochs": 1, "algorithm.weight": weight}, rounds=5)
-    clients = [view for view in views(server) if len(view.train)]
-    sizes = [{"nodes": view.nodes, "train": len(view.train), "uniform": 1}[weight] for view in clients]
-    parameters = server._initial.double().requires_grad_()
-    for _ in range(5):
-        total = torch.zeros((), dtype=torch.float64)
-        for view, size in zip(clients, sizes):
-            x, y = view.hop(2)[view.train].double(), view.label[view.train]
-            total = total + size * F.cross_entropy(x @ parameters[:20].view(4, 5).T + parameters[20:], y)
-        (gradient,) = torch.autograd.grad(total / sum(sizes), parameters)
-        parameters = (parameters - 0.2 * gradient).detach().requires_grad_()
-    torch.testing.assert_close(server.state.server["w"].double(), parameters.detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("weight", [None, "nodes", "train", "uniform"])
@@ -102,23 +52,3 @@ def test_whole_rounds(
             for scope, model in scores.items():
                 expected = counts_of(server, client.view, model)
                 np.testing.assert_array_equal(server.state.scores[scope][i], expected, err_msg=f"{number} {scope} {i}")
-
-
-def test_sum_and_mix_agree(run: Run) -> None:
-    keys = {"train.optimizer": "sgd", "train.lr": 0.1, "participation.ratio": 0.7}
-    summed = run({**keys, "algorithm.name": "fedavg"})
-    mixed = run({**keys, "algorithm.name": f"{__file__}:Mixed"})
-    torch.testing.assert_close(mixed.state.server["w"], summed.state.server["w"], rtol=1e-4, atol=1e-6)
-
-
-def test_cohort_without_weight_keeps_the_model(run: Run) -> None:
-    server = run({"algorithm.name": f"{__file__}:Untrained"}, rounds=2)
-    assert torch.equal(server.state.server["w"], server._initial)
-
-
-def test_messages_have_the_sizes_of_the_paper(start: Run) -> None:
-    server = start({"participation.ratio": 0.5})
-    p = len(server._initial)
-    for _ in range(2):
-        line = server.round()
-        assert (line["bytes_up"], line["bytes_down"]) == (3 * 4 * (p + 1), 3 * 4 * p)

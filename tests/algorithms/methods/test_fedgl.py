@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.methods.fedgl import FedGL, FedGLFedGTA
+from shoal.algorithms.methods.fedgl import FedGL
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.train_options import TrainOptions
@@ -76,32 +76,6 @@ def test_rounds_written_out(
     assert labelled
 
 
-def assert_same(one: Server, other: Server) -> None:
-    """What all clients have, and the server, to the last bit."""
-    for mine, its in ((one.state.inboxes, other.state.inboxes), (one.state.clients, other.state.clients)):
-        assert mine.keys() == its.keys()
-        for i, kept in mine.items():
-            assert kept.keys() == its[i].keys()
-            assert all(torch.equal(tensor, its[i][name]) for name, tensor in kept.items())
-    for name, tensor in one.state.server.items():
-        assert torch.equal(tensor, other.state.server[name])
-
-
-@pytest.mark.exhaustive(4)
-@pytest.mark.parametrize("model", ["gamlp", "gcn"])
-@pytest.mark.parametrize(("name", "plain"), [("fedgl", "fedavg"), ("fedgl_fedgta", "fedgta")])
-def test_without_the_term_it_is_the_method_beside_it_to_the_last_bit(
-    run: Run, model: str, name: str, plain: str
-) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.trainer": "autograd", "model.name": model}
-    expected = run({**keys, "algorithm.name": plain})
-    off = run({**keys, "algorithm.name": name, "algorithm.pseudo": 0.0})
-    assert_same(off, expected)
-    on = run({**keys, "algorithm.name": name, "algorithm.threshold": 0.0})
-    assert any(not torch.equal(on.state.server[name], tensor) for name, tensor in expected.state.server.items())
-    assert any("previous" in kept for kept in on.state.clients.values())
-
-
 def test_among_all_clients_fedgta_averages_as_fedgl_does(run: Run) -> None:
     keys = {"train.dropout": 0.0, "algorithm.threshold": 0.3, "algorithm.pseudo": 1.0, "model.name": "gcn"}
     plain = run({**keys, "algorithm.name": "fedgl", "algorithm.weight": "uniform"}, rounds=4)
@@ -116,27 +90,6 @@ def test_among_all_clients_fedgta_averages_as_fedgl_does(run: Run) -> None:
             torch.testing.assert_close(all_alike.state.clients[i]["previous"], kept["previous"], rtol=1e-3, atol=1e-5)
     some = run({**mixed, "algorithm.eps": 0.95}, rounds=4).state.inboxes
     assert any(not torch.allclose(some[0]["w"], inbox["w"], rtol=1e-3, atol=1e-5) for inbox in some.values())
-
-
-@pytest.mark.parametrize("name", ["fedgl", "fedgl_fedgta"])
-def test_a_resume_changes_no_bit(start: Run, run: Run, name: str) -> None:
-    keys = {"algorithm.name": name, "participation.ratio": 0.7, "train.dropout": 0.5, "model.name": "gcn"}
-    resumed = start(keys, state=run(keys, rounds=2).state)
-    for _ in range(2):
-        resumed.round()
-    assert_same(run(keys, rounds=4), resumed)
-
-
-@pytest.mark.parametrize("name", ["fedgl", "fedgl_fedgta"])
-def test_labels_outside_the_training_rows_change_nothing(run: Run, name: str) -> None:
-    keys = {"algorithm.name": name, "algorithm.threshold": 0.0}
-    plain, shuffled = (run(keys, rounds=3, graph=graph) for graph in ("plain", "shuffled"))
-    assert_same(plain, shuffled)
-
-
-@pytest.mark.parametrize("model", [{"name": "sage", "fanouts": [3, 2]}, {"name": "gat"}, {"name": "sgc"}])
-def test_any_model_will_do(run: Run, model: dict[str, Any]) -> None:
-    assert run({"algorithm.name": "fedgl", "model": model}, rounds=2).state.server["w"].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -162,15 +115,3 @@ def test_who_has_a_pseudo_label(
     trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(), method)
     assert math.isfinite(method.train(client, {}, trainer, "train"))
     assert (method._term(client) is None) == (not rows)
-
-
-@pytest.mark.parametrize("wrong", [{"pseudo": -1}, {"threshold": -0.1}, {"threshold": 1.1}])
-@pytest.mark.parametrize("method", [FedGL, FedGLFedGTA])
-def test_options_out_of_range_are_refused(method: type[FedGL | FedGLFedGTA], wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        method(**wrong)
-
-
-def test_options_of_fedgta_are_checked_too() -> None:
-    with pytest.raises(ValueError, match="sketch_every"):
-        FedGLFedGTA(sketch_every=0)

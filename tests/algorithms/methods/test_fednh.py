@@ -11,13 +11,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fednh import FedNH
+from shoal.algorithms.methods.fednh import FedNH, spread
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import PREDICTIONS, export
 from shoal.engine.runs.run import run as run_config
-from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]
@@ -100,34 +98,6 @@ def test_rounds_written_out(start: Run, patchy: Keys, plain_clients: Callable[[S
                 np.testing.assert_array_equal(server.state.scores["global"][i][part, 2], expected)
 
 
-def test_the_server_by_hand(make_context: Callable[..., Any]) -> None:
-    method = FedNH(rho=0.5)
-    start = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
-    server = {"w": torch.zeros(2), "classes": start}
-
-    def send(weight: float, counts: list[float]) -> Ask:
-        steps = method.round(server, make_context(1, 4), [0])
-        ask = next(steps)
-        assert isinstance(ask, Ask)
-        # Class 1 has means without a direction.
-        proto = torch.tensor([[0.0, 0.5], [0, 0], [-3, 0], [9, 9]])
-        weights = {"w": torch.tensor(weight), "proto": torch.tensor(counts)[:, None]}
-        with pytest.raises(StopIteration):
-            steps.send(Replies([0], {"w": torch.ones(2), "proto": proto}, weights))
-        return ask
-
-    ask = send(0.0, [0.0] * 4)
-    assert (ask.phase, ask.up) == ("train", {"w": Reduce.MEAN, "proto": Reduce.MEAN})
-    assert (ask.shared["w"].tolist(), ask.shared["classes"].tolist()) == ([0, 0], start.tolist())
-    assert server["w"].tolist() == [0, 0]
-    assert torch.equal(server["classes"], start)
-    send(2.0, [1.0, 3.0, 2.0, 0.0])
-    assert server["w"].tolist() == [1, 1]
-    root = 0.5**0.5
-    torch.testing.assert_close(server["classes"], torch.tensor([[root, root], [0, 1], [-1, 0], [0, -1]]))
-    assert method.global_model(server).keys() == {"w", "classes"}
-
-
 def test_a_row_without_a_direction_teaches_nothing() -> None:
     z = torch.tensor([[0.0, 0.0], [1.0, 2.0]], requires_grad=True)
     loss = FedNH().loss(Output(torch.zeros(2, 2), z), torch.tensor([0, 1]), torch.zeros(1), torch.eye(2))
@@ -150,13 +120,42 @@ def test_the_exported_model_alone_predicts_the_same(configure: Callable[..., Any
     assert (out / PREDICTIONS).exists()
 
 
-@pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "gamlp", "layers": 1}])
-def test_a_model_without_a_body_is_refused(start: Run, model: dict[str, Any]) -> None:
-    with pytest.raises(ShoalError, match=rf"^model\.layers: FedNH .* a {model['name']} of one layer .* or fedavg$"):
-        start({**NAME, "model": model})
+def draw(classes: int, width: int, seed: int = 0) -> Tensor:
+    return spread(classes, width, torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("wrong", [{"scale": 0}, {"scale": -1}, {"rho": -0.1}, {"rho": 1.1}])
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedNH(**wrong)
+@pytest.mark.parametrize(("classes", "width"), [(1, 3), (2, 1), (2, 8), (4, 3), (7, 64), (40, 39), (172, 256)])
+def test_a_simplex_where_there_is_room(classes: int, width: int) -> None:
+    found = draw(classes, width)
+    assert (found.shape, found.dtype) == ((classes, width), torch.float32)
+    expected = torch.full((classes, classes), -1 / max(classes - 1, 1)).fill_diagonal_(1)
+    torch.testing.assert_close(found @ found.T, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("classes", "width"), [(5, 3), (6, 3), (16, 8), (10, 8), (3, 1)])
+def test_a_basis_and_its_opposites_where_there_is_less(classes: int, width: int) -> None:
+    found = draw(classes, width)
+    cosine = found @ found.T
+    torch.testing.assert_close(cosine.diagonal(), torch.ones(classes))
+    apart = cosine - torch.eye(classes)
+    if classes <= 2 * width:
+        assert float(apart.max()) < 1e-6
+    torch.testing.assert_close(cosine[:width, :width], torch.eye(width), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[width:], -found[: classes - width] if classes <= 2 * width else found[width:])
+
+
+def test_many_classes_on_few_dimensions() -> None:
+    found = draw(20, 3)
+    assert found.shape == (20, 3)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(20))
+    # Four bases, each turned by itself: no direction comes twice.
+    cosine = found @ found.T - 2 * torch.eye(20)
+    assert float(cosine.max()) < 0.999
+    torch.testing.assert_close(found[6:9], -found[9:12])
+
+
+def test_turned_at_random() -> None:
+    assert torch.equal(draw(4, 8, 1), draw(4, 8, 1))
+    assert not torch.allclose(draw(4, 8, 1), draw(4, 8, 2))
+    # All dimensions are used, not the first C - 1 alone.
+    assert bool((draw(4, 8).abs().max(0).values > 1e-3).all())

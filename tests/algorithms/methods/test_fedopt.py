@@ -71,27 +71,7 @@ def test_rounds_written_out(
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
 
 
-def test_a_step_as_large_as_the_change_is_fedavg(run: Run) -> None:
-    keys = {"participation.ratio": 0.7, "train.optimizer": "sgd", "train.lr": 0.1}
-    plain = {"algorithm.optimizer": "momentum", "algorithm.eta": 1.0, "algorithm.momentum": 0.0}
-    fedavg, fedopt = run(keys), run({**keys, "algorithm.name": "fedopt", **plain})
-    torch.testing.assert_close(fedopt.state.server["w"], fedavg.state.server["w"], rtol=1e-4, atol=1e-6)
-
-
 def test_yogi_where_moment_and_change_are_equal() -> None:
     server = {"w": torch.zeros(1), "m": torch.zeros(1), "v": torch.ones(1)}
     FedOPT(optimizer="yogi")._step(server, torch.ones(1))
     assert server["v"].tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"eta": 0}, {"eta": -1}, {"tau": 0}, {"beta1": 1}, {"beta2": -0.1}, {"momentum": 1}, {"beta2": 1}, {"beta1": -1}],
-)
-def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedOPT(**wrong)  # type: ignore[arg-type]
-
-
-def test_options_at_their_ends() -> None:
-    FedOPT(beta1=0, beta2=0, momentum=0)

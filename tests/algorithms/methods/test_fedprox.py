@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fedprox import FedProx
 from shoal.algorithms.models.layers.output import Output
 from shoal.engine.rounds.server import Server
 
@@ -34,17 +33,3 @@ def test_rounds_written_out(
         assert_averaged(server, plain)
         p = len(plain.w)
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
-
-
-def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.trainer": "autograd"}
-    fedavg = run({**keys, "algorithm.name": "fedavg"})
-    assert torch.equal(
-        run({**keys, "algorithm.name": "fedprox", "algorithm.mu": 0.0}).state.server["w"], fedavg.state.server["w"]
-    )
-    assert not torch.equal(run({**keys, "algorithm.name": "fedprox"}).state.server["w"], fedavg.state.server["w"])
-
-
-def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(ValueError, match="mu"):
-        FedProx(mu=-1)

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Context, Output, Tree
-from shoal.algorithms.methods.fedtgp import FedTGP
-from shoal.algorithms.protocol import Replies
+from shoal.algorithms.base import Output
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 
@@ -19,91 +17,6 @@ Run = Callable[..., Server]
 Keys = Mapping[str, Any]
 PlainClients = Callable[[Server], list[Any]]
 AssertHolds = Callable[[Server, list[Any]], None]
-Step = Callable[..., tuple[Tree, dict[str, float]]]
-# Two clients with classes 0 and 1, one with class 1 only; nobody has class 2.
-PROTO = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0, 0]], [[0.8, 0.1], [0.1, 1.2], [0, 0]], [[0, 0], [0.0, 0.9], [0, 0]]])
-COUNTS = torch.tensor([[5, 1, 0], [2, 2, 0], [0, 9, 0]], dtype=torch.int32)
-
-
-@pytest.fixture
-def server_step(make_context: Callable[..., Context]) -> Step:
-    """Gives a round on hand-made uploads: what was sent, and the notes."""
-
-    def server_step(server: Tree, proto: Tensor, counts: Tensor, **options: Any) -> tuple[Tree, dict[str, float]]:
-        ctx = make_context(3, 3)
-        steps = FedTGP(**options).round(server, ctx, range(len(proto)))
-        ask = next(steps)
-        with pytest.raises(StopIteration):
-            steps.send(Replies(list(range(len(proto))), {"proto": proto, "counts": counts}, {}))
-        return dict(ask.shared), ctx.notes  # type: ignore[union-attr]
-
-    return server_step
-
-
-def test_anchors_come_to_lie_at_their_classes(server_step: Step) -> None:
-    server: Tree = {}
-    sent, notes = server_step(server, PROTO, COUNTS, server_steps=300)
-    assert sent == {}
-    # Means (.9, .05) and (1/30, 31/30), not divided by the number of clients once a class.
-    assert notes["margin"] == pytest.approx(((0.9 - 1 / 30) ** 2 + (0.05 - 31 / 30) ** 2) ** 0.5, rel=1e-5)
-    assert server["known"].tolist() == [True, True, False]
-    nearest = torch.cdist(PROTO[COUNTS > 0], server["proto"][:2]).argmin(1)
-    assert nearest.tolist() == [0, 1, 0, 1, 1]
-    sent, _ = server_step(server, PROTO, COUNTS)
-    assert len(sent["proto.rows"]) == 2
-
-
-def test_the_margin_of_far_prototypes_is_capped(server_step: Step) -> None:
-    assert server_step({}, 1000 * PROTO, COUNTS, server_steps=1)[1]["margin"] == 100
-    assert server_step({}, 1000 * PROTO, COUNTS, server_steps=1, margin_cap=5.0)[1]["margin"] == 5
-
-
-def test_padding_is_never_read(server_step: Step) -> None:
-    clean: Tree = {}
-    server_step(clean, PROTO, COUNTS)
-    poisoned = PROTO.clone()
-    poisoned[COUNTS == 0] = float("nan")
-    dirty: Tree = {}
-    server_step(dirty, poisoned, COUNTS)
-    for name, tensor in clean.items():
-        assert torch.equal(dirty[name], tensor), name
-
-
-def test_the_order_of_clients_changes_nothing(server_step: Step) -> None:
-    left: Tree = {}
-    right: Tree = {}
-    server_step(left, PROTO, COUNTS)
-    server_step(right, PROTO.flip(0), COUNTS.flip(0))
-    torch.testing.assert_close(left["proto"], right["proto"], rtol=1e-4, atol=1e-5)
-
-
-def test_round_without_a_class_keeps_it_known(server_step: Step) -> None:
-    server: Tree = {}
-    server_step(server, PROTO, COUNTS)
-    server_step(server, PROTO[2:], COUNTS[2:])
-    assert server["known"].tolist() == [True, True, False]
-    before = server["proto"].clone()
-    server_step(server, PROTO[:1], torch.zeros(1, 3, dtype=torch.int32))
-    assert torch.equal(server["proto"], before)
-
-
-def test_round_without_uploads_changes_nothing(server_step: Step) -> None:
-    server: Tree = {}
-    server_step(server, PROTO, torch.zeros_like(COUNTS))
-    sent, _ = server_step(server, PROTO, torch.zeros_like(COUNTS))
-    assert sent == {}
-
-
-@pytest.mark.parametrize("options", [{"server_steps": 0}, {"server_lr": 0.0}, {"margin_cap": -1.0}, {"lam": -1.0}])
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must"):
-        FedTGP(**options)
-
-
-def test_the_generator_is_part_of_the_state(run: Run) -> None:
-    server = run({"algorithm.name": "fedtgp"}, rounds=2)
-    assert {"generator", "generator.step", "generator.exp_avg", "generator.exp_avg_sq"} <= server.state.server.keys()
-    assert float(server.state.server["generator.step"]) == 200
 
 
 class Anchors(nn.Module):

@@ -12,7 +12,7 @@ from support.small_fedgkc import answer, as_sparse, dense_operator
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.methods.fgssl import FGSSL
+from shoal.algorithms.methods.fgssl import FGSSL, likeness_distilled
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.output import Output
@@ -20,7 +20,6 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
@@ -170,27 +169,6 @@ def test_rounds_written_out(
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
 
 
-@pytest.mark.parametrize("model", ["gamlp", "gcn"])
-def test_without_its_terms_it_is_fedavg_to_the_last_bit(run: Run, model: str) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.trainer": "autograd", "model.name": model}
-    keys |= {"model.head": "linear"} if model == "gcn" else {}
-    fedavg = run({**keys, "algorithm.name": "fedavg"}).state.server["w"]
-    off = run({**keys, "algorithm.name": "fgssl", "algorithm.contrast": 0.0, "algorithm.structure": 0.0})
-    assert torch.equal(off.state.server["w"], fedavg)
-    for one in ("contrast", "structure"):
-        on = run({**keys, "algorithm.name": "fgssl", f"algorithm.{one}": 0.0}, rounds=2)
-        assert not torch.equal(on.state.server["w"], run({**keys, "algorithm.name": "fedavg"}, 2).state.server["w"])
-
-
-def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
-    keys = {"algorithm.name": "fgssl", "participation.ratio": 0.7, "train.dropout": 0.5, "algorithm.anchors": 5}
-    whole = run(keys, rounds=4)
-    resumed = start(keys, state=run(keys, rounds=2).state)
-    for _ in range(2):
-        resumed.round()
-    assert torch.equal(whole.state.server["w"], resumed.state.server["w"])
-
-
 @pytest.mark.parametrize("name", ["gcn", "sgc"])
 @pytest.mark.parametrize(
     ("nodes", "edges", "train"), [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1)], [3]), (5, [(0, 1), (1, 2)], [0, 2])]
@@ -220,31 +198,11 @@ def test_batches_and_every_backbone(run: Run) -> None:
         assert server.state.server["w"].isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"model": {"name": "sgc"}}, "model.layers: FGSSL contrasts what is below the classifier"),
-        ({"model": {"name": "gcn", "fanouts": [2, 2]}}, "model.fanouts: FGSSL's views of the graph are read whole"),
-    ],
-)
-def test_models_that_it_cannot_have(start: Run, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ShoalError, match=f"^{message}"):
-        start({"algorithm.name": "fgssl", **keys})
-    start({"algorithm.name": "fgssl", "algorithm.contrast": 0.0, "algorithm.structure": 0.0, **keys})
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"contrast": -1},
-        {"structure": -1},
-        {"tau": 0},
-        {"omega": 0},
-        {"anchors": 1},
-        {"weak": (1, 0)},
-        {"strong": (0, -1)},
-    ],
-)
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FGSSL(**wrong)
+def test_very_small_temperatures_and_zero_rows(make_view: Callable[..., View]) -> None:
+    view = make_view(6, [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4)], [0] * 6, [0], 3)
+    student = torch.zeros(6, 3, requires_grad=True)
+    found = likeness_distilled(view, torch.eye(3).repeat(2, 1), student, 1e-3)
+    found.backward()
+    assert found.isfinite()
+    assert student.grad is not None
+    assert student.grad.isfinite().all()

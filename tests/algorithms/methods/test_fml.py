@@ -30,10 +30,6 @@ COPILOT = torch.tensor([[0.2, 0.6, 0.2], [0.25, 0.5, 0.25], [0.3, 0.3, 0.4]])
 TRUE = torch.tensor([0.0, 1.0, 0.0])
 
 
-def divergence(teacher: list[float], student: list[float]) -> float:
-    return sum(p * float(np.log(p / q)) for p, q in zip(teacher, student))
-
-
 @pytest.fixture
 def pair_of(pair_of_tables: Callable[..., Client]) -> Callable[[list[int]], Client]:
     return partial(pair_of_tables, own_NC=OWN, copilot_NC=COPILOT)
@@ -52,72 +48,6 @@ def step(method: FML, client: Client) -> tuple[float, Tensor, Tensor]:
 
 def assert_rows(found: Tensor, *expected: Tensor) -> None:
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_by_hand_over_all_rows(pair_of: Callable[..., Client]) -> None:
-    """Cross-entropy pulls p towards the label at node 0, a third of the KL towards the other's p at all three."""
-    loss, own, copilot = step(FML(alpha=0.7, beta=0.2), pair_of([0]))
-    # -log 0.25 at node 0; the divergences from the copilot to the own model.
-    each = [divergence(p, q) for p, q in zip(COPILOT.tolist(), OWN.tolist())]
-    assert loss == pytest.approx(0.7 * np.log(4) + 0.3 * sum(each) / 3, rel=1e-5)
-    pull = 0.3 / 3 * (OWN - COPILOT)
-    assert_rows(own, 0.7 * (OWN[0] - TRUE) + pull[0], pull[1], pull[2])
-    # The own model took its step before: the copilot learns from what it said earlier.
-    pull = 0.8 / 3 * (COPILOT - OWN)
-    assert_rows(copilot, 0.2 * (COPILOT[0] - TRUE) + pull[0], pull[1], pull[2])
-
-
-def test_by_hand_over_training_rows(pair_of: Callable[..., Client]) -> None:
-    loss, own, copilot = step(FML(alpha=0.7, beta=0.2, rows="train"), pair_of([0]))
-    each = divergence(COPILOT[0].tolist(), OWN[0].tolist())
-    assert loss == pytest.approx(0.7 * np.log(4) + 0.3 * each, rel=1e-5)
-    nothing = torch.zeros(3)
-    assert_rows(own, 0.7 * (OWN[0] - TRUE) + 0.3 * (OWN[0] - COPILOT[0]), nothing, nothing)
-    assert_rows(copilot, 0.2 * (COPILOT[0] - TRUE) + 0.8 * (COPILOT[0] - OWN[0]), nothing, nothing)
-
-
-def test_training_rows_that_are_not_the_first(pair_of: Callable[..., Client]) -> None:
-    """Of label 0, which both give 0.1 and 0.3."""
-    loss, own, copilot = step(FML(alpha=0.7, beta=0.2, rows="train"), pair_of([2]))
-    each = divergence(COPILOT[2].tolist(), OWN[2].tolist())
-    assert loss == pytest.approx(0.7 * np.log(10) + 0.3 * each, rel=1e-5)
-    label = torch.tensor([1.0, 0, 0])
-    torch.testing.assert_close(own[2], 0.7 * (OWN[2] - label) + 0.3 * (OWN[2] - COPILOT[2]))
-    torch.testing.assert_close(copilot[2], 0.2 * (COPILOT[2] - label) + 0.8 * (COPILOT[2] - OWN[2]))
-    assert not own[:2].any()
-
-
-def test_both_terms_are_means_over_their_rows(pair_of: Callable[..., Client]) -> None:
-    _, own, _ = step(FML(alpha=0.7), pair_of([0, 1]))
-    pull, label = 0.3 / 3 * (OWN - COPILOT), torch.tensor([1.0, 0, 0])
-    assert_rows(own, 0.35 * (OWN[0] - TRUE) + pull[0], 0.35 * (OWN[1] - label) + pull[1], pull[2])
-
-
-def test_without_training_rows(pair_of: Callable[..., Client]) -> None:
-    """Over all rows there is something to be taught; the weight of the labels goes to nobody."""
-    method = FML(alpha=0.7, beta=0.2)
-    client = pair_of([])
-    loss, own, copilot = step(method, client)
-    each = [divergence(p, q) for p, q in zip(COPILOT.tolist(), OWN.tolist())]
-    assert loss == pytest.approx(0.3 * sum(each) / 3, rel=1e-5)
-    torch.testing.assert_close(own, 0.1 * (OWN - COPILOT))
-    torch.testing.assert_close(copilot, 0.8 / 3 * (COPILOT - OWN))
-    assert method.upload(client, {}, "train").weight == {"w": 3.0}
-
-
-@pytest.mark.parametrize(
-    ("method", "own_learns"),
-    [(FML(beta=1.0), True), (FML(alpha=1.0, beta=1.0), False), (FML(rows="train"), False)],
-)
-def test_a_copilot_that_did_not_train_has_no_weight(
-    method: FML, own_learns: bool, pair_of: Callable[..., Client]
-) -> None:
-    client = pair_of([])
-    loss, own, copilot = step(method, client)
-    assert bool(own.any()) == own_learns == (not np.isnan(loss))
-    assert not copilot.any()
-    assert method.upload(client, {}, "train").weight == {"w": 0.0}
-    assert method.upload(pair_of([1]), {}, "train").weight == {"w": 3.0}
 
 
 def test_alpha_one_still_teaches_the_copilot(pair_of: Callable[..., Client]) -> None:
@@ -182,30 +112,3 @@ def test_rounds_written_out(
             torch.testing.assert_close(server.state.server["w"], back, rtol=2e-7, atol=0)
         w = server.state.server["w"]
         assert_holds(server, clients)
-
-
-MODELS = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
-
-
-@pytest.mark.parametrize("more", [{"algorithm.beta": 0.3}, {"algorithm.beta": 1.0, "algorithm.rows": "train"}])
-def test_alpha_one_equals_local_to_the_bit(run: Run, more: Keys) -> None:
-    """Models that read hops and such that pass messages, with dropout."""
-    keys = {"model": MODELS, "train.dropout": 0.5, "participation.ratio": 0.7}
-    local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"}, rounds=3).state.clients
-    alone, taught = (run({**keys, **ME, **more, "algorithm.alpha": a}, rounds=3).state.clients for a in (1.0, 0.5))
-    assert {0, 1, 2} <= set(local)
-    for i, tree in local.items():
-        for name, tensor in tree.items():
-            assert torch.equal(alone[i][name], tensor), (i, name)
-        assert torch.equal(taught[i]["model.w"], tree["model.w"]) == (i == 5 and "algorithm.rows" in more)
-
-
-@pytest.mark.parametrize("options", [{"alpha": -0.1}, {"alpha": 1.1}, {"beta": -0.1}, {"beta": 1.1}])
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        FML(**options)
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_the_bounds_are_possible(value: float) -> None:
-    assert FML(alpha=value, beta=value).models() == {"model": None, "copilot": {"name": "gcn"}}

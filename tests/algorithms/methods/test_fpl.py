@@ -1,6 +1,5 @@
 """FPL: its loss and its server by hand, and whole rounds written out."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,12 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.losses.prototypes import bits
-from shoal.algorithms.methods.fpl import FPL, Bank
-from shoal.algorithms.models.build import build
+from shoal.algorithms.methods.fpl import FPL
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]
@@ -131,52 +128,3 @@ def test_the_bank_by_hand(make_context: Callable[..., Any]) -> None:
     held = dict(server)
     send([[None, None, None]])
     assert torch.equal(server["bank"], held["bank"])
-
-
-def test_loss_by_hand() -> None:
-    z = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    out, y = Output(torch.zeros(3, 3), z), torch.tensor([0, 0, 2])
-    # Class 2 has no centre. Cosines of row 0: 1 and 0 to its own, 0.6 to the other; of row 1: 0, 1 and 0.8.
-    centre, owner = torch.tensor([[2.0, 0], [0, 1], [3, 4]]), torch.tensor([0, 0, 1])
-    bank = Bank(centre, owner, torch.tensor([[1.0, 0.5], [3, 4], [0, 0]]), torch.tensor([True, True, False]))
-    first, second = (math.log(1 + math.exp(c / 0.5) / (math.exp(2) + 1)) for c in (0.6, 0.8))
-    pull = ((0 + 0.25) / 2 + (1 + 2.25) / 2) / 2
-    found = FPL(cpcl=2, upcr=3, tau=0.5).loss(out, y, torch.zeros(1), bank)
-    torch.testing.assert_close(found, torch.tensor(math.log(3) + 2 * (first + second) / 2 + 3 * pull))
-    assert float(FPL().loss(out, y, torch.zeros(1), None)) == pytest.approx(math.log(3))
-
-
-def test_unbiased_prototypes_weigh_clusters_not_clients(
-    make_view: Callable[..., View], make_client: Callable[..., Any]
-) -> None:
-    client = make_client(make_view(3, [], [0, 1, 2], [0], 3), build("sgc", 3, 3, 0, 0.0, {"layers": 1}))
-    w = client.model.w.clone() + 1
-    assert FPL().receive(client, {"w": w}) is None
-    assert torch.equal(client.model.w, w)
-    down = {"w": w, "bank": torch.tensor([[1.0, 3], [5, 5], [3, 5]]), "bank.class": torch.tensor([0, 2, 2]).int()}
-    received = FPL().receive(client, down)
-    assert received is not None
-    assert received.mean_CH.tolist() == [[1, 3], [0, 0], [4, 5]]
-    assert received.known_C.tolist() == [True, False, True]
-    assert (received.class_B.tolist(), received.class_B.dtype) == ([0, 2, 2], torch.int64)
-    assert torch.equal(received.centre_BH, down["bank"])
-
-
-def test_without_its_terms_it_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.trainer": "autograd"}).state.server["w"]
-    off = {"algorithm.name": "fpl", "algorithm.cpcl": 0.0, "algorithm.upcr": 0.0}
-    assert torch.equal(run({**keys, **off}).state.server["w"], fedavg)
-    assert not torch.equal(run({**keys, "algorithm.name": "fpl"}).state.server["w"], fedavg)
-
-
-@pytest.mark.parametrize("wrong", [{"cpcl": -1}, {"upcr": -1}, {"tau": 0}, {"tau": -1}, {"cluster_from": 0}])
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FPL(**wrong)
-
-
-def test_labels_outside_the_training_rows_change_nothing(run: Run) -> None:
-    plain, shuffled = (run({"algorithm.name": "fpl"}, rounds=3, graph=graph) for graph in ("plain", "shuffled"))
-    for name, tensor in plain.state.server.items():
-        assert torch.equal(tensor, shuffled.state.server[name]), name

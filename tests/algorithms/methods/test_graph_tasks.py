@@ -1,4 +1,4 @@
-"""Whole rounds over clients of small graphs, against PyG alone: its loader's batches, layers and pooling."""
+"""Whole rounds over clients of small graphs, against PyG alone, and every method on small graphs and on pairs."""
 
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -11,20 +11,19 @@ import pytest
 import torch
 from support.plain_fedavg import SGD, require_fedavg
 from support.pyg_clients import HIDDEN, PlainClient
-from support.small_graphs import CLASSES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TEST, WITHOUT_TRAIN
+from support.small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TEST, WITHOUT_TRAIN
+from support.small_pairs import NO_EDGES as WITHOUT_PAIRS
 
 from shoal.algorithms.methods.registry.load import methods_for
-from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST, TRAIN
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 ROUNDS = 3
-NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
-GRAPH_ONLY = {"fedstar", "fedgpl"}
+# Those that are for nodes as well.
+METHODS = {task: sorted(set(methods_for(task)) & set(methods_for("node"))) for task in ("graph", "edge")}
+VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2}}
 KEYS = {"model": {"name": "gcn", "hidden": HIDDEN}, **SGD}
 
 
@@ -80,29 +79,40 @@ def test_prototypes_are_means_over_graphs(
     torch.testing.assert_close(server.state.server["proto"][:2], means, rtol=1e-4, atol=1e-5)
 
 
+def training(task: Mapping[str, Any], name: str, model: str | dict[str, Any]) -> dict[str, Any]:
+    """Keys of two epochs a round of a method and a model."""
+    keys = {key: value for key, value in task.items() if key != "model.name"}
+    keys |= {"model": {"name": model} if isinstance(model, str) else model}
+    return {**keys, "algorithm.name": name, "train.epochs": 2, "train.lr": 0.02, **copilot_of(name)}
+
+
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
-    ("name", "model"),
+    ("task", "name", "model"),
     [
-        *product(sorted(set(METHODS) - NODE_ONLY - GRAPH_ONLY), ("gin", "gamlp")),
-        ("fedstar", "star"),
-        ("fedproto", "star"),
-        ("fedgpl", {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2}}),
-        ("fedavg", {"name": "gat", "hidden": 8, "heads": 2, "readout": "attention", "prompt": "gpf_plus"}),
-        ("fedproto", {"name": "gin", "hidden": 8, "prompt": "gpf"}),
+        *product(["edge"], METHODS["edge"], ("sage", "gamlp")),
+        *product(["graph"], METHODS["graph"], ("gin", "gamlp")),
+        ("graph", "fedstar", "star"),
+        ("graph", "fedproto", "star"),
+        ("graph", "fedgpl", VPG),
+        ("graph", "fedavg", {"name": "gat", "hidden": 8, "heads": 2, "readout": "attention", "prompt": "gpf_plus"}),
+        ("graph", "fedproto", {"name": "gin", "hidden": 8, "prompt": "gpf"}),
+        *(
+            ("graph", name, {"name": "transformer", "hidden": 8, "prompt": prompt})
+            for name in ("local", "fedavg", "fedprox")
+            for prompt in ("vpg", "gpf", "gpf_plus", "all_in_one", "supt", "none")
+        ),
     ],
 )
 def test_every_method_trains(
-    run: Callable[..., Server], graph_task: dict[str, Any], name: str, model: str | dict[str, Any]
+    run: Start, graph_task: dict[str, Any], edge_task: dict[str, Any], task: str, name: str, model: Any
 ) -> None:
-    keys = {k: v for k, v in graph_task.items() if k != "model.name"}
-    keys |= {"model": {"name": model} if isinstance(model, str) else model}
-    keys |= {"algorithm.name": name, "train.epochs": 2, "train.lr": 0.02}
-    server = run({**keys, **copilot_of(name)}, rounds=2)
+    server = run(training(graph_task if task == "graph" else edge_task, name, model), rounds=2)
     counts = sum(server.state.scores["served"].values())
-    assert counts[0, 0].sum() + counts[1, 0].sum() == 18
+    scored = 18 if task == "graph" else sum(info.items - info.train for info in server.infos)
+    assert counts[0, 0].sum() + counts[1, 0].sum() == scored
     if name != "global":
-        assert server.state.scores["served"][ONE_GRAPH].sum() == 0
+        assert server.state.scores["served"][ONE_GRAPH if task == "graph" else WITHOUT_PAIRS].sum() == 0
     for tree in (server.state.server, *server.state.clients.values()):
         for entry, t in tree.items():
             assert bool(torch.isfinite(t.float()).all()), entry
@@ -113,9 +123,9 @@ def test_every_method_trains(
     ("name", "model"),
     [
         # A graph's neighbours in FedPG are of any split, as a node's are.
-        *((name, "gin") for name in sorted(set(METHODS) - NODE_ONLY - GRAPH_ONLY - {"fedpg"})),
+        *((name, "gin") for name in METHODS["graph"] if name != "fedpg"),
         ("fedstar", "star"),
-        ("fedgpl", {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2}}),
+        ("fedgpl", VPG),
     ],
 )
 def test_nothing_of_other_graphs_than_those_of_the_training_is_learnt(
@@ -127,9 +137,7 @@ def test_nothing_of_other_graphs_than_those_of_the_training_is_learnt(
     split, graph, x = (np.load(other / f"{part}.npy") for part in ("split", "graph", "x"))
     x[split[graph] != TRAIN] *= -20
     np.save(other / "x.npy", x)
-    keys = {k: v for k, v in graph_task.items() if k != "model.name"}
-    keys |= {"model": {"name": model} if isinstance(model, str) else model}
-    keys |= {"algorithm.name": name, "train.epochs": 2, "train.lr": 0.02, **copilot_of(name)}
+    keys = training(graph_task, name, model)
     one, changed = (
         run({**keys, "data.path": str(path), "data.store": str(tmp_path / f"store {number}")}, rounds=2).state
         for number, path in enumerate((graph_task["data.path"], other))
@@ -152,29 +160,12 @@ def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded
     assert found == {**dict(enumerate(map(float, OF_CLIENT))), WITHOUT_TRAIN: 0.0}
 
 
-@pytest.mark.parametrize("name", ["moon", "fml", "fedkd"])
-def test_graphs_of_the_test_are_in_no_term(start: Start, graph_task: dict[str, Any], name: str) -> None:
-    with pytest.raises(ShoalError, match=r"^algorithm\.rows: all is for nodes, .*; set train$"):
-        start({**graph_task, "algorithm.name": name, **copilot_of(name), "algorithm.rows": "all"})
-
-
+@pytest.mark.parametrize("task", ["graph", "edge"])
 @pytest.mark.parametrize("name", ["fml", "fedkd"])
-def test_models_teach_each_other_on_training_graphs(run: Start, graph_task: dict[str, Any], name: str) -> None:
-    keys = {**graph_task, "algorithm.name": name, **copilot_of(name), "train.epochs": 2}
+def test_models_teach_each_other_on_training_items(
+    run: Start, graph_task: dict[str, Any], edge_task: dict[str, Any], name: str, task: str
+) -> None:
+    keys = training(graph_task if task == "graph" else edge_task, name, "gcn")
     left_open, train = (run({**keys, **more}, rounds=2).state for more in ({}, {"algorithm.rows": "train"}))
     for i, tree in train.clients.items():
         assert all(torch.equal(t, left_open.clients[i][entry]) for entry, t in tree.items())
-
-
-def test_which_methods_are_for_graphs() -> None:
-    assert set(METHODS) - set(methods_for("node")) == GRAPH_ONLY
-    assert set(METHODS) - set(methods_for("graph")) == NODE_ONLY
-
-
-def test_the_odd_graphs_are_there(graph_task: dict[str, Any]) -> None:
-    folder = Path(graph_task["data.path"])
-    sizes, y = np.bincount(np.load(folder / "graph.npy")), np.load(folder / "y.npy")
-    assert sizes[ONE_NODE] == 1
-    of_edge = np.load(folder / "graph.npy")[np.load(folder / "edge_index.npy")[0]]
-    assert NO_EDGES not in of_edge
-    assert not (y == CLASSES - 2).any()

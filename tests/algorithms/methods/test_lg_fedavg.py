@@ -2,24 +2,15 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.registry.load import describe, load
-from shoal.algorithms.methods.shared.body import as_layer
-from shoal.engine.config.config import Config
-from shoal.engine.messages.models import require_mixable
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.export import export
-from shoal.engine.runs.run import run as run_config
-from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]
@@ -111,37 +102,3 @@ def test_bodies_stay_at_home(run: Run, recorded: Any, start: Run, first: int) ->
     write(modules[5], before)
     kept = server.state.clients[5]["model.w"]
     assert torch.equal(kept, nn.utils.parameters_to_vector(modules[5].parameters()).detach())
-
-
-def test_an_export_has_clients_and_no_model_of_the_server(configure: Callable[..., Config], tmp_path: Path) -> None:
-    keys = {**NAME, "rounds": 2, "run.root": str(tmp_path), "run.tensorboard": False}
-    models = load_file(export(run_config(configure(keys))) / "models.safetensors")
-    assert {name.split("/")[0] for name in models} == {"client"}
-    # Everybody took part: what they deploy has one classifier.
-    tops = {tuple(tensor.flatten().tolist()) for name, tensor in models.items() if "linears.2.weight" in name}
-    assert len(tops) == 1
-
-
-@pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "gamlp", "layers": 1}])
-def test_a_model_without_a_body_is_refused(start: Run, model: dict[str, Any]) -> None:
-    with pytest.raises(ShoalError, match=rf"^model\.layers: LGFedAvg .* a {model['name']} of one layer .* or fedavg$"):
-        start({**NAME, "model": model})
-    # On five features it needs no adapter.
-    with pytest.raises(ShoalError, match=rf"^model\.layers: .* a {model['name']} "):
-        start({**NAME, "model": [{"name": "gcn", "hidden": 5}, model]})
-
-
-def test_as_layer_splits_a_batch_of_classifiers() -> None:
-    sent = torch.arange(2 * 9.0).view(2, 9)
-    weight, bias = as_layer(sent, 3)
-    assert weight.tolist() == [[[0, 1], [2, 3], [4, 5]], [[9, 10], [11, 12], [13, 14]]]
-    assert bias.tolist() == [[6, 7, 8], [15, 16, 17]]
-    alone = as_layer(sent[1], 3)
-    assert torch.equal(alone[0], weight[1])
-    assert torch.equal(alone[1], bias[1])
-
-
-@pytest.mark.parametrize("name", ["lg_fedavg", "fedgen"])
-def test_clients_may_train_different_models(configure: Callable[..., Config], name: str) -> None:
-    config = configure({"algorithm.name": name, "model": [{"name": "mlp"}, {"name": "gcn"}]})
-    require_mixable(config, load(describe(name, {})))

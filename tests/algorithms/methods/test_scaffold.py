@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.methods.feddc import FedDC
-from shoal.algorithms.methods.scaffold import SCAFFOLD
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
@@ -110,69 +107,3 @@ def test_feddc_written_out(
             if i != 3 and form != "off":
                 check(kept["update"], update[i])
                 check(server.state.server["g"], mean)
-
-
-@pytest.mark.parametrize("name", ["scaffold", "feddc"])
-def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, patchy: Keys, name: str) -> None:
-    keys = {**patchy, "algorithm.name": name, "model.hidden": 8}
-    whole, state = run(keys, rounds=7), run(keys, rounds=3).state
-    resumed = start(keys, state=type(state).from_tensors(*state.to_tensors()))
-    for _ in range(4):
-        resumed.round()
-    for key, tensor in whole.state.server.items():
-        assert torch.equal(resumed.state.server[key], tensor)
-    for i, kept in whole.state.clients.items():
-        assert kept.keys() == resumed.state.clients[i].keys()
-        assert all(torch.equal(resumed.state.clients[i][key], tensor) for key, tensor in kept.items())
-
-
-def test_switched_off_scaffold_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {
-        "train.dropout": 0.5,
-        "participation.ratio": 0.7,
-        "engine.trainer": "autograd",
-        "algorithm.weight": "uniform",
-    }
-    fedavg = run({**keys, "algorithm.name": "fedavg"}).state.server["w"]
-    off = run({**keys, "algorithm.name": "scaffold", "algorithm.variate": "off"})
-    assert torch.equal(off.state.server["w"], fedavg)
-    assert not any("variate" in kept for kept in off.state.clients.values())
-    assert not torch.equal(run({**keys, "algorithm.name": "scaffold"}).state.server["w"], fedavg)
-
-
-def test_switched_off_feddc_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {
-        "train.dropout": 0.5,
-        "participation.ratio": 0.7,
-        "engine.trainer": "autograd",
-        "algorithm.weight": "uniform",
-    }
-    plain = run({**keys, "algorithm.name": "fedavg"})
-    parts = {"algorithm.alpha": 0.0, "algorithm.variate": "off", "algorithm.sends": "off"}
-    switched_off = run({**keys, "algorithm.name": "feddc", **parts})
-    lines = [server.round() for server in (plain, switched_off)]
-    for way in ("bytes_up", "bytes_down"):
-        assert lines[0][way] == lines[1][way]
-    fedavg, off = plain.state, switched_off.state
-    assert off.server.keys() == fedavg.server.keys()
-    assert torch.equal(off.server["w"], fedavg.server["w"])
-    assert {i: kept.keys() for i, kept in off.clients.items()} == {i: kept.keys() for i, kept in fedavg.clients.items()}
-    for name in parts:
-        some = run({**keys, "algorithm.name": "feddc", **{key: value for key, value in parts.items() if key != name}})
-        some.round()
-        assert not torch.equal(some.state.server["w"], fedavg.server["w"])
-
-
-@pytest.mark.parametrize("name", ["scaffold", "feddc"])
-@pytest.mark.parametrize("train", [{"train.optimizer": "adam"}, {**SGD, "train.momentum": 0.9}])
-def test_steps_of_other_optimizers_are_refused(start: Run, name: str, train: Keys) -> None:
-    with pytest.raises(ShoalError, match=r"^algorithm\.variate: steps wants .*; set variate: gradient$"):
-        start({**train, "algorithm.name": name, "algorithm.variate": "steps"})
-
-
-def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="eta"):
-        SCAFFOLD(eta=0)
-    assert FedDC() == FedDC(alpha=0.1, variate="auto", sends="before", weight="uniform")
-    with pytest.raises(ValueError, match="alpha"):
-        FedDC(alpha=-0.1)

@@ -14,13 +14,9 @@ from torch import Tensor
 
 from shoal.algorithms.base import Client, Output, Received, Trainer
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.copilot import WithCopilot
-from shoal.algorithms.protocol import MODEL, Ask, Reduce, Replies
-from shoal.engine.config.config import Config
-from shoal.engine.messages.models import require_mixable
+from shoal.algorithms.protocol import MODEL
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]
@@ -65,67 +61,6 @@ def test_rounds_written_out(
         assert_holds(server, clients)
 
 
-def test_private_model_without_distillation_equals_local(run: Run, with_copilots: Keys) -> None:
-    """Each model drops by a stream of its own."""
-    plain = {name: value for name, value in with_copilots.items() if name != "algorithm.copilot"}
-    alone = run({**plain, "algorithm.name": "local", "engine.trainer": "autograd"}).state.clients
-    beside = run({**with_copilots, "algorithm.name": f"{__file__}:Apart"}).state.clients
-    for i, tree in alone.items():
-        assert all(torch.equal(beside[i][name], t) for name, t in tree.items())
-
-
-def test_what_the_copilot_is() -> None:
-    assert Apart().models() == {"model": None, "copilot": {"name": "gcn"}}
-    assert Apart({"name": "sgc", "hidden": 3}).models() == {"model": None, "copilot": {"name": "sgc", "hidden": 3}}
-
-
-def test_a_download_replaces_the_copilot_alone(pair_of_tables: Callable[..., Client]) -> None:
-    table = torch.full((3, 3), 1 / 3)
-    client = pair_of_tables([0], table, table)
-    own, w = client.model.w.clone(), client.models["copilot"].w.clone()
-    assert Apart().receive(client, {}) == {}
-    assert torch.equal(client.models["copilot"].w, w)
-    down = {"w": w + 1}
-    assert Apart().receive(client, down) is down
-    assert torch.equal(client.models["copilot"].w, w + 1)
-    assert torch.equal(client.model.w, own)
-    up = Apart().upload(client, down, "train")
-    assert up.weight == {"w": 3.0}
-    assert torch.equal(up.entries["w"], w + 1)
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_a_cohort_without_weight_leaves_the_copilot(weight: float) -> None:
-    server = {"w": torch.ones(2)}
-    steps = Apart().round(server, None, [0])  # type: ignore[arg-type]
-    ask = next(steps)
-    assert isinstance(ask, Ask)
-    assert (ask.phase, ask.up, list(ask.shared)) == ("train", {"w": Reduce.MEAN}, ["w"])
-    with pytest.raises(StopIteration):
-        steps.send(Replies([0], {"w": torch.zeros(2)}, {"w": torch.tensor(weight)}))
-    assert server["w"].tolist() == ([0, 0] if weight else [1, 1])
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, with_copilots: Keys, name: str) -> None:
-    """From what a checkpoint holds; after round 4 the last change of FedKD is that of a client that cannot train."""
-    keys = {**with_copilots, "algorithm.name": name}
-    whole = run(keys)
-    for rounds in (1, 4):
-        state = run(keys, rounds=rounds).state
-        resumed = start(keys, state=type(state).from_tensors(*state.to_tensors()))
-        for _ in range(rounds, 7):
-            resumed.round()
-        assert_same_state(resumed, whole)
-
-
-def assert_same_state(left: Server, right: Server) -> None:
-    (tensors, plain), (others, same) = (server.state.to_tensors() for server in (left, right))
-    assert tensors.keys() == others.keys()
-    assert plain == same
-    assert all(torch.equal(tensors[name], others[name]) for name in tensors)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_models_of_all_kinds_on_dense_and_sparse_features(
     run: Run, name: str, graphs: Mapping[str, Path], tmp_path: Path
@@ -150,23 +85,3 @@ def assert_alike(vectors: list[Tensor], models: list[FlatModel]) -> None:
     """Parameter by parameter, in whatever order they lie; Adam makes much of small differences."""
     for one, other in zip(*(model.parts(w) for w, model in zip(vectors, models)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=2e-3)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_labels_outside_the_training_rows_change_nothing(run: Run, name: str) -> None:
-    plain, shuffled = (run({"algorithm.name": name}, rounds=2, graph=graph) for graph in ("plain", "shuffled"))
-    for entry, tensor in plain.state.server.items():
-        assert torch.equal(tensor, shuffled.state.server[entry]), entry
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_configs(configure: Callable[..., Config], start: Run, name: str) -> None:
-    """A list of models is taken; steps of a part of the rows are not."""
-    require_mixable(configure({"algorithm.name": name, "model": MODELS}), load(describe(name, {})))
-    with pytest.raises(ShoalError, match=r"client 0: train.batch_size: .* leave it out"):
-        start({"algorithm.name": name, "train.batch_size": 2}).round()
-    with pytest.raises(ShoalError, match=r"algorithm: .* model 'copilot': model.layers"):
-        start({"algorithm.name": name, "algorithm.copilot": {"name": "gcn", "layers": 0}})
-    copilot = {"name": "gcn", "fanouts": [2, 2]}
-    with pytest.raises(ShoalError, match=r"client 0: algorithm.copilot.fanouts: .* leave it out"):
-        start({"algorithm.name": name, "algorithm.copilot": copilot}).round()

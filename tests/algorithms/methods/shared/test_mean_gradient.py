@@ -112,19 +112,3 @@ def test_feddc(begun: Callable[[Keys], tuple[Server, list[PlainClient]]]) -> Non
         for i, state in server.state.clients.items():
             if len(clients[i].view.train):
                 check(state["drift"], clients[i].drift)
-
-
-@pytest.mark.parametrize("sends", ["before", "after"])
-def test_the_first_round_of_feddc_without_penalty_is_that_of_fedavg(
-    begun: Callable[[Keys], tuple[Server, list[PlainClient]]], sends: str
-) -> None:
-    """There is no drift and no update yet; what is sent `after` has the first drift in it."""
-    feddc, _ = begun({"name": "feddc", "alpha": 0.0, "sends": sends})
-    fedavg, _ = begun({"name": "fedavg", "weight": "uniform"})
-    for server in (feddc, fedavg):
-        server.round()
-    w, plain = feddc.state.server["w"], fedavg.state.server["w"]
-    check(w if sends == "before" else (w + feddc._initial) / 2, plain)
-    for server in (feddc, fedavg):
-        server.round()
-    assert (feddc.state.server["w"] - fedavg.state.server["w"]).abs().max() > 1e-3
