@@ -10,7 +10,7 @@ from shoal.algorithms import client as module_under_test
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
-from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.layers.readout import Adapted
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.storage.store.view import View

@@ -4,7 +4,7 @@ from torch import nn
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.layers.readout import Adapted
 from shoal.algorithms.models.names import BACKBONES
 
 

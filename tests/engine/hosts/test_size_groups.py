@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.other_device.device import room_for
 from torch import Tensor
 
-from shoal.algorithms.training.batched import size_groups as sizes_file
+from shoal.algorithms.training.batched import batched_inputs as sizes_file
+from shoal.algorithms.training.batched.batched_inputs import MOST, NO_MATTER, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
-from shoal.algorithms.training.batched.size_groups import MOST, NO_MATTER, size_groups
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 

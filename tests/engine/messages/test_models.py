@@ -17,7 +17,7 @@ from support.sparse_rows import sparse
 from shoal.algorithms.methods.registry.load import describe, load, methods_for
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
-from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.layers.readout import Adapted
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.cli.main import command
