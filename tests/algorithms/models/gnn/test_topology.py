@@ -47,14 +47,14 @@ def test_two_convolutions_and_one_activation(by_column: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "place", "says"),
+    ("section", "places", "says"),
     [
-        ({"model": {"name": "topology"}}, "model.name", "there is no"),
-        ({"model": [{"name": "gcn"}, {"name": "topology"}]}, "model.1.name", "there is no"),
-        ({"algorithm": {"name": "fml", "copilot": {"name": "topology"}}}, "algorithm.copilot", "topology classifies"),
+        ({"model": {"name": "topology"}}, ["model.name"], "there is no"),
+        ({"model": [{"name": "gcn"}, {"name": "topology"}]}, [], "model.1.name: there is no"),
+        ({"algorithm": {"name": "fml", "copilot": {"name": "topology"}}}, ["algorithm.copilot"], "topology classifies"),
     ],
 )
-def test_no_config_may_name_it(section: dict[str, Any], place: str, says: str) -> None:
+def test_no_config_may_name_it(section: dict[str, Any], places: list[str], says: str) -> None:
     config = parse_config({"name": "x", "data": {"dataset": "digits"}, "algorithm": "fml", **section}, "test")
-    with refused(place, says=says):
+    with refused(*places, says=says):
         require_mixable(config, load(describe("fml", config.algorithm.options)))
