@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, all_nodes, kept_rows, sampled, standalone
-from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.models.layers.readout import PairEmbedding, Readout
-from shoal.algorithms.models.prompts.prompted import Prompted
+from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Readout
+from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import generator_on
 from shoal.storage.store.manifest import count_of_items

@@ -37,7 +37,7 @@ from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled import fixed_hops, gamlp
 from shoal.algorithms.models.gnn import gat, transformer
-from shoal.algorithms.models.layers import dot_attention, edge_attention
+from shoal.algorithms.models.layers import edge_attention
 from shoal.algorithms.models.layers.dropout import drop
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
@@ -124,8 +124,11 @@ def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
             yield FastPath(f"first weight by columns, {name}", graph, plain, fast)
     flat = clients.flat("gcn", jumping="max")
     yield FastPath("formulas, gcn, jumping: max", graph, clients.visits(flat, False), clients.visits(flat, True))
-    for name, module, of_edges in (("gat", gat, edge_attention), ("transformer", transformer, dot_attention)):
-        flat, by_torch = clients.flat(name), partial(patch.object, module, "attend", of_edges.by_torch)
+    for name, module, fast_sums, plain_sums in (
+        ("gat", gat, "attend", edge_attention.by_torch),
+        ("transformer", transformer, "attend_by_products", edge_attention.products_by_torch),
+    ):
+        flat, by_torch = clients.flat(name), partial(patch.object, module, fast_sums, plain_sums)
         plain, fast = clients.visits(flat, False, by_torch), clients.visits(flat, False)
         yield FastPath(f"sums of attention, {name}", graph, plain, fast)
     for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", fixed_hops, "summed")):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch
-from shoal.algorithms.models.inputs.neighbourhood import operator_over
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, operator_over
 from shoal.algorithms.models.inputs.structure_codes import structure_codes
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.store.view import View

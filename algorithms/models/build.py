@@ -10,12 +10,11 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.readout import PairEmbedding, Pooling, Readout
+from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Pooling, Readout
 from shoal.algorithms.models.model_options import MOST_LAYERS, WIDEST
 from shoal.algorithms.models.names import BACKBONES, HEADLESS, OF_GRAPHS, PROMPTS, require_backbone_name
-from shoal.algorithms.models.prompts.prompted import Prompted
+from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.models.user.user_model import user_model, user_readout
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own, quoted
@@ -45,13 +44,9 @@ Texts = Mapping[str, UserCode]
 
 
 def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
-    """The class of a backbone.
+    """The class of a backbone: of `BACKBONES`, in graph tasks also of `OF_GRAPHS`, `headless` also of `HEADLESS`.
 
-    Args:
-        name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`; or `my_file.py:Name`, see `user_model.Backbone`.
-        headless: It may also be one of `HEADLESS`.
-        task: What it is for.
-        texts: Texts of users' files; others are read.
+    Or it is `my_file.py:Name`, see `user_model.Backbone`; users' files that `texts` lacks are read.
 
     Raises:
         ShoalError: There is none of this name for the task, or a user's file fails.
@@ -94,20 +89,17 @@ def build(
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
     Args:
-        name: Key of `BACKBONES` (`model.name` in a config), or in graph tasks of `OF_GRAPHS`, or `my_file.py:Name`.
-        features: Width F of a hop.
-        classes: Number of classes C.
+        name: As for `backbone` (`model.name` in a config).
+        features: Width F of a hop; `classes` is the number of classes C.
         hops: Hops K that exist beyond the features (`propagation.hops`).
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
             `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
             `readout`: how the embeddings of a graph's nodes become one, `mean` by default, or `my_file.py:Name`, and
-            `prompt`: key of `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left
-            out.
+            `prompt`: key of `PROMPTS`, or a mapping of its `name` and its options.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
-        texts: As for `backbone`.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
@@ -120,7 +112,7 @@ def build(
         return cls(features, classes, hops, dropout, **options)
     own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
-    pooling = user_readout(_text("model.readout", readout, texts)) if _is_user_readout(options) else None
+    pooling = user_readout(_text("model.readout", readout, texts)) if is_own(readout) else None
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
@@ -140,11 +132,7 @@ def build(
 
 
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
-    """Checks names, types and bounds of options.
-
-    Raises:
-        ShoalError: As `build` does.
-    """
+    """Checks names, types and bounds of options."""
     known = _keywords(cls)
     if name not in HEADLESS:
         known[HEAD_DROPOUT] = bool
@@ -152,35 +140,26 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         if key in known and options.get(key, plain[0]) not in plain:
             raise ShoalError(f"model.{key}", f"{why}; leave it out")
     if task == "graph":
-        known[READOUT] = str if _is_user_readout(options) else Pooling
+        known[READOUT] = str if is_own(str(options.get(READOUT))) else Pooling
     elif READOUT in options:
         a_task = "an edge" if task == "edge" else "a node"
         raise ShoalError(
             f"model.{READOUT}", f"is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
         )
-    own = {key: value for key, value in options.items() if key != PROMPT}
-    _require_values("model", name, known, own)
-
-
-def _is_user_readout(options: Mapping[str, object]) -> bool:
-    return is_own(str(options.get(READOUT)))
+    _require_values("model", name, known, {key: value for key, value in options.items() if key != PROMPT})
 
 
 def _keywords(cls: type[nn.Module]) -> dict[str, Any]:
-    """Annotations of keyword-only parameters."""
-    return {
-        key: parameter.annotation
-        for key, parameter in inspect.signature(cls).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    """Annotations of keyword-only parameters, those of the base class included that a constructor hands on."""
+    parameters = inspect.signature(cls).parameters.values()
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    known = _keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
+    own = {parameter.name: parameter.annotation for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    return known | own
 
 
 def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Callable[[int], nn.Module]:
-    """Makes a prompt from the width of the features.
-
-    Raises:
-        ShoalError: The backbone or the task has no prompts, or the value is not a prompt with its options.
-    """
+    """Makes a prompt from the width of the features, if the backbone and the task have prompts."""
     if task != "graph":
         raise ShoalError(f"model.{PROMPT}", "is for graph tasks (task: graph); leave it out")
     if name in OF_GRAPHS or not issubclass(cls, Coupled):

@@ -29,8 +29,6 @@ class ModelSpec(Named):
     @classmethod
     def _find_readout(cls, received: Any) -> Any:
         """Makes the path of a user's readout absolute."""
-        return {**received, "readout": absolute_user_path(received["readout"])} if _has_readout(received) else received
-
-
-def _has_readout(received: Any) -> bool:
-    return isinstance(received, dict) and "readout" in received
+        if isinstance(received, dict) and "readout" in received:
+            return {**received, "readout": absolute_user_path(received["readout"])}
+        return received

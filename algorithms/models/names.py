@@ -27,12 +27,12 @@ HEADLESS = {"topology": "shoal.algorithms.models.gnn.topology:Topology"}
 
 # Prompts before a coupled backbone of graphs.
 PROMPTS = {
-    "all_in_one": "shoal.algorithms.models.prompts.graph_prompts:AllInOne",
-    "gpf": "shoal.algorithms.models.prompts.feature_prompts:GPF",
-    "gpf_plus": "shoal.algorithms.models.prompts.feature_prompts:GPFPlus",
-    "none": "shoal.algorithms.models.prompts.feature_prompts:Unchanged",
-    "supt": "shoal.algorithms.models.prompts.feature_prompts:SUPT",
-    "vpg": "shoal.algorithms.models.prompts.graph_prompts:VPG",
+    "all_in_one": "shoal.algorithms.models.prompts.prompts:AllInOne",
+    "gpf": "shoal.algorithms.models.prompts.prompts:GPF",
+    "gpf_plus": "shoal.algorithms.models.prompts.prompts:GPFPlus",
+    "none": "shoal.algorithms.models.prompts.prompts:Unchanged",
+    "supt": "shoal.algorithms.models.prompts.prompts:SUPT",
+    "vpg": "shoal.algorithms.models.prompts.prompts:VPG",
 }
 
 

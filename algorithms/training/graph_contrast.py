@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_edges, without_nodes
 from shoal.algorithms.losses.prototype_losses import nt_xent
-from shoal.algorithms.models.layers.readout import Readout, embedded_nodes
+from shoal.algorithms.models.layers.readout import Readout
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Number, Positive, Whole
 from shoal.storage.store.view import View
@@ -47,10 +47,8 @@ class GraphContrast:
 
     One view of a graph has fewer nodes, the other one other edges. The backbone embeds the nodes of both, a readout
     makes one embedding of those of a graph, and a projection of two layers and ReLU, which is not kept, precedes the
-    loss. There is no dropout, so that views differ by what was altered alone, and no label is read.
-
-    Attributes:
-        steps: Steps of an epoch.
+    loss. There is no dropout, so that views differ by what was altered alone, and no label is read. An epoch has
+    `steps` steps.
     """
 
     def __init__(
@@ -61,14 +59,9 @@ class GraphContrast:
         options: ContrastOptions,
         random: Callable[[str, int], int],
     ) -> None:
-        """Draws the parameters of the model and of the projection.
+        """Draws the parameters of the model, which is on the device of the data, and of the projection.
 
-        Args:
-            model: A coupled backbone with a readout, on the device of the data.
-            data: Where the features are.
-            graphs: What is learnt from.
-            options: How.
-            random: Seed of a purpose and a number.
+        `random` gives the seed of a purpose and a number.
 
         Raises:
             ShoalError: There are fewer than two graphs.
@@ -111,8 +104,6 @@ class GraphContrast:
         """The loss on new views of some graphs."""
         fewer = without_nodes(graphs, self._options.drop_nodes, rng)
         other = with_other_edges(graphs, self._options.perturb_edges, rng)
-        return nt_xent(self._projected(fewer), self._projected(other), self._options.temperature)
-
-    def _projected(self, graphs: SmallGraphs) -> Tensor:
-        batch = graphs.batch(self._data, self._model.backbone)
-        return self._projection(self._model.pool(embedded_nodes(self._model.backbone, batch), batch.first))
+        batches = (view.batch(self._data, self._model.backbone) for view in (fewer, other))
+        z = [self._projection(self._model.pooled(batch)) for batch in batches]
+        return nt_xent(z[0], z[1], self._options.temperature)

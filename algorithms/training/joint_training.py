@@ -1,6 +1,6 @@
 """Joint training of a client's models that learn from each other."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -32,24 +32,16 @@ def train_jointly(
     step on a loss of all outputs, those of before any step. A loss must detach the outputs of other models. A loss
     without a gradient, as `weighted_sum` without a term is, leaves its model unchanged.
 
-    Args:
-        client: The client.
-        trainer: Whose options and optimizers are used.
-        losses: By the name of the model that learns; a scalar each.
-        part: Rows of the outputs: `train`, or `all`.
-        after_epoch: Called after the step of the last model.
-
-    Returns:
-        The loss of every model in the last epoch.
+    The losses, scalars, are by the name of the model that learns; `part` is the rows of the outputs, `train` or `all`;
+    `after_epoch` is called after the step of the last model. Gives the loss of every model in the last epoch.
 
     Raises:
         ShoalError: A loss is NaN or infinite, or the config asks for steps that do not read all these rows.
     """
-    require_whole_steps(client, trainer, list(losses))
-    device = client.data.device
+    _require_whole_steps(client, trainer, losses)
     models = {name: client.models[name] for name in losses}
     inputs: dict[str, Inputs] = {name: model.gathered(part) for name, model in models.items()}
-    streams = {name: Stream(device, model.random("train")) for name, model in models.items()}
+    streams = {name: Stream(client.data.device, model.random("train")) for name, model in models.items()}
     values: dict[str, Tensor] = {}
     with ExitStack() as stack:
         optimizers = {name: stack.enter_context(trainer.optimizer(client, name)) for name in losses}
@@ -73,12 +65,8 @@ def train_jointly(
     return {name: finite_loss(float(value)) for name, value in values.items()}
 
 
-def require_whole_steps(client: Client, trainer: Trainer, names: list[str]) -> None:
-    """Refuses batches and drawn neighbours: models teach each other on the same rows, all in one step.
-
-    Raises:
-        ShoalError: The config asks for such.
-    """
+def _require_whole_steps(client: Client, trainer: Trainer, names: Iterable[str]) -> None:
+    """Refuses batches and drawn neighbours: models teach each other on the same rows, all in one step."""
     if trainer.options.batch_size is not None:
         raise ShoalError("train.batch_size", "models that teach each other take all rows in one step; leave it out")
     for name in names:
@@ -96,23 +84,12 @@ def label_loss(client: Client, out: Output, part: str) -> Tensor:
 
 def weighted_sum(*terms: tuple[float, Callable[[], Tensor]]) -> Tensor:
     """The sum of weight times term; a term of weight 0 is not computed."""
-    total = torch.zeros(())
-    for weight, term in terms:
-        if weight:
-            total = total + weight * term()
-    return total
+    return sum((weight * term() for weight, term in terms if weight), torch.zeros(()))
 
 
 @contextmanager
 def own_optimizer(client: Client, trainer: Trainer, name: str, w: nn.Parameter) -> Iterator[torch.optim.Optimizer]:
-    """The optimizer of some parameters; after the block the client's state has them, and its moments.
-
-    Args:
-        client: The client.
-        trainer: Whose options the optimizer has.
-        name: Where the state holds the parameters; moments lie under it as those of a model do.
-        w: The parameters.
-    """
+    """The optimizer of some parameters; after the block the client's state has them under `name`, and its moments."""
     optimizer = make_optimizer([w], trainer.options)
     if kept := kept_moments(client.state, moments_key(name)):
         optimizer.state[w] = kept

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm, Loss, Received, Term
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.method_errors import fault
-from shoal.algorithms.models.inputs.graph_batch import ItemBatch
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sampled
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, StoredFeatures, stored
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
+Step = Callable[[], None]
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
@@ -33,11 +33,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) ->
 
 
 class LocalTrainer:
-    """Trains the clients that visit a host, one after another, on the host's models.
-
-    Attributes:
-        options: Epochs, optimizer, batches.
-    """
+    """Trains the clients that visit a host, one after another, on the host's models."""
 
     def __init__(
         self,
@@ -46,13 +42,10 @@ class LocalTrainer:
         method: Algorithm,
         analytic: AnalyticGradient | None = None,
     ) -> None:
-        """Makes the optimizers once.
+        """Makes the optimizers of the host's models once.
 
-        Args:
-            models: The host's models that these clients train, by name.
-            options: Epochs, optimizer, batches.
-            method: Its `loss` is used where `fit` is given none.
-            analytic: Gradients of the model that the config names, for plain training; None: by autograd.
+        The method's `loss` is used where `fit` is given none. `analytic` gives the gradients of the model that the
+        config names, for plain training; None: autograd does.
         """
         self.options = options
         self._method, self._analytic = method, analytic
@@ -102,11 +95,7 @@ class LocalTrainer:
         return finite_loss(float(sum(losses)))
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
-        """Gradients of a loss, the method's by default, and of a term.
-
-        Raises:
-            ShoalError: The term is not a function.
-        """
+        """Gradients of a loss, the method's by default, and of a term."""
         loss = loss or self._method.loss
         if term is not None and not callable(term):
             what = f"term=: expected a function that gives the term, or None, got a {type(term).__name__}"
@@ -193,31 +182,22 @@ def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inp
     assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
         return lambda places: inputs._replace(rows=_at(data.train, places))
-    return lambda places: [_features_at(hop, places) for hop in inputs]
+    return lambda places: inputs if places is None else [_features_at(stored(hop), places) for hop in inputs]
 
 
 def _at(rows: Tensor, places: Tensor | None) -> Tensor:
     return rows if places is None else rows[places]
 
 
-def _features_at(rows: Features, places: Tensor | None) -> Features:
-    if places is None:
-        return rows
-    chosen = stored(rows)
-    return chosen.rows(places) if isinstance(chosen, SparseMatrix) else chosen[places]
-
-
-Step = Callable[[], None]
+def _features_at(rows: StoredFeatures, places: Tensor) -> Features:
+    return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]
 
 
 def flat_step(optimizer: torch.optim.Optimizer, w: nn.Parameter) -> Step:
     """What `optimizer.step` does to its one parameter, to the bit, with the moments and options that it has now.
 
     Torch's `step` looks for parameters, groups and hooks anew each time, which takes longer than a small client's step.
-
-    Args:
-        optimizer: As `make_optimizer` makes it; its state of `w` is read, or begun, and kept up to date.
-        w: `[P]`, with its gradient, whose memory stays the same from step to step.
+    The optimizer's state of `w`, `[P]`, is read, or begun, and kept up to date; the gradient keeps its memory.
     """
     group, state = optimizer.param_groups[0], optimizer.state[w]
     assert w.grad is not None

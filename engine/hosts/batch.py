@@ -9,9 +9,8 @@ import torch
 from shoal.algorithms.base import Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.training.batched.batched_inputs import numbers_of_row
+from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
-from shoal.algorithms.training.batched.size_groups import size_groups
 from shoal.storage.errors import ShoalError
 
 

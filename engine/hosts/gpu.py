@@ -22,9 +22,8 @@ from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, Tree, Upload
-from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded
-from shoal.algorithms.training.batched.batched_model import evaluated, outputs
-from shoal.algorithms.training.batched.size_groups import size_groups
+from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded, size_groups
+from shoal.algorithms.training.batched.batched_training import evaluated, outputs
 from shoal.algorithms.training.local_training import finite_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.scoring import ACCURACY, KINDS, PARTS, class_label, require_winner, scores_in_form

@@ -48,7 +48,6 @@ TESTS = {
     "algorithms/rng.py": ["tests/algorithms/training/test_local_training.py"],
     "algorithms/protocol.py": ["tests/algorithms/test_protocol.py"],
     "algorithms/models/": ["tests/algorithms/models"],
-    "algorithms/models/layers/adapted.py": ["tests/algorithms/training/batched/test_batched_training.py"],
     "algorithms/models/layers/dropout.py": ["tests/algorithms/training/batched/test_batched_training.py"],
     "algorithms/methods/fedgta/label_tiles.py": ["tests/algorithms/methods/fedgta/test_label_sketch.py"],
     "algorithms/training/analytic/": ["tests/algorithms/training/analytic"],

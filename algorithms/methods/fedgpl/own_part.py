@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.method_errors import ProtocolError
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
-from shoal.algorithms.models.prompts.prompted import Prompted
+from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.protocol import moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions

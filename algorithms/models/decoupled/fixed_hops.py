@@ -4,6 +4,7 @@ Axes: N nodes, K hops beyond the features, F features, H hidden width, C classes
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,12 @@ from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 class FixedHops(nn.Module):
-    """Linear layers with ReLU and dropout between them on sum_k w_k X^(k).
+    """Linear layers with ReLU and dropout between them on sum_k w_k X^(k); one layer is a logistic regression on it.
 
-    One layer is a logistic regression, whose embedding is the sum itself. The constructors of all models take the width
-    F of a hop, the number of classes, the hops K beyond the features, and the probability that a hidden activation is
-    dropped in training. `layers` counts linear layers and `hidden` is their width. They raise `ShoalError` where
-    `model.layers`, `model.hidden`, `train.dropout` or an option of their own is out of range.
+    The constructors of all models take the width F of a hop, the number of classes, the hops K beyond the features, and
+    the probability that a hidden activation is dropped in training. `layers` counts linear layers and `hidden` is their
+    width. They draw the parameters from torch's default generator, and raise `ShoalError` where `model.layers`,
+    `model.hidden`, `train.dropout` or an option of their own is out of range.
 
     Attributes:
         inputs: Hops that are read.
@@ -29,54 +30,47 @@ class FixedHops(nn.Module):
     """
 
     def __init__(
-        self, weights: dict[int, float], features: int, classes: int, dropout: float, layers: int, hidden: int
+        self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 1, hidden: int = 64
     ) -> None:
-        """Draws the parameters from torch's default generator; `weights` are those of the hops that are read."""
         super().__init__()
+        weights = self.hop_weights(hops)
         self.inputs = tuple(weights)
         self.weights = tuple(weights.values())
         self.head = Head(features, hidden, classes, layers, dropout)
 
+    def hop_weights(self, hops: int) -> dict[int, float]:
+        """w_k by k, of the hops that are read."""
+        raise NotImplementedError
+
     def reset_parameters(self) -> None:
-        """Draws all parameters anew from torch's default generator."""
         self.head.reset_parameters()
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weight, `[H, F]`, that features are multiplied by."""
         return self.head.first_weights()
 
     def forward(self, hops: Sequence[Features]) -> Output:
         """Output for rows of the hops, each `[N, F]` of float32 or float16, dense or sparse."""
-        return self.head(summed(hops, self.weights, self.head.dtype))
+        return self.head(hops[0] if self.weights == (1.0,) else summed(hops, self.weights, self.head.dtype))
 
 
-class OneHop(FixedHops):
-    """The same on one hop."""
-
-    def forward(self, hops: Sequence[Features]) -> Output:
-        (x_NF,) = hops
-        return self.head(x_NF)
-
-
-class MLP(OneHop):
+class MLP(FixedHops):
     """MLP on the features, which sees no edge."""
 
-    def __init__(
-        self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 2, hidden: int = 64
-    ) -> None:
-        super().__init__({0: 1.0}, features, classes, dropout, layers, hidden)
+    def __init__(self, *shape: Any, layers: int = 2, **options: Any) -> None:
+        super().__init__(*shape, layers=layers, **options)
+
+    def hop_weights(self, hops: int) -> dict[int, float]:
+        return {0: 1.0}
 
 
-class SGC(OneHop):
+class SGC(FixedHops):
     """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b.
 
     One layer is the paper's. Two or more give methods with prototypes an embedding of width `hidden`.
     """
 
-    def __init__(
-        self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 1, hidden: int = 64
-    ) -> None:
-        super().__init__({hops: 1.0}, features, classes, dropout, layers, hidden)
+    def hop_weights(self, hops: int) -> dict[int, float]:
+        return {hops: 1.0}
 
 
 class S2GC(FixedHops):
@@ -88,21 +82,14 @@ class S2GC(FixedHops):
     features alone are read. `alpha` in [0, 1] is the share of the features in every term.
     """
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        layers: int = 1,
-        hidden: int = 64,
-        alpha: float = 0.05,
-    ) -> None:
+    def __init__(self, *shape: Any, alpha: float = 0.05, **options: Any) -> None:
         if not 0 <= alpha <= 1:
             raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
-        weights = [alpha, *[(1 - alpha) / hops] * hops] if hops else [1.0]
-        super().__init__(dict(enumerate(weights)), features, classes, dropout, layers, hidden)
+        self.alpha = alpha
+        super().__init__(*shape, **options)
+
+    def hop_weights(self, hops: int) -> dict[int, float]:
+        return dict(enumerate([self.alpha, *[(1 - self.alpha) / hops] * hops] if hops else [1.0]))
 
 
 class GBP(FixedHops):
@@ -116,21 +103,14 @@ class GBP(FixedHops):
     1 reads the features alone.
     """
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        layers: int = 2,
-        hidden: int = 64,
-        beta: float = 0.1,
-    ) -> None:
+    def __init__(self, *shape: Any, layers: int = 2, beta: float = 0.1, **options: Any) -> None:
         if not 0 < beta <= 1:
             raise ShoalError("model.beta", f"must lie in (0, 1], found {beta}")
-        weights = {hop: beta * (1 - beta) ** hop for hop in range(hops + 1)}
-        super().__init__(weights, features, classes, dropout, layers, hidden)
+        self.beta = beta
+        super().__init__(*shape, layers=layers, **options)
+
+    def hop_weights(self, hops: int) -> dict[int, float]:
+        return {hop: self.beta * (1 - self.beta) ** hop for hop in range(hops + 1)}
 
 
 class SummedFeatures(FeatureMatrix):
@@ -159,13 +139,7 @@ class SummedFeatures(FeatureMatrix):
 
 
 def summed(hops: Sequence[Features], weights: Sequence[float], dtype: torch.dtype) -> Features:
-    """sum_k w_k X_k, `[N, F]`: a tensor of `dtype` where all hops are dense.
-
-    Args:
-        hops: X_k, each `[N, F]`, float32 or float16.
-        weights: w_k, one a hop.
-        dtype: Type to sum in.
-    """
+    """sum_k w_k X_k, `[N, F]`, of float32 or float16 hops: a tensor of `dtype` where all are dense."""
     if any(isinstance(hop, FeatureMatrix) for hop in hops):
         return SummedFeatures([hop.float() for hop in hops], weights)
     return _sum([hop.to(dtype) for hop in hops if isinstance(hop, Tensor)], weights)

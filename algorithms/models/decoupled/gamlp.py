@@ -52,20 +52,7 @@ class GAMLP(nn.Module):
         layers: int = 3,
         attention: str = "jk",
     ) -> None:
-        """Draws the parameters from torch's default generator.
-
-        Args:
-            features: Width F of a hop.
-            classes: Number of classes.
-            hops: Hops beyond the features; 0 makes it an MLP.
-            dropout: Probability that a hidden activation is dropped in training.
-            hidden: Width of each hidden layer.
-            layers: Number of linear layers of the MLP.
-            attention: How a score is computed.
-
-        Raises:
-            ShoalError: `model.attention`, `model.layers`, `model.hidden` or `train.dropout` is out of range.
-        """
+        """As for `FixedHops`; no hops make it an MLP. `attention` is how a score is computed, see above."""
         super().__init__()
         if attention not in ATTENTIONS:
             known = ", ".join(ATTENTIONS)
@@ -88,19 +75,15 @@ class GAMLP(nn.Module):
             self.score.reset_parameters()
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weight, `[H, F]`, that features are multiplied by."""
         return self.head.first_weights()
 
     def forward(self, hops: Sequence[Features]) -> Output:
         """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
         found = weighted_hops(hops, self.head)
-        return found.output(self._weights_NK(found), self.head)
+        return found.output(self.weights_NK(found), self.head)
 
-    def attention_NK(self, hops: Sequence[Features]) -> Tensor:
-        """Weight of every hop at every node, `[N, K]`; rows sum to one. Arguments as for `forward`."""
-        return self._weights_NK(weighted_hops(hops, self.head))
-
-    def _weights_NK(self, hops: DenseHops | SparseHops) -> Tensor:
+    def weights_NK(self, hops: DenseHops | SparseHops) -> Tensor:
+        """Weight of every hop at every node, `[N, K]`; rows sum to one."""
         n, k, f = hops.shape
         if self.attention == "simple":
             return self.theta.sigmoid().softmax(0).expand(n, k)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.layers.dropout import drop, transform
-from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.head import GAIN, Head
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
@@ -29,18 +29,9 @@ class SIGN(nn.Module):
     def __init__(
         self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 64, layers: int = 1
     ) -> None:
-        """Draws the parameters from torch's default generator.
+        """As for `FixedHops`; no hops make it an MLP.
 
-        Args:
-            features: Width F of a hop.
-            classes: Number of classes.
-            hops: Hops beyond the features; 0 makes it an MLP.
-            dropout: Probability that a hidden activation is dropped in training.
-            hidden: Width H of what every hop becomes, and of each hidden layer above.
-            layers: Number of linear layers above those of the hops.
-
-        Raises:
-            ShoalError: `model.layers`, `model.hidden` or `train.dropout` is out of range.
+        `hidden` is the width H of what every hop becomes, and of each of the `layers` above, but the last.
         """
         super().__init__()
         self.inputs = tuple(range(hops + 1))
@@ -52,19 +43,17 @@ class SIGN(nn.Module):
         self._reset_hops()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew from torch's default generator."""
+        """Draws all parameters anew from torch's default generator, those of hops as the layers of a `Head`."""
         self.head.reset_parameters()
         self._reset_hops()
 
     def _reset_hops(self) -> None:
-        """As the layers of a `Head`."""
         for linear in self.of_hops:
-            nn.init.xavier_uniform_(linear.get_parameter("weight"), gain=self.head.gain)
+            nn.init.xavier_uniform_(linear.get_parameter("weight"), gain=GAIN)
             nn.init.zeros_(linear.get_parameter("bias"))
         self.prelu.reset_parameters()
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weights, `[H, F]`, that hops are multiplied by."""
         return [linear.get_parameter("weight") for linear in self.of_hops]
 
     def forward(self, hops: Sequence[Features]) -> Output:

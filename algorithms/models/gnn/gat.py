@@ -7,11 +7,22 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 from torch_geometric.nn.inits import glorot
 
-from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.edge_attention import attend
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+def require_heads(heads: int, hidden: int) -> int:
+    """The number of heads.
+
+    Raises:
+        ShoalError: It does not divide the width of a layer.
+    """
+    if heads < 1 or hidden % heads:
+        raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
+    return heads
 
 
 class GAT(Coupled):
@@ -25,42 +36,21 @@ class GAT(Coupled):
     operator = "attention"
     papers_head = "conv"
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        hidden: int = 64,
-        layers: int = 2,
-        heads: int = 8,
-        head: HeadKind = "linear",
-        fanouts: list[int] | None = None,
-    ) -> None:
+    def __init__(self, *shape: Any, hidden: int = 64, heads: int = 8, **options: Any) -> None:
         """As for `Coupled`.
 
         Raises:
-            ShoalError: `model.hidden` is no multiple of `model.heads`.
+            ShoalError: As there, or `model.hidden` is no multiple of `model.heads`.
         """
-        if heads < 1 or hidden % heads:
-            raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
+        self.heads = require_heads(heads, hidden)
+        super().__init__(*shape, hidden=hidden, **options)
 
-        def conv(layer: int, width: int, out: int) -> GATConv:
-            of_layer = heads if layer < layers - 1 or head == "conv" else 1
-            return GATConv(width, out // of_layer, of_layer, add_self_loops=False)
+    def layer(self, number: int, width: int, out: int, last: bool) -> GATConv:
+        heads = 1 if last else self.heads
+        return GATConv(width, out // heads, heads, add_self_loops=False)
 
-        super().__init__(
-            features,
-            classes,
-            dropout,
-            hidden,
-            layers,
-            fanouts,
-            conv,
-            head=head,
-            messages=lambda: _AttentionVectors(classes),
-        )
+    def head_messages(self, hidden: int, classes: int) -> nn.Module:
+        return _AttentionVectors(classes)
 
     def convolve(self, conv: GATConv, operator: SparseMatrix, x: Features) -> Tensor:
         return _attended(operator, transform(x, conv.lin.weight), conv) + conv.bias
@@ -68,9 +58,6 @@ class GAT(Coupled):
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
         linear: Any = self.head.linears[-1]
         return _attended(operator, transform(x, linear.weight), self.head.messages) + linear.bias
-
-    def first_weights(self) -> list[nn.Parameter]:
-        return [self.convs[0].get_parameter("lin.weight")]
 
 
 class _AttentionVectors(nn.Module):

@@ -1,13 +1,13 @@
 """GCN: sums over neighbours, normalised by both degrees."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import GCNConv, JumpingKnowledge
 
-from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
@@ -24,9 +24,6 @@ class GCN(Coupled):
     With `norm: batch` every column is normalised before each ReLU, by mean and variance over the nodes of the graph at
     hand, in evaluation, too: it has no parameters and keeps no statistics, and reads the whole graph. A classifier of
     `head: conv`, as in the paper, reads the output of the layer before it after normalisation, ReLU and dropout.
-
-    Attributes:
-        norm: As above.
     """
 
     operator = "symmetric"
@@ -36,28 +33,24 @@ class GCN(Coupled):
 
     def __init__(
         self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        hidden: int = 64,
-        layers: int = 2,
+        *shape: Any,
         jumping: Literal["none", "max"] = "none",
         norm: Literal["none", "batch"] = "none",
-        head: HeadKind = "linear",
-        fanouts: list[int] | None = None,
+        **options: Any,
     ) -> None:
         """As for `Coupled`; `jumping: none` gives the last layer's output alone.
 
         Raises:
             ShoalError: As there, or neighbours are drawn for a norm that reads the whole graph.
         """
-        super().__init__(features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: GCNConv(f, h), head=head)
-        if fanouts is not None and norm != "none":
+        super().__init__(*shape, **options)
+        if self.fanouts and norm != "none":
             raise ShoalError("model.fanouts", "norm: batch reads the whole graph; leave it out")
         self.norm = norm
         self.jump = JumpingKnowledge(jumping) if jumping != "none" else None
+
+    def layer(self, number: int, width: int, out: int, last: bool) -> GCNConv:
+        return GCNConv(width, out)
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         if self.jump is None:
@@ -84,6 +77,3 @@ class GCN(Coupled):
         if self.norm == "batch" and len(x) > 1:
             x = F.batch_norm(x, None, None, training=True)
         return F.relu(x)
-
-    def first_weights(self) -> list[nn.Parameter]:
-        return [self.convs[0].get_parameter("lin.weight")]

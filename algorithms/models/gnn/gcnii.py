@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import GCN2Conv
 
-from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
@@ -24,37 +24,26 @@ class GCNII(Coupled):
     """
 
     operator = "symmetric"
+    first = ("lift.weight",)
     weighs_edges = True
     in_batches = True
+    lifted = True
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        hidden: int = 64,
-        layers: int = 2,
-        alpha: float = 0.1,
-        theta: float = 0.5,
-        head: HeadKind = "linear",
-        fanouts: list[int] | None = None,
-    ) -> None:
+    def __init__(self, *shape: Any, alpha: float = 0.1, theta: float = 0.5, **options: Any) -> None:
         """As for `Coupled`.
 
         Raises:
-            ShoalError: `model.alpha` or `model.theta` is out of range.
+            ShoalError: As there, or `model.alpha` or `model.theta` is out of range.
         """
         if not 0 <= alpha <= 1:
             raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
         if theta <= 0:
             raise ShoalError("model.theta", f"must be positive, found {theta}")
+        self.alpha, self.theta = alpha, theta
+        super().__init__(*shape, **options)
 
-        def conv(layer: int, width: int, out: int) -> nn.Module:
-            return GCN2Conv(out, alpha, theta, layer + 1, normalize=False)
-
-        super().__init__(features, classes, dropout, hidden, layers, fanouts, conv, lifted=True, head=head)
+    def layer(self, number: int, width: int, out: int, last: bool) -> GCN2Conv:
+        return GCN2Conv(out, self.alpha, self.theta, number + 1, normalize=False)
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         assert self.lift is not None
@@ -64,7 +53,3 @@ class GCNII(Coupled):
             mixed = torch.lerp(operator @ self.drop(x), initial[: len(operator)], conv.alpha)
             x = F.relu(torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta))
         return x
-
-    def first_weights(self) -> list[nn.Parameter]:
-        assert self.lift is not None
-        return [self.lift.get_parameter("weight")]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch_geometric.nn import GINConv
 
-from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
@@ -21,40 +21,22 @@ class GIN(Coupled):
 
     The paper says of nodes only that a classifier reads their last embedding. That of `head: conv` is such a layer with
     an e of its own and without a norm: linear, ReLU, then linear to the classes.
-
-    Attributes:
-        norm: As above.
     """
 
     operator = "sum"
+    first = ("convs.0.nn.0.weight",)
     in_batches = True
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        hidden: int = 64,
-        layers: int = 2,
-        norm: Norm = "layer",
-        head: HeadKind = "linear",
-        fanouts: list[int] | None = None,
-    ) -> None:
+    def __init__(self, *shape: Any, norm: Norm = "layer", **options: Any) -> None:
         """As for `Coupled`."""
-        super().__init__(
-            features,
-            classes,
-            dropout,
-            hidden,
-            layers,
-            fanouts,
-            lambda _, f, h: gin_layer(f, h, norm),
-            head=head,
-            messages=lambda: GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()), train_eps=True),
-        )
         self.norm = norm
+        super().__init__(*shape, **options)
+
+    def layer(self, number: int, width: int, out: int, last: bool) -> GINConv:
+        return gin_layer(width, out, self.norm)
+
+    def head_messages(self, hidden: int, classes: int) -> GINConv:
+        return GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()), train_eps=True)
 
     def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
         return gin_output(conv, operator, x)
@@ -63,11 +45,8 @@ class GIN(Coupled):
         messages: Any = self.head.messages
         return self.head.linears[-1](gin_output(messages, operator, x))
 
-    def first_weights(self) -> list[nn.Parameter]:
-        return [self.convs[0].get_parameter("nn.0.weight")]
 
-
-def gin_layer(width: int, hidden: int, norm: Norm = "layer") -> GINConv:
+def gin_layer(width: int, hidden: int, norm: Norm) -> GINConv:
     """A layer from width `width` to width `hidden`."""
     scaled = [nn.LayerNorm(hidden)] if norm == "layer" else []
     return GINConv(

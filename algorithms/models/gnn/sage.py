@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from shoal.algorithms.models.layers.coupled import Coupled, HeadKind, first_rows
+from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
 
 
 class GraphSAGE(Coupled):
@@ -18,33 +18,15 @@ class GraphSAGE(Coupled):
     """
 
     operator = "mean"
+    first = ("convs.0.lin_l.weight", "convs.0.lin_r.weight")
     in_batches = True
     papers_head = "conv"
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        hidden: int = 64,
-        layers: int = 2,
-        head: HeadKind = "linear",
-        fanouts: list[int] | None = None,
-    ) -> None:
-        """As for `Coupled`."""
-        super().__init__(
-            features,
-            classes,
-            dropout,
-            hidden,
-            layers,
-            fanouts,
-            lambda _, f, h: SAGEConv(f, h),
-            head=head,
-            messages=lambda: nn.Linear(hidden, classes, bias=False),
-        )
+    def layer(self, number: int, width: int, out: int, last: bool) -> SAGEConv:
+        return SAGEConv(width, out)
+
+    def head_messages(self, hidden: int, classes: int) -> nn.Linear:
+        return nn.Linear(hidden, classes, bias=False)
 
     def convolve(self, conv: SAGEConv, operator: SparseMatrix, x: Features) -> Tensor:
         return _aggregated(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
@@ -54,10 +36,15 @@ class GraphSAGE(Coupled):
         messages: Any = self.head.messages
         return _aggregated(operator, x, messages.weight, linear.weight, linear.bias)
 
-    def first_weights(self) -> list[nn.Parameter]:
-        return [self.convs[0].get_parameter("lin_l.weight"), self.convs[0].get_parameter("lin_r.weight")]
-
 
 def _aggregated(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
     """Output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
-    return operator @ transform(x, neighbours_HF) + transform(first_rows(x, len(operator)), self_HF, bias_H)
+    return operator @ transform(x, neighbours_HF) + transform(_first_rows(x, len(operator)), self_HF, bias_H)
+
+
+def _first_rows(x: Features, count: int) -> Features:
+    """Those of the receivers."""
+    if count == len(x):
+        return x
+    x = stored(x)
+    return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]

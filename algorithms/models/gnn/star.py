@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, GINConv
 
 from shoal.algorithms.models.gnn.gin import Norm, gin_layer, gin_output
 from shoal.algorithms.models.inputs.structure_codes import CODES
@@ -25,31 +25,20 @@ class Star(Coupled):
     """
 
     operator = "sum"
+    first = ("lift.weight",)
+    lifted = True
+    embedding_parts = 2
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        hidden: int = 64,
-        layers: int = 2,
-        norm: Norm = "layer",
-    ) -> None:
+    def __init__(self, *shape: Any, hidden: int = 64, layers: int = 2, norm: Norm = "layer") -> None:
         """As for `GIN`."""
-        super().__init__(
-            features,
-            classes,
-            dropout,
-            hidden,
-            layers,
-            None,
-            lambda _, width, out: gin_layer(width + hidden, out, norm),
-            lifted=True,
-            structure=lambda: StructureEncoder(hidden, layers),
-            embedding=2 * hidden,
-        )
+        self.norm = norm
+        super().__init__(*shape, hidden=hidden, layers=layers)
+
+    def layer(self, number: int, width: int, out: int, last: bool) -> GINConv:
+        return gin_layer(width + out, out, self.norm)
+
+    def structure_encoder(self, hidden: int, layers: int) -> nn.Module:
+        return StructureEncoder(hidden, layers)
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix], codes_NQ: Tensor | None = None) -> Tensor:
         """The embedding of every node, `[N, 2 H]`, from its features and codes."""
@@ -63,30 +52,20 @@ class Star(Coupled):
             x = F.relu(self.convolve(conv, operator, torch.cat([x, s], dim=1)))
         return torch.cat([x, last], dim=1)
 
-    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
+    def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
         return gin_output(conv, operator, x)
-
-    def first_weights(self) -> list[nn.Parameter]:
-        assert self.lift is not None
-        return [self.lift.get_parameter("weight")]
 
 
 class StructureEncoder(nn.Module):
     """s_0 = C W_0 + b_0 of structure codes C, s_{l+1} = tanh(D^-1/2 (A + I) D^-1/2 s_l W_l + b_l), D with loops."""
 
     def __init__(self, hidden: int, layers: int) -> None:
-        """Draws the parameters from torch's default generator.
-
-        Args:
-            hidden: Width of all s.
-            layers: Number of convolutions L.
-        """
+        """Draws the parameters from torch's default generator; all s have width `hidden`."""
         super().__init__()
         self.lift = nn.Linear(CODES, hidden)
         self.convs = nn.ModuleList(GCNConv(hidden, hidden) for _ in range(layers))
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew from torch's default generator."""
         self.lift.reset_parameters()
         for conv in self.convs:
             conv.reset_parameters()  # type: ignore[operator]

@@ -1,7 +1,5 @@
 """FGGP's network for edges: the similarity of two rows of its output tells whether the nodes are joined."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +7,7 @@ from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.head import GAIN
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
 
@@ -16,24 +15,12 @@ from shoal.storage.errors import ShoalError
 class Topology(nn.Module):
     """F = ReLU(P (P X W_1) W_2), P = D^-1/2 (A' + I) D^-1/2: two graph convolutions without biases (FGGP's GKIC).
 
-    The only activation is the last one. It has F H + H H parameters, Xavier-uniform at first, and no classifier, so
-    that only a method names it, in `models()`.
-
-    Attributes:
-        inputs: Hop numbers that it reads: none but the features.
-        width: Width H of F.
-        head: There is none.
+    The only activation is the last one. It has F H + H H parameters, Xavier-uniform at first, and no classifier
+    (`head`), so that only a method names it, in `models()`. `width` is H.
     """
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 128) -> None:
-        """Draws the parameters from torch's default generator.
-
-        Args:
-            features: Width of the features.
-            classes: Not used, as `hops` and `dropout`.
-            hops: Not used.
-            dropout: Not used.
-            hidden: Width H of both layers.
+        """Draws the parameters from torch's default generator; `classes`, `hops` and `dropout` are not used.
 
         Raises:
             ShoalError: `hidden` is out of range.
@@ -50,9 +37,8 @@ class Topology(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew from torch's default generator."""
         for weight_HF in self._weights():
-            nn.init.xavier_uniform_(weight_HF, gain=math.sqrt(2))
+            nn.init.xavier_uniform_(weight_HF, gain=GAIN)
 
     def first_weights(self) -> list[nn.Parameter]:
         """The weight, `[H, F]`, that the features are multiplied by."""

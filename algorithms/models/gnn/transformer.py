@@ -1,13 +1,15 @@
 """Graph transformer: a node weighs its neighbours by products of queries and keys."""
 
+from typing import Any
+
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import TransformerConv
 
+from shoal.algorithms.models.gnn.gat import require_heads
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.dot_attention import attend
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.storage.errors import ShoalError
+from shoal.algorithms.models.layers.edge_attention import attend_by_products
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
@@ -22,31 +24,17 @@ class Transformer(Coupled):
     """
 
     operator = "sum"
+    first = tuple(f"convs.0.lin_{part}.weight" for part in ("query", "key", "value", "skip"))
 
     def __init__(
-        self,
-        features: int,
-        classes: int,
-        hops: int,
-        dropout: float,
-        *,
-        hidden: int = 64,
-        layers: int = 2,
-        heads: int = 1,
-        fanouts: list[int] | None = None,
+        self, *shape: Any, hidden: int = 64, layers: int = 2, heads: int = 1, fanouts: list[int] | None = None
     ) -> None:
-        """As for `Coupled`.
+        """As for `GAT`."""
+        self.heads = require_heads(heads, hidden)
+        super().__init__(*shape, hidden=hidden, layers=layers, fanouts=fanouts)
 
-        Raises:
-            ShoalError: `model.hidden` is no multiple of `model.heads`.
-        """
-        if heads < 1 or hidden % heads:
-            raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
-
-        def conv(_: int, width: int, out: int) -> TransformerConv:
-            return TransformerConv(width, out // heads, heads)
-
-        super().__init__(features, classes, dropout, hidden, layers, fanouts, conv)
+    def layer(self, number: int, width: int, out: int, last: bool) -> TransformerConv:
+        return TransformerConv(width, out // self.heads, self.heads)
 
     def activate(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x)
@@ -59,9 +47,5 @@ class Transformer(Coupled):
         )
         by_head = (-1, conv.heads, conv.out_channels)
         receivers = len(operator)
-        summed = attend(operator, query[:receivers].view(by_head), key.view(by_head), value.view(by_head))
+        summed = attend_by_products(operator, query[:receivers].view(by_head), key.view(by_head), value.view(by_head))
         return own[:receivers] + summed.flatten(1)
-
-    def first_weights(self) -> list[nn.Parameter]:
-        first = self.convs[0]
-        return [first.get_parameter(f"lin_{part}.weight") for part in ("query", "key", "value", "skip")]

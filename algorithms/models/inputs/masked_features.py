@@ -9,20 +9,10 @@ from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMat
 
 
 class AlteredFeatures(FeatureMatrix):
-    """P^k X diag(m), `[N, F]`: its product with a weight W is P^k (X (diag(m) W)), so that X is not copied.
-
-    It has no arrays of its own.
-    """
+    """P^k X diag(m), `[N, F]`: its product with a weight W is P^k (X (diag(m) W)), so that X is not copied."""
 
     def __init__(self, x_NF: Features, kept_F: Tensor, smoothing: SparseMatrix | None = None, hops: int = 0) -> None:
-        """Wraps the parts.
-
-        Args:
-            x_NF: X, float32, dense or sparse.
-            kept_F: m, float32.
-            smoothing: P `[N, N]`; read where `hops` is not 0.
-            hops: k.
-        """
+        """Takes X and m, float32; P is `smoothing`, `[N, N]`, and k `hops`."""
         self._x, self._kept_F = x_NF, kept_F
         self._smoothing, self._hops = smoothing, hops
 

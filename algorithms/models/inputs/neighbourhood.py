@@ -1,13 +1,13 @@
-"""What a coupled backbone reads: features, and one aggregation matrix a layer."""
+"""What backbones read: features, and one aggregation matrix a layer; of nodes, or of whole graphs or pairs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.neighbour_sampling import Drawn, draw_neighbours
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
@@ -31,6 +31,48 @@ class Neighbourhood(NamedTuple):
     rows: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class ItemBatch:
+    """Nodes of items that are more than a row: of graphs, or of pairs.
+
+    Attributes:
+        hops: Rows of the hops that a decoupled backbone reads, of all nodes; of a coupled one, of the features alone.
+        operators: Of a coupled backbone: the matrix of every layer, square.
+    """
+
+    hops: Sequence[Features]
+    operators: tuple[SparseMatrix, ...]
+
+    @property
+    def beside(self) -> tuple[Tensor, ...]:
+        """What a coupled backbone reads of nodes beside features and matrices."""
+        return ()
+
+
+@dataclass(frozen=True)
+class GraphBatch(ItemBatch):
+    """Several graphs, one behind the other; the matrices have no entry between two.
+
+    Attributes:
+        first: First row of every graph and the end of the last, int64 `[G + 1]`.
+        codes_NQ: Structure codes of all nodes, for a backbone that reads them.
+    """
+
+    first: Tensor
+    codes_NQ: Tensor | None = None
+
+    @property
+    def beside(self) -> tuple[Tensor, ...]:
+        return () if self.codes_NQ is None else (self.codes_NQ,)
+
+
+@dataclass(frozen=True)
+class PairBatch(ItemBatch):
+    """Several pairs; `ends` has both nodes of each, places among those of the batch, int64 `[M, 2]`."""
+
+    ends: Tensor
+
+
 # Rows of hops for a decoupled backbone, a neighbourhood for a coupled one; nodes of graphs or pairs for one of these.
 Inputs = Sequence[Features] | Neighbourhood | ItemBatch
 
@@ -38,26 +80,27 @@ Inputs = Sequence[Features] | Neighbourhood | ItemBatch
 def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
     """All nodes of a client; the matrix is built once and kept on the host while there is room.
 
-    Args:
-        data: The client's graph.
-        operator: `sum`: A, of ones or the weights of edges. `mean`: A, its rows divided by their sums. `symmetric`:
-            D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
-        layers: Number of layers L.
+    It is, by operator: `sum`: A, of ones or the weights of edges. `mean`: A, its rows divided by their sums.
+    `symmetric`: D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
     """
     return Neighbourhood(data.whole(0), (matrix_of_all(data, operator),) * layers)
 
 
 def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
-    """The matrix of all nodes of a client; arguments as for `all_nodes`."""
+    """The matrix of all nodes of a client, see `all_nodes`."""
     if operator == "sum":
         return SparseMatrix(data.adjacency, data.adjacency)
-    matrix: SparseMatrix = data.cache(("operator", operator), lambda: _operator(data, operator))
+
+    def made() -> SparseMatrix:
+        return operator_over(operator, *data.csr, weight=data.edge_weight).to(data.device)
+
+    matrix: SparseMatrix = data.cache(("operator", operator), made)
     return matrix
 
 
-def kept_rows(data: View, k: int, items: Tensor) -> Features:
-    """The rows of some items in hop k, float32, for many steps."""
-    found = data.rows(k, data.rows_of(items))
+def kept_rows(data: View, k: int, rows: Tensor) -> Features:
+    """Some rows of hop k, float32, for many steps."""
+    found = data.rows(k, rows)
     # Made now, while it is known that it stays: every step needs it.
     return found.prepared() if isinstance(found, SparseMatrix) else found
 
@@ -65,17 +108,10 @@ def kept_rows(data: View, k: int, items: Tensor) -> Features:
 def sampled(
     data: View, operator: Operator, fanouts: Sequence[int], rows: Tensor, rng: np.random.Generator
 ) -> Neighbourhood:
-    """Some rows and neighbours drawn for them, layer by layer from the last to the first (GraphSAGE, Alg. 2).
+    """Some rows, int64 `[n]`, each once, and neighbours drawn for them (GraphSAGE, Alg. 2).
 
-    Where s of d neighbours were drawn, the entries of `sum` and `symmetric` are d/s times as large: the mean over draws
-    is the whole graph's matrix, and drawing all neighbours gives the numbers of the whole graph.
-
-    Args:
-        data: The client's graph.
-        operator: As for `all_nodes`.
-        fanouts: Neighbours drawn of a node, for the last layer first; -1 takes all.
-        rows: Rows whose output is asked for, int64 `[n]`, each once.
-        rng: Where randomness comes from.
+    Layers are drawn from the last to the first, as `fanouts` lie; -1 takes all neighbours. Where s of d were drawn, the
+    entries of `sum` and `symmetric` are d/s times as large: the mean over draws is the whole graph's matrix.
     """
     indptr, indices = data.csr
     degree = data.degree.cpu().numpy()
@@ -99,10 +135,6 @@ def standalone(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
     return Neighbourhood(x_NF, (matrix.to(x_NF.device),) * layers)
 
 
-def _operator(data: View, operator: Operator) -> SparseMatrix:
-    return operator_over(operator, *data.csr, weight=data.edge_weight).to(data.device)
-
-
 def operator_over(
     operator: Operator,
     indptr: np.ndarray,
@@ -112,14 +144,9 @@ def operator_over(
 ) -> SparseMatrix:
     """The matrix of all nodes of a graph without loops; with its transpose, if it is symmetric.
 
-    Where it is not, a node's degree is the number of its senders.
+    Symmetric: every edge has both directions. Where it is not, a node's degree is the number of its senders.
 
-    Args:
-        operator: As for `all_nodes`.
-        indptr: Row starts, int32 `[N + 1]`.
-        indices: Columns, int32 `[E]`.
-        symmetric: Every edge has both directions.
-        weight: Entries of A, float32 `[E]`, for `sum` and `symmetric`; None: ones.
+    Row starts are int32 `[N + 1]`, columns int32 `[E]`; `weight` has the entries of A, float32 `[E]`, else ones.
     """
     nodes, degree = len(indptr) - 1, degrees(indptr, weight)
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)
@@ -135,10 +162,7 @@ def operator_over(
 
 
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.ndarray | None = None) -> SparseMatrix:
-    """The matrix of a layer; `degree` is with self loop in the client's whole graph, `[m]`.
-
-    With weights of entries, float32 `[E]`, all neighbours are drawn.
-    """
+    """The matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
     assert weight is None or operator in ("sum", "symmetric"), operator
     indptr, indices = drawn.indptr, drawn.indices
     n, counts = len(indptr) - 1, np.diff(indptr)

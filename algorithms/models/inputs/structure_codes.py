@@ -13,18 +13,15 @@ STARTS = 64
 
 
 def structure_codes(adjacency: Tensor, first: Tensor) -> Tensor:
-    """Codes of all nodes of several graphs, float32 `[N, Q]` on the device of the adjacency.
+    """Codes of all nodes of several graphs, float32 `[N, Q]`; see `GraphBatch.first`.
 
     The first 16 numbers are the probabilities that a random walk is back after 1 to 16 steps, (P^k)_vv with
     P = A D^-1; the others tell the degree, one-hot, from 1 to 16 and above. A node without edges has zeros alone (the
     authors' code counts it to degree 1).
 
     No power of P is made: the columns of P^k for 64 nodes of every graph at a time are N x 64 numbers, and one product
-    with A leads to the next k. Graphs that have no such nodes left are cut out.
-
-    Args:
-        adjacency: A, float32 CSR `[N, N]`, symmetric, ones, without loops and without an entry between two graphs.
-        first: First row of every graph and the end of the last, int64 `[G + 1]`.
+    with A leads to the next k. Graphs that have no such nodes left are cut out. A is float32 CSR `[N, N]`, symmetric,
+    of ones, without loops and without an entry between two graphs.
     """
     degree_N = adjacency.crow_indices().diff().long()
     codes_NQ = torch.zeros(len(degree_N), CODES, device=first.device)
@@ -42,12 +39,9 @@ def structure_codes(adjacency: Tensor, first: Tensor) -> Tensor:
 
 
 def _returns(matrix: SparseMatrix, degree_N: Tensor, start_N: Tensor) -> Tensor:
-    """Probabilities of a return after 1 to 16 steps, `[N, 16]`; zero for nodes that no walk begins at.
+    """Probabilities of a return after 1 to 16 steps, `[N, 16]`, by the adjacency and degrees of these nodes.
 
-    Args:
-        matrix: A of these nodes.
-        degree_N: Their degrees, int64.
-        start_N: Which of the walks in its graph begins at a node, int64; none does outside of 0 to 63.
+    Number `start_N` of the walks in its graph begins at a node; where it is not 0 to 63, none does, and all are zero.
     """
     share_N1 = degree_N.float().clamp_min(1).reciprocal()[:, None]
     begins = ((start_N >= 0) & (start_N < STARTS)).nonzero().flatten()

@@ -18,18 +18,10 @@ from shoal.storage.store.view import View
 
 
 class AugmentedFeatures(FeatureMatrix):
-    """X and below it the features of new nodes, `[N + M, F]`: its product with W is that of both; X is not copied.
-
-    It has no arrays of its own.
-    """
+    """X and below it the features of new nodes, `[N + M, F]`: its product with W is that of both; X is not copied."""
 
     def __init__(self, x_NF: Features, new_MF: Features) -> None:
-        """Wraps the parts.
-
-        Args:
-            x_NF: X, float32, dense or sparse.
-            new_MF: Features of the new nodes, float32, which may be differentiated.
-        """
+        """Takes both, float32; those of new nodes may be differentiated."""
         self._x, self._new = x_NF, new_MF
 
     @property
@@ -53,11 +45,7 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
     """Row starts `[N + M + 1]` and ascending columns of a graph in which every node has so many new neighbours more.
 
     New nodes stand behind all others, in the order of the nodes that they are neighbours of, and have no other.
-
-    Args:
-        indptr: Row starts of the graph, `[N + 1]`.
-        indices: Columns, int32 `[E]`, ascending in a row, without loops.
-        count_N: How many new neighbours a node gets, int64.
+    Columns are int32 `[E]`, ascending in a row, without loops.
     """
     nodes, entries, new = len(count_N), len(indices), int(count_N.sum())
     before = np.concatenate([[0], np.cumsum(count_N)])
@@ -75,11 +63,7 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
 class AugmentedNodes:
     """The nodes of a client, as a coupled backbone reads them in an augmented graph; no new node is an item.
 
-    Attributes:
-        data: The client's graph as it is.
-        x: Features of the augmented graph.
-        operator: What the layers multiply by, `[N + M, N + M]`.
-        coupled: The backbone.
+    `data` is the client's graph as it is; `operator` is what the layers multiply by, `[N + M, N + M]`.
     """
 
     data: View

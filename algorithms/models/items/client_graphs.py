@@ -9,11 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch
-from shoal.algorithms.models.inputs.neighbourhood import Operator, kept_rows, matrix_of_all, operator_over, standalone
+from shoal.algorithms.models.inputs.neighbourhood import (
+    GraphBatch,
+    Operator,
+    kept_rows,
+    matrix_of_all,
+    operator_over,
+    standalone,
+)
 from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
 
 
@@ -23,7 +29,7 @@ class ClientGraphs:
 
     Attributes:
         data: The client's shard, of several graphs behind one another.
-        ptr: First row of every graph and the end of the last, int64 `[G + 1]`.
+        ptr: As `GraphBatch.first`.
         hops: Hops that the backbone reads.
         coupled: The backbone, if it passes messages along edges.
         prompted: A prompt stands before it, which reads the plain adjacency whatever the backbone multiplies by.
@@ -35,7 +41,6 @@ class ClientGraphs:
     coupled: Coupled | None
     prompted: bool = False
 
-    # Other graphs need not be read for some.
     one_pass: ClassVar[bool] = False
 
     @property
@@ -55,8 +60,7 @@ class ClientGraphs:
         rows, matrix = self.data.rows_of(graphs), None
         if self.coupled is not None:
             matrix = matrix_of_all(self.data, self.operator).diagonal_blocks(self.ptr, graphs)
-        hops = [self.data.rows(k, rows) for k in self.hops]
-        return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(rows))
+        return self._batch(graphs, rows, matrix, [self.data.rows(k, rows) for k in self.hops])
 
     def part(self, name: str) -> GraphBatch:
         """The graphs of `train`, `val` or `test`, kept on the host while there is room."""
@@ -65,8 +69,14 @@ class ClientGraphs:
             return self.all()
         if self.coupled is not None:
             matrix = data.cache((name, self.operator), partial(self._matrix, graphs))
-        hops = [data.cache((name, k), partial(kept_rows, data, k, graphs)) for k in self.hops]
-        return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(data.rows_of(graphs)))
+        rows = data.rows_of(graphs)
+        hops = [data.cache((name, k), partial(kept_rows, data, k, rows)) for k in self.hops]
+        return self._batch(graphs, rows, matrix, hops)
+
+    def _batch(self, graphs: Tensor, rows: Tensor, matrix: SparseMatrix | None, hops: list[Features]) -> GraphBatch:
+        ends = (self.ptr[graphs + 1] - self.ptr[graphs]).cumsum(0)
+        first = torch.cat([ends.new_zeros(1), ends])
+        return GraphBatch(hops, self._layers(matrix), first, self._codes(rows))
 
     def successive(self, rows: int) -> Iterator[GraphBatch]:
         """All graphs in their order: in one batch for a coupled backbone, else in batches of at most so many rows."""
@@ -101,11 +111,6 @@ class ClientGraphs:
 
     def _layers(self, matrix: SparseMatrix | None) -> tuple[SparseMatrix, ...]:
         return () if self.coupled is None or matrix is None else (matrix,) * self.coupled.depth
-
-    def _first(self, graphs: Tensor) -> Tensor:
-        """First row of every one of some graphs behind one another, and the end of the last."""
-        ends = (self.ptr[graphs + 1] - self.ptr[graphs]).cumsum(0)
-        return torch.cat([ends.new_zeros(1), ends])
 
     def _matrix(self, graphs: Tensor) -> SparseMatrix:
         """The matrix of some graphs, made from their edges: that of all graphs need not be kept for it."""

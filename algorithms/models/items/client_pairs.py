@@ -7,10 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.graph_batch import PairBatch
-from shoal.algorithms.models.inputs.neighbourhood import matrix_of_all, standalone
+from shoal.algorithms.models.inputs.neighbourhood import PairBatch, kept_rows, matrix_of_all, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 
@@ -18,13 +17,8 @@ from shoal.storage.store.view import View
 class ClientPairs:
     """Makes batches of pairs of a client's rows.
 
-    A coupled backbone reads the whole graph, a decoupled one the rows of a batch's pairs, each once.
-
-    Attributes:
-        data: The client's shard, without the edges that are held out.
-        ends: Both rows of every pair, int64 `[M, 2]`.
-        hops: Hops that the backbone reads.
-        coupled: The backbone, if it passes messages along edges.
+    A coupled backbone reads the whole graph, without the edges that are held out, a decoupled one the rows of a batch's
+    pairs, each once, in its hops. `ends` has both rows of every pair, int64 `[M, 2]`.
     """
 
     data: View
@@ -46,7 +40,7 @@ class ClientPairs:
         ends = self.ends[pairs]
         if self.coupled is not None:
             return self._of_all_nodes(ends)
-        rows, places = _distinct(ends)
+        rows, places = torch.unique(ends, return_inverse=True)
         return PairBatch([self.data.rows(k, rows) for k in self.hops], (), places)
 
     def part(self, name: str) -> PairBatch:
@@ -54,10 +48,13 @@ class ClientPairs:
         pairs: Tensor = getattr(self.data, name)
         if self.coupled is not None:
             return self._of_all_nodes(self.data.cache((name, "ends"), lambda: self.ends[pairs]))
-        rows, places = self.data.cache((name, "rows of pairs"), lambda: _distinct(self.ends[pairs]))
+        rows, places = self.data.cache(
+            (name, "rows of pairs"), lambda: torch.unique(self.ends[pairs], return_inverse=True)
+        )
         if len(rows) == self.data.nodes:
             return self._of_all_nodes(places)
-        return PairBatch([self.data.cache((name, k), partial(self._kept, k, rows)) for k in self.hops], (), places)
+        hops = [self.data.cache((name, k), partial(kept_rows, self.data, k, rows)) for k in self.hops]
+        return PairBatch(hops, (), places)
 
     def successive(self, rows: int) -> Iterator[PairBatch]:
         """All pairs in their order: in one batch for a coupled backbone, else in batches of at most so many ends."""
@@ -81,14 +78,3 @@ class ClientPairs:
         if self.coupled is not None:
             operators = (matrix_of_all(self.data, self.coupled.operator),) * self.coupled.depth
         return PairBatch([self.data.whole(k) for k in self.hops], operators, ends)
-
-    def _kept(self, k: int, rows: Tensor) -> Features:
-        found = self.data.rows(k, rows)
-        # Made now, while it is known that it stays: every step needs it.
-        return found.prepared() if isinstance(found, SparseMatrix) else found
-
-
-def _distinct(ends: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of some pairs, ascending, and the places of both ends among them, `[m, 2]`."""
-    rows, places = torch.unique(ends, return_inverse=True)
-    return rows, places

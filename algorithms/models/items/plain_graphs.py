@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch
-from shoal.algorithms.models.inputs.neighbourhood import operator_over
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, operator_over
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import FeatureMatrix
 

@@ -1,6 +1,6 @@
 """What all coupled backbones share: layers of message passing, then a classifier."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -13,18 +13,10 @@ from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 # What the classifier is: a linear layer, or one of message passing.
 HeadKind = Literal["linear", "conv"]
-
-
-def first_rows(x: Features, count: int) -> Features:
-    """The first rows of features or of a layer's output: those of the receivers."""
-    if count == len(x):
-        return x
-    x = stored(x)
-    return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]
 
 
 class Coupled(nn.Module):
@@ -42,52 +34,39 @@ class Coupled(nn.Module):
     send nor average them.
 
     Attributes:
+        operator: What the layers multiply by, see `inputs.neighbourhood.all_nodes`.
+        weighs_edges: Messages are multiplied by the weights of edges; else graphs with such weights are refused.
         papers_head: The classifier that the paper's model for nodes has.
-        operator: What the layers multiply by, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
-        weighs_edges: Layers multiply messages by the weights of edges; else graphs with weights of edges are
-            refused.
+        in_batches: Clients of such models may train in one batch, drawn neighbours and other norms aside.
+        first: Names of the weights that the features are multiplied by.
+        lifted: A linear layer takes the features to width `hidden` first.
+        embedding_parts: Width of the embedding, in multiples of `hidden`.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
         conv_head: The classifier passes messages.
-        structure: A second encoder, which reads codes of nodes (`structure_codes`); None: `embed`
-            reads features alone.
+        structure: A second encoder, which reads codes of nodes (`structure_codes`); None: only features are read.
     """
 
     operator: ClassVar[Operator]
     weighs_edges: ClassVar[bool] = False
     papers_head: ClassVar[HeadKind] = "linear"
-    # Whether clients of such models may be trained in one batch, drawn neighbours and other norms aside.
     in_batches: ClassVar[bool] = False
+    first: ClassVar[tuple[str, ...]] = ("convs.0.lin.weight",)
+    lifted: ClassVar[bool] = False
+    embedding_parts: ClassVar[int] = 1
 
     def __init__(
         self,
         features: int,
         classes: int,
+        hops: int,
         dropout: float,
-        hidden: int,
-        layers: int,
-        fanouts: Sequence[int] | None,
-        conv: Callable[[int, int, int], nn.Module],
-        lifted: bool = False,
-        structure: Callable[[], nn.Module] | None = None,
-        embedding: int | None = None,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
         head: HeadKind = "linear",
-        messages: Callable[[], nn.Module] | None = None,
+        fanouts: list[int] | None = None,
     ) -> None:
-        """Draws the parameters from torch's default generator.
-
-        Args:
-            features: Width F of the features.
-            classes: Number of classes.
-            dropout: Probability that a hidden activation is dropped in training.
-            hidden: Width of every layer and of the embedding.
-            layers: Number of layers L of message passing.
-            fanouts: Neighbours drawn of a node, one number a layer.
-            conv: Makes a layer from its number, from 0, and the widths of its input and output.
-            lifted: A linear layer takes the features to width `hidden` first.
-            structure: Makes a second encoder.
-            embedding: Width of the embedding, where it is not `hidden`.
-            head: What the classifier is.
-            messages: Makes the further parameters of a classifier that passes messages (`Head.messages`).
+        """Draws the parameters from torch's default generator; a subclass sets options of its own before.
 
         Raises:
             ShoalError: `model.layers`, `model.hidden`, `model.fanouts` or `train.dropout` is out of range.
@@ -95,11 +74,12 @@ class Coupled(nn.Module):
         super().__init__()
         if layers < 1:
             raise ShoalError("model.layers", f"must be at least 1, found {layers}")
-        if layers < 2 and head == "conv":
+        self.conv_head = head == "conv"
+        if layers < 2 and self.conv_head:
             raise ShoalError(
                 "model.layers", f"must be at least 2 with head: conv, the last one classifies, found {layers}"
             )
-        if fanouts is not None and head == "conv":
+        if fanouts is not None and self.conv_head:
             raise ShoalError("model.fanouts", "head: conv reads the whole graph; leave it out")
         if fanouts is not None and (len(fanouts) != layers or any(f < 1 and f != -1 for f in fanouts)):
             raise ShoalError(
@@ -107,19 +87,32 @@ class Coupled(nn.Module):
                 f"must be {layers} numbers, one a layer, each at least 1 or -1 for all, found {fanouts}",
             )
         self.inputs = (0,)
-        self.conv_head = head == "conv"
         self.fanouts = tuple(fanouts or ())
         self.dropout = dropout
         # Layers draw when they are made, some twice: a fresh model then equals one that is reset under the same seed.
         with torch.random.fork_rng(devices=[]):
-            self.head = Head(embedding or hidden, hidden, classes, 1, dropout)
-            if self.conv_head and messages is not None:
-                self.head.messages = messages()
-            self.lift = nn.Linear(features, hidden) if lifted else None
-            widths = [hidden if lifted else features, *[hidden] * (layers - self.conv_head)]
-            self.convs = nn.ModuleList(conv(layer, *pair) for layer, pair in enumerate(pairwise(widths)))
-            self.structure = None if structure is None else structure()
+            self.head = Head(self.embedding_parts * hidden, hidden, classes, 1, dropout)
+            if self.conv_head:
+                self.head.messages = self.head_messages(hidden, classes)
+            self.lift = nn.Linear(features, hidden) if self.lifted else None
+            widths = [hidden if self.lifted else features, *[hidden] * (layers - self.conv_head)]
+            self.convs = nn.ModuleList(
+                self.layer(number, *pair, number == layers - 1) for number, pair in enumerate(pairwise(widths))
+            )
+            self.structure = self.structure_encoder(hidden, layers)
         self.reset_parameters()
+
+    def layer(self, number: int, width: int, out: int, last: bool) -> nn.Module:
+        """PyG's layer of a number, from 0, and the widths of its input and output; above the last one is no other."""
+        raise NotImplementedError
+
+    def head_messages(self, hidden: int, classes: int) -> nn.Module | None:
+        """Further parameters of a classifier that passes messages (`Head.messages`)."""
+        return None
+
+    def structure_encoder(self, hidden: int, layers: int) -> nn.Module | None:
+        """A second encoder, see `structure`."""
+        return None
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew from torch's default generator."""
@@ -145,9 +138,7 @@ class Coupled(nn.Module):
         """Output for the rows that a neighbourhood asks for."""
         if self.conv_head:
             return self._by_messages(around)
-        embedding_NH = self.embed(around.x_NF, around.operators)
-        if around.rows is not None:
-            embedding_NH = embedding_NH.index_select(0, around.rows)
+        embedding_NH = _asked(self.embed(around.x_NF, around.operators), around.rows)
         read_NH = self.drop(embedding_NH) if self.head.drops_embedding else embedding_NH
         return Output(self.head(read_NH).logits_NC, embedding_NH)
 
@@ -158,9 +149,7 @@ class Coupled(nn.Module):
         if self.head.drops_embedding:
             read_NH = self.drop(read_NH)
         logits_NC = self.classify(last, read_NH)
-        if around.rows is not None:
-            logits_NC, embedding_NH = (x.index_select(0, around.rows) for x in (logits_NC, embedding_NH))
-        return Output(logits_NC, embedding_NH)
+        return Output(_asked(logits_NC, around.rows), _asked(embedding_NH, around.rows))
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Output of the last layer, `[n_L, H]`."""
@@ -175,11 +164,7 @@ class Coupled(nn.Module):
         return F.relu(x)
 
     def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
-        """Output of one layer, `[n_l, H]`: what PyG's layer gives, whose parameters these are.
-
-        Weights come before the sums over neighbours, so that sparse features are only multiplied by a weight, and the
-        sums run over rows of width H.
-        """
+        """What PyG's layer gives, `[n_l, H]`; weights come before the sums, which run over rows of width H."""
         raise NotImplementedError
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
@@ -189,8 +174,12 @@ class Coupled(nn.Module):
 
     def first_weights(self) -> list[nn.Parameter]:
         """The weights, `[H, F]`, that the features are multiplied by."""
-        raise NotImplementedError
+        return [self.get_parameter(name) for name in self.first]
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, in training."""
         return drop(x, self.dropout, self.training)
+
+
+def _asked(x_NH: Tensor, rows: Tensor | None) -> Tensor:
+    return x_NH if rows is None else x_NH.index_select(0, rows)

@@ -1,8 +1,9 @@
-"""Attention over the neighbours of every node without a row of messages for every edge: GAT's sums on a processor.
+"""Attention over the neighbours of every node without a row of messages for every edge: two kinds of scores.
 
 Axes: N receivers, M senders, E entries, H heads of width D.
 """
 
+import math
 from typing import Any
 
 import numba
@@ -13,34 +14,60 @@ from torch import Tensor
 
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
+FAST = {"reassoc", "contract", "nsz"}
+Kept = tuple[Any, ...]
+
 
 def attend(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
     """Σ_j w_ij x_j, w_i = softmax over j of LeakyReLU(receiver_i + sender_j), float32 `[N, H, D]` (GAT, eqs. 3 and 6).
 
-    Args:
-        pattern: `[N, M]`: row i has the senders j of node i, at least one; its values are not read.
-        receiver_NH: What a node contributes to the score as receiver, float32.
-        sender_MH: What it contributes as sender, float32.
-        x_MHD: Messages of the nodes, float32.
-        slope: Of LeakyReLU below zero.
+    Row i of the pattern, `[N, M]`, has the senders j of node i, at least one; its values are not read. A node adds
+    `receiver_NH` to its score as receiver, and `sender_MH` as sender; `slope` is that of LeakyReLU below zero.
     """
     if x_MHD.device.type != "cpu":
         return by_torch(pattern, receiver_NH, sender_MH, x_MHD, slope)
-    return _Attention.apply(receiver_NH, sender_MH, x_MHD, pattern, slope)
+    return _Additive.apply(receiver_NH, sender_MH, x_MHD, pattern, slope)
+
+
+def attend_by_products(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
+    """Sum over j of w_ij v_j, w_i = softmax over j of <q_i, k_j> / sqrt(D), float32 `[N, H, D]` (Shi et al., eq. 3-4).
+
+    Row i of the pattern, `[N, M]`, has the senders j of node i; of none, the sum is zero. Its values are not read.
+    """
+    if value_MHD.device.type != "cpu":
+        return products_by_torch(pattern, query_NHD, key_MHD, value_MHD)
+    return _Products.apply(query_NHD.float(), key_MHD.float(), value_MHD.float(), pattern)
 
 
 def by_torch(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
-    """The same on any device, with E x H x D numbers in memory."""
+    """`attend` on any device, with E x H x D numbers in memory."""
+    rows, senders = _ends(pattern)
+    score_EH = F.leaky_relu(receiver_NH[rows] + sender_MH[senders], slope)
+    return _weighted(pattern, score_EH, x_MHD)
+
+
+def products_by_torch(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
+    """`attend_by_products` on any device, with E x H x D numbers in memory."""
+    rows, senders = _ends(pattern)
+    score_EH = (query_NHD[rows] * key_MHD[senders]).sum(-1) / math.sqrt(query_NHD.shape[-1])
+    return _weighted(pattern, score_EH, value_MHD)
+
+
+def _ends(pattern: SparseMatrix) -> tuple[Tensor, Tensor]:
+    """Receiver and sender of every entry, `[E]` each."""
+    indptr, indices, _ = pattern.parts()
+    return torch.arange(len(pattern), device=indptr.device).repeat_interleave(indptr.diff()), indices
+
+
+def _weighted(pattern: SparseMatrix, score_EH: Tensor, x_MHD: Tensor) -> Tensor:
     from torch_geometric.utils import softmax  # imported by the models of PyG's layers alone, which takes seconds
 
-    indptr, indices, _ = pattern.parts()
-    rows = torch.arange(len(pattern), device=indptr.device).repeat_interleave(indptr.diff())
-    score_EH = F.leaky_relu(receiver_NH[rows] + sender_MH[indices], slope)
-    message_EHD = softmax(score_EH, rows, num_nodes=len(pattern))[..., None] * x_MHD[indices]
+    rows, senders = _ends(pattern)
+    message_EHD = softmax(score_EH, rows, num_nodes=len(pattern))[..., None] * x_MHD[senders]
     return x_MHD.new_zeros(len(pattern), *x_MHD.shape[1:]).index_add(0, rows, message_EHD)
 
 
-class _Attention(torch.autograd.Function):
+class _Additive(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, pattern: SparseMatrix, slope: float
@@ -55,12 +82,12 @@ class _Attention(torch.autograd.Function):
 
 def forward(
     pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float
-) -> tuple[Tensor, tuple[Any, ...]]:
+) -> tuple[Tensor, Kept]:
     """What `attend` gives on a processor, and what `backward` needs of it; arguments as there."""
     indptr, indices, _ = (part.numpy() for part in pattern.parts())
     receiver, sender, x = (tensor.detach().contiguous().numpy() for tensor in (receiver_NH, sender_MH, x_MHD))
     weight_EH = torch.empty(len(indices), receiver.shape[1])
-    _scores(indptr, indices, receiver, sender, slope, weight_EH.numpy())
+    _additive_scores(indptr, indices, receiver, sender, slope, weight_EH.numpy())
     # torch's exponential is vectorised.
     weight_EH.exp_()
     out_NHD = torch.empty(len(receiver), *x.shape[1:])
@@ -68,18 +95,42 @@ def forward(
     return out_NHD, (indptr, indices, receiver, sender, x, weight_EH, slope)
 
 
-def backward(kept: tuple[Any, ...], out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def backward(kept: Kept, out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `receiver_NH`, `sender_MH` and `x_MHD` from that of the sums."""
     indptr, indices, receiver, sender, x, weight_EH, slope = kept
     of_receiver, of_sender, of_x = torch.empty(receiver.shape), torch.zeros(sender.shape), torch.zeros(x.shape)
     out = out_NHD.contiguous().numpy()
     found = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
-    _gradients(indptr, indices, receiver, sender, x, weight_EH.numpy(), slope, out, *found)
+    _additive_gradients(indptr, indices, receiver, sender, x, weight_EH.numpy(), slope, out, *found)
     return of_receiver, of_sender, of_x
 
 
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor, pattern: SparseMatrix) -> Tensor:
+        indptr, indices, _ = (part.numpy() for part in pattern.parts())
+        query, key, value = (x.detach().contiguous().numpy() for x in (query_NHD, key_MHD, value_MHD))
+        weight_EH = torch.empty(len(indices), query.shape[1])
+        _product_scores(indptr, indices, query, key, np.float32(1 / math.sqrt(query.shape[2])), weight_EH.numpy())
+        # torch's exponential is vectorised.
+        weight_EH.exp_()
+        out_NHD = torch.empty(query.shape)
+        sums(indptr, indices, weight_EH.numpy(), value, out_NHD.numpy())
+        ctx.kept = indptr, indices, query, key, value, weight_EH
+        return out_NHD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        indptr, indices, query, key, value, weight_EH = ctx.kept
+        found = [torch.zeros(x.shape) for x in (query, key, value)]
+        share, out = np.float32(1 / math.sqrt(query.shape[2])), gradients[0].contiguous().numpy()
+        written = [x.numpy() for x in found]
+        _product_gradients(indptr, indices, query, key, value, weight_EH.numpy(), share, out, *written)
+        return found[0], found[1], found[2], None
+
+
 @numba.njit(cache=True)
-def _scores(
+def _additive_scores(
     indptr: np.ndarray, indices: np.ndarray, receiver: np.ndarray, sender: np.ndarray, slope: float, out: np.ndarray
 ) -> None:
     """Scores less the largest one of their row, so that the exponential stays below one."""
@@ -120,8 +171,8 @@ def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndar
                     out[i, h, d] += w * x[j, h, d]
 
 
-@numba.njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
-def _gradients(
+@numba.njit(cache=True, fastmath=FAST)
+def _additive_gradients(
     indptr: np.ndarray,
     indices: np.ndarray,
     receiver: np.ndarray,
@@ -164,3 +215,63 @@ def _gradients(
                     gradient *= leak
                 of_receiver[i, h] += gradient
                 of_sender[j, h] += gradient
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _product_scores(
+    indptr: np.ndarray, indices: np.ndarray, query: np.ndarray, key: np.ndarray, share: float, out: np.ndarray
+) -> None:
+    """Scores less the largest one of their row, so that the exponential stays below one."""
+    nodes, heads, width = query.shape
+    for i in range(nodes):
+        for h in range(heads):
+            highest = np.float32(-np.inf)
+            for e in range(indptr[i], indptr[i + 1]):
+                j = indices[e]
+                product = np.float32(0)
+                for d in range(width):
+                    product += query[i, h, d] * key[j, h, d]
+                out[e, h] = share * product
+                highest = max(highest, out[e, h])
+            for e in range(indptr[i], indptr[i + 1]):
+                out[e, h] -= highest
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _product_gradients(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    weight: np.ndarray,
+    share: float,
+    out: np.ndarray,
+    of_query: np.ndarray,
+    of_key: np.ndarray,
+    of_value: np.ndarray,
+) -> None:
+    """From the gradient `out` of the sums those of everything that they were made from, added to zeros."""
+    nodes, heads, width = query.shape
+    most = 0
+    for i in range(nodes):
+        most = max(most, indptr[i + 1] - indptr[i])
+    of_weight = np.empty(most, dtype=np.float32)
+    for i in range(nodes):
+        first, last = indptr[i], indptr[i + 1]
+        for h in range(heads):
+            mean = np.float32(0)
+            for e in range(first, last):
+                j, w = indices[e], weight[e, h]
+                product = np.float32(0)
+                for d in range(width):
+                    product += out[i, h, d] * value[j, h, d]
+                    of_value[j, h, d] += w * out[i, h, d]
+                of_weight[e - first] = product
+                mean += w * product
+            for e in range(first, last):
+                j = indices[e]
+                gradient = share * weight[e, h] * (of_weight[e - first] - mean)
+                for d in range(width):
+                    of_query[i, h, d] += gradient * key[j, h, d]
+                    of_key[j, h, d] += gradient * query[i, h, d]

@@ -14,6 +14,9 @@ from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
+# Of ReLU, for Xavier-uniform weights.
+GAIN = math.sqrt(2)
+
 
 class Head(nn.Module):
     """Linear layers with an activation and dropout after each hidden one (FedGTA's reference configuration).
@@ -29,26 +32,11 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self,
-        features: int,
-        hidden: int,
-        classes: int,
-        layers: int,
-        dropout: float,
-        *,
-        activation: str = "relu",
-        gain: float = math.sqrt(2),
+        self, features: int, hidden: int, classes: int, layers: int, dropout: float, *, activation: str = "relu"
     ) -> None:
         """Draws the parameters from torch's default generator.
 
-        Args:
-            features: Width of the input.
-            hidden: Width of each hidden layer.
-            classes: Number of classes.
-            layers: Number of linear layers.
-            dropout: Probability that a hidden activation is dropped in training.
-            activation: `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25.
-            gain: Factor of the Xavier-uniform bound.
+        `activation` is `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25.
 
         Raises:
             ShoalError: `model.layers`, `model.hidden` or `train.dropout` is out of range.
@@ -65,7 +53,6 @@ class Head(nn.Module):
         self.drops_embedding = True
         self.pooled = False
         self.messages: nn.Module | None = None
-        self.gain = gain
         widths = [features, *[hidden] * (layers - 1), classes]
         # Layers that draw nothing when made: a fresh head then equals one that is reset under the same seed.
         # They would be made on the processor, whatever device a block around this has chosen.
@@ -77,7 +64,7 @@ class Head(nn.Module):
     def reset_parameters(self) -> None:
         """Draws all parameters anew from torch's default generator."""
         for linear in self.linears:
-            nn.init.xavier_uniform_(linear.get_parameter("weight"), gain=self.gain)
+            nn.init.xavier_uniform_(linear.get_parameter("weight"), gain=GAIN)
             nn.init.zeros_(linear.get_parameter("bias"))
         if self.prelu is not None:
             self.prelu.reset_parameters()

@@ -1,22 +1,46 @@
-"""Backbones of nodes that answer for graphs, or for pairs of nodes.
+"""What is put over a backbone of nodes: readouts of graphs, embeddings of pairs, and adapters to another width.
 
 Axes: N nodes of G graphs that lie behind one another, or of M pairs; H width of the embedding.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch, ItemBatch, PairBatch
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, Inputs, ItemBatch, PairBatch
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import drop
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
 
 Pooling = Literal["mean", "sum", "max", "attention"]
-POOLINGS = get_args(Pooling)
+
+
+class Adapted(nn.Module):
+    """A linear adapter instead of the backbone's classifier, and a classifier on the adapter's output.
+
+    Where clients train different models, all then have embeddings of one width D and classifiers of one shape.
+    """
+
+    def __init__(self, backbone: nn.Module, embedding: int, classes: int, dropout: float) -> None:
+        """Draws the classifier from torch's default generator; the backbone was made for `embedding` classes."""
+        super().__init__()
+        self.backbone: Any = backbone
+        self.inputs = backbone.inputs
+        self.dropout = dropout
+        self.head = Head(embedding, embedding, classes, 1, dropout)
+
+    def reset_parameters(self) -> None:
+        self.backbone.reset_parameters()
+        self.head.reset_parameters()
+
+    def forward(self, inputs: Inputs) -> Output:
+        """Output for what the backbone reads; the embedding is the adapter's, `[N, D]`."""
+        embedding_ND = self.backbone(inputs).logits_NC
+        read_ND = drop(embedding_ND, self.dropout, self.training) if self.head.drops_embedding else embedding_ND
+        return Output(self.head(read_ND).logits_NC, embedding_ND)
 
 
 class OverNodes(nn.Module):
@@ -26,7 +50,6 @@ class OverNodes(nn.Module):
     """
 
     def __init__(self, backbone: nn.Module, dropout: float) -> None:
-        """Wraps what embeds nodes; an item's embedding loses an entry with probability `dropout` in training."""
         super().__init__()
         self.backbone: Any = backbone
         self.inputs = backbone.inputs
@@ -39,7 +62,6 @@ class OverNodes(nn.Module):
         return self.backbone.head
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew from torch's default generator."""
         self.backbone.reset_parameters()
 
     def classified(self, embedding: Tensor) -> Output:
@@ -91,17 +113,13 @@ class Readout(OverNodes):
     ) -> None:
         """Draws the gate of `attention` from torch's default generator.
 
-        Args:
-            backbone: See `OverNodes`.
-            readout: The pooling.
-            dropout: See `OverNodes`.
-            own: Makes the user's pooling from the width, instead of these.
+        `own` makes the user's pooling from the width, instead of these.
         """
         super().__init__(backbone, dropout)
         self.readout = readout
-        width = self.head.linears[-1].in_features
-        self.gate = nn.Linear(width, 1, bias=False) if readout == "attention" else None  # type: ignore[arg-type]
-        self.own = None if own is None else own(width)  # type: ignore[arg-type]
+        width: Any = self.head.linears[-1].in_features
+        self.gate = nn.Linear(width, 1, bias=False) if readout == "attention" else None
+        self.own = None if own is None else own(width)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -119,12 +137,7 @@ class Readout(OverNodes):
         return self.pool(embedded_nodes(self.backbone, batch), batch.first)
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
-        """Embeddings of graphs, `[G, H]`.
-
-        Args:
-            z_NH: Embeddings of nodes.
-            first: First row of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
-        """
+        """Embeddings of graphs, `[G, H]`, from those of nodes and `GraphBatch.first`; every graph has a node."""
         if self.own is not None:
             return self.own(z_NH, first)
         if self.readout == "max":
@@ -182,12 +195,9 @@ def floor_of(share: float, counts: Tensor) -> Tensor:
 
 
 def highest(score_N: Tensor, group_N: Tensor, wanted_G: Tensor) -> Tensor:
-    """Rows of the highest scores of every group, int64, ascending; of equal scores the first rows are taken.
+    """Rows of the `wanted_G` highest scores, float32, of every group, int64, ascending; all, if a group has fewer.
 
-    Args:
-        score_N: Scores, float32.
-        group_N: Group of every row, int64.
-        wanted_G: How many rows of a group are asked for; all, if it has fewer.
+    Of equal scores the first rows are taken.
     """
     # One sort of whole numbers: the group above, below it the bits of the score, which are in the order of floats once
     # those of negative ones are turned around. Adding zero makes one zero of two.

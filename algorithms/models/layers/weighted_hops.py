@@ -27,11 +27,7 @@ def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | SparseHo
 
 
 class DenseHops:
-    """Rows of all hops, hop 0 first.
-
-    Attributes:
-        shape: Rows N, hops K, features F.
-    """
+    """Rows of all hops, hop 0 first; `shape` has the numbers of rows, hops and features."""
 
     def __init__(self, hops: Sequence[Tensor], head: Head) -> None:
         # The one copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
@@ -95,7 +91,7 @@ def weigh(
     weight: np.ndarray,
     total: np.ndarray,
 ) -> None:
-    """Weights softmax(sigmoid(scores)) of all hops at every node, and the sum of D of its hops.
+    """Writes weights softmax(sigmoid(scores)) of all hops at every node, and the weighted sum of D of its hops.
 
     Args:
         hops: Those that are summed, float32 `[N, F]` each; one of width 0 if there are none.
@@ -103,9 +99,7 @@ def weigh(
         own: What a hop is multiplied by for its own score, float32 `[F]`; empty if scores read no hop.
         reference: What the first ones of them are multiplied by for the score of every hop, `[R, F]`.
         shared: The part of all scores that is not of these hops, `[N]`.
-        gate: That part of each hop's score, which gives way to its sigmoid, `[N, K]`.
-        weight: Receives the weights, `[N, K]`.
-        total: Receives their weighted sum, `[N, F]`.
+        gate: That part of each hop's score, which gives way to its sigmoid, `[N, K]`, as `weight`; `total` is `[N, F]`.
     """
     reads = len(own) > 0
     for n in range(len(shared)):
@@ -150,11 +144,8 @@ def unweigh(
     """The gradients of scores, and of what summed hops are multiplied by, from that of their sum.
 
     Args:
-        hops: As for `weigh`.
-        places: As for `weigh`.
+        hops: As for `weigh`, like `places`; `gate` and `weight` are what it gave.
         of_total: Gradient of the weighted sum, `[N, F]`.
-        gate: What `weigh` gave, `[N, K]`.
-        weight: What `weigh` gave, `[N, K]`.
         of_score: Gradient of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`.
         of_own: That of `own` is added to it, `[F]`; empty if scores read no hop.
         of_reference: That of `reference` is added to it, `[R, F]`.

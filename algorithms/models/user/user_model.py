@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from shoal.algorithms.models.items.plain_graphs import graphs_of_rows
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
@@ -51,7 +52,6 @@ class Backbone(nn.Module):
     reads: ClassVar[Literal["edges", "hops"]] = "edges"
 
     def __init__(self, width: int) -> None:
-        """Takes the width of the embedding."""
         super().__init__()
         self.width = width
 
@@ -64,7 +64,8 @@ def user_model(code: UserCode) -> type[nn.Module]:
     """
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Backbone):
-        raise code.fault(KEY, f"{_named(cls)} is no model; derive a class from shoal.Backbone")
+        named = f"a class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise code.fault(KEY, f"{named} is no model; derive a class from shoal.Backbone")
     if cls.reads not in ("edges", "hops"):
         raise code.fault(KEY, f"{cls.__name__}.reads must be 'edges' or 'hops', found {cls.reads!r}")
     if cls.forward is nn.Module.forward:
@@ -78,16 +79,8 @@ def user_model(code: UserCode) -> type[nn.Module]:
     return wrapper
 
 
-def _named(cls: object) -> str:
-    return f"a class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
-
-
 def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
-    """The options of a model, its keyword-only parameters.
-
-    Raises:
-        ShoalError: The constructor has a parameter that is not passed.
-    """
+    """The options of a model, its keyword-only parameters; a parameter that is not passed is refused."""
     options = []
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -103,12 +96,7 @@ def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
 
 
 class _UserModel(nn.Module):
-    """What users' models have in common.
-
-    Attributes:
-        code: The texts.
-        made: The user's class.
-    """
+    """What users' models have in common: the texts of a user's code, and the class that it defines."""
 
     code: ClassVar[UserCode]
     made: ClassVar[type[Backbone]]
@@ -162,31 +150,25 @@ class UserCoupled(_UserModel, Coupled):
     """A user's model that passes messages: it reads all nodes and edges of a client."""
 
     operator = "sum"
+    first = ()
     fanouts = ()
+    structure = None
     conv_head = False
     inputs = (0,)
 
-    @property
-    def depth(self) -> int:
-        """Matrices that a neighbourhood has to have: one, whose pattern is the edges."""
-        return 1
+    # A neighbourhood has one matrix, whose pattern is the edges.
+    depth = 1
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
-        """Embeddings of all nodes, `[N, H]`."""
         x = x_NF.to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
         weights = (operators[0].parts()[2],) if self.weighs_edges else ()
         return self.embedded(x, _edge_index(operators[0]), *weights, rows=len(x))
-
-    def first_weights(self) -> list[nn.Parameter]:
-        """None that is known."""
-        return []
 
 
 class UserDecoupled(_UserModel):
     """A user's model that reads rows of the hops."""
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
-        """As for `_UserModel`."""
         super().__init__(features, classes, hops, dropout, **options)
         self.inputs = tuple(range(hops + 1))
 
@@ -194,10 +176,8 @@ class UserDecoupled(_UserModel):
         """Output for rows of all hops, `[N, F]` each."""
         dense = [x.to_dense() if isinstance(x, FeatureMatrix) else x.float() for x in hops]
         z_NH = self.embedded(dense, rows=len(dense[0]))
-        read_NH = z_NH
-        if self.head.drops_embedding and not self.head.pooled and self.training and self.dropout:
-            read_NH = nn.functional.dropout(z_NH, self.dropout)
-        return Output(self.head(read_NH).logits_NC, z_NH)
+        drops = self.head.drops_embedding and not self.head.pooled and self.training and self.dropout
+        return Output(self.head(nn.functional.dropout(z_NH, self.dropout) if drops else z_NH).logits_NC, z_NH)
 
 
 def user_readout(code: UserCode) -> Callable[[int], nn.Module]:
@@ -217,14 +197,10 @@ def user_readout(code: UserCode) -> Callable[[int], nn.Module]:
 
 
 class UserReadout(nn.Module):
-    """The user's readout; the shape of its result is checked."""
+    """The user's readout; the shape of its result is checked. Where its code fails, a `ShoalError` names the line."""
 
     def __init__(self, code: UserCode, cls: type[nn.Module], width: int) -> None:
-        """Makes the user's module; its parameters are drawn from torch's default generator.
-
-        Raises:
-            ShoalError: It cannot be made; names the line.
-        """
+        """Makes the user's module; its parameters are drawn from torch's default generator."""
         super().__init__()
         self.code, self.cls, self.width = code, cls, width
         with torch.random.fork_rng(devices=[]):
@@ -239,20 +215,11 @@ class UserReadout(nn.Module):
         _copy_parameters(self._made(), self.inner)
 
     def forward(self, z_NH: Tensor, first: Tensor) -> Tensor:
-        """Embeddings of graphs, float32 `[G, H]`.
-
-        Args:
-            z_NH: Embeddings of nodes.
-            first: First row of every graph and the end of the last, int64 `[G + 1]`.
-
-        Raises:
-            ShoalError: The user's code fails, or gives something else; names the line.
-        """
-        counts_G = first.diff()
-        index_N = torch.arange(len(counts_G), device=z_NH.device).repeat_interleave(counts_G)
+        """Embeddings of graphs, float32 `[G, H]`, from those of nodes and `GraphBatch.first`."""
+        graphs = len(first) - 1
         with self.code.at_work(READOUT_KEY):
-            z_GH = self.inner(z_NH, index_N, dim_size=len(counts_G))
-        return _require_rows(z_GH, [len(counts_G), self.width], self.code, READOUT_KEY, "forward")
+            z_GH = self.inner(z_NH, graphs_of_rows(first), dim_size=graphs)
+        return _require_rows(z_GH, [graphs, self.width], self.code, READOUT_KEY, "forward")
 
 
 def _copy_parameters(drawn: nn.Module, into: nn.Module) -> None:
@@ -262,11 +229,7 @@ def _copy_parameters(drawn: nn.Module, into: nn.Module) -> None:
 
 
 def _require_rows(z: Any, shape: list[int], code: UserCode, key: str, function: str) -> Tensor:
-    """What a user's function gave, in float32.
-
-    Raises:
-        ShoalError: It is no tensor of this shape.
-    """
+    """What a user's function gave, in float32; a tensor of another shape is refused."""
     if not isinstance(z, Tensor) or list(z.shape) != shape:
         found = list(z.shape) if isinstance(z, Tensor) else type(z).__name__
         raise code.fault(key, f"{function} must give a tensor {shape}, found {found}")

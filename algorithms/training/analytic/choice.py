@@ -8,7 +8,7 @@ from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.training.analytic.heads import HEADS, HeadGradients
+from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
 
 # Backbones that only autograd trains, by name.
 UNWRITTEN = ("gbp", "s2gc", "sign", "transformer")
@@ -18,16 +18,10 @@ class AnalyticGradient(Protocol):
     """Gradients of a backward pass, to rounding, written into `grad`."""
 
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
-        """Overwrites the gradients of all parameters by those of a batch, in training mode.
+        """Overwrites the gradients of all parameters by those of a batch, in training mode; gives its mean loss.
 
-        Dropout draws the same numbers from torch's default generator as the model's forward pass.
-
-        Args:
-            inputs: Inputs of the model.
-            label_N: Classes of the rows of its output, int64.
-
-        Returns:
-            The mean cross-entropy, a scalar.
+        Dropout draws the same numbers from torch's default generator as the model's forward pass. The labels are the
+        classes of the rows of its output, int64; the loss is cross-entropy.
         """
         ...
 

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.models.inputs.graph_batch import ItemBatch
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.weighted_hops import unweigh, weigh
-from shoal.algorithms.training.analytic.heads import Buffers, to_gradient
-from shoal.algorithms.training.analytic.layers import product, weight_gradient
+from shoal.algorithms.training.analytic.layers import Buffers, product, to_gradient, weight_gradient
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
@@ -27,14 +25,11 @@ class Hops(NamedTuple):
     others: dict[int, StoredFeatures]
 
     @property
-    def read(self) -> tuple[np.ndarray, ...]:
-        """The summed ones as the kernels read them."""
-        return tuple(hop.contiguous().numpy() for hop in self.summed.values()) or (np.empty((0, 0), np.float32),)
-
-    @property
-    def places(self) -> np.ndarray:
-        """Their numbers."""
-        return np.array(list(self.summed) or [0])
+    def read(self) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """The summed ones as the kernels read them, and their numbers."""
+        if not self.summed:
+            return (np.empty((0, 0), np.float32),), np.zeros(1, np.int64)
+        return tuple(hop.contiguous().numpy() for hop in self.summed.values()), np.array(list(self.summed))
 
     def referred(self, references: int) -> list[int]:
         """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
@@ -60,7 +55,6 @@ class GAMLPGradients:
     """
 
     def __init__(self, model: FlatModel) -> None:
-        """Of a model whose backbone is GAMLP."""
         module: Any = model.module
         self._module = module
         self._linears: list[Any] = list(module.head.linears)
@@ -73,7 +67,10 @@ class GAMLPGradients:
         hops = apart([stored(hop).float() for hop in inputs])
         first = self._linears[0]
         gate_NK, weight_NK, sum_NF = self._weigh(hops, len(label_N), len(inputs))
-        products = {k: self._product(k, hop) for k, hop in hops.others.items()}
+        products = {}
+        for k, hop in hops.others.items():
+            out = self._buffers(f"product {k}", len(hop), len(first.weight))
+            products[k] = product(hop, first.weight, out)
         out = self._buffers("out", len(label_N), len(first.weight)).copy_(first.bias)
         if hops.summed:
             out.addmm_(sum_NF, first.weight.t())
@@ -109,19 +106,14 @@ class GAMLPGradients:
                 gate_NK[:, place] = times(hop, own_F)
                 if place < len(reference_KF):
                     shared_N += times(hop, reference_KF[place])
-        spmm_t = (own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF)
-        weigh(hops.read, hops.places, *(tensor.numpy() for tensor in spmm_t))
+        tensors = own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF
+        weigh(*hops.read, *(tensor.numpy() for tensor in tensors))
         return gate_NK, weight_NK, sum_NF
 
     def _vectors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """What every hop is multiplied by for its score, `[F]`, and what those are that all are compared with."""
         rows = weight.view(-1, self._linears[0].weight.shape[1])
         return rows[-1], rows[:-1]
-
-    def _product(self, k: int, hop: StoredFeatures) -> Tensor:
-        """A hop times the first weight, `[N, H]`."""
-        weight = self._linears[0].weight
-        return product(hop, weight, self._buffers(f"product {k}", len(hop), len(weight)))
 
     def _forward(self, out: Tensor) -> tuple[list[tuple[Tensor, Tensor | None, Tensor]], Tensor]:
         """Of every hidden layer its output, dropout's factors and what it hands on; and the logits."""
@@ -158,7 +150,8 @@ class GAMLPGradients:
             torch.mm(sum_NF.t(), gradient, out=into)
         for number, (k, hop) in enumerate(hops.others.items()):
             add = bool(hops.summed) or number > 0
-            torch.addmm(into, _across(hop), gradient * weight_NK[:, k : k + 1], beta=float(add), out=into)
+            across = hop.transposed if isinstance(hop, SparseMatrix) else hop.t()
+            torch.addmm(into, across, gradient * weight_NK[:, k : k + 1], beta=float(add), out=into)
 
     def _unweigh(self, hops: Hops, of_sum_NF: Tensor, gate_NK: Tensor, weight_NK: Tensor, of_score_NK: Tensor) -> None:
         """Writes the gradients of what scores are made from; `of_score_NK` has those of the others' weights."""
@@ -169,8 +162,8 @@ class GAMLPGradients:
             of_own_F, of_reference_KF = self._vectors(module.score.weight.grad.zero_())
             referred = hops.referred(len(of_reference_KF))
             of_reference_RF = torch.zeros(len(referred), len(of_own_F))
-        spmm_t = (of_sum_NF, gate_NK, weight_NK, of_score_NK, of_own_F, of_reference_RF)
-        unweigh(hops.read, hops.places, *(tensor.numpy() for tensor in spmm_t))
+        tensors = of_sum_NF, gate_NK, weight_NK, of_score_NK, of_own_F, of_reference_RF
+        unweigh(*hops.read, *(tensor.numpy() for tensor in tensors))
         if module.attention == "simple":
             torch.sum(of_score_NK, 0, out=module.theta.grad)
             return
@@ -181,11 +174,6 @@ class GAMLPGradients:
             of_own_F += back(hop, of_score_NK[:, place])
             if place < len(of_reference_KF):
                 of_reference_KF[place] = back(hop, everyone_N)
-
-
-def _across(hop: StoredFeatures) -> Tensor:
-    """The transpose."""
-    return hop.transposed if isinstance(hop, SparseMatrix) else hop.t()
 
 
 def times(hop: StoredFeatures, vector_F: Tensor) -> Tensor:

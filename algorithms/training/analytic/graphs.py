@@ -13,16 +13,18 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import fill_kept
-from shoal.algorithms.training.analytic.heads import Buffers, let_through, to_gradient
 from shoal.algorithms.training.analytic.layers import (
+    Buffers,
     GATLayer,
     GCNLayer,
     GINLayer,
     Layer,
     SAGELayer,
+    let_through,
     product,
     spmm,
     spmm_t,
+    to_gradient,
     weight_gradient,
 )
 from shoal.storage.graph.sparse_matrix import StoredFeatures, stored
@@ -45,7 +47,7 @@ class Body(ABC):
         """Writes the gradients of all layers' parameters, given that of the embedding, which is overwritten."""
 
     def factor(self) -> float:
-        """What dropout multiplies the entries by that it keeps."""
+        """Dropout's, of the entries that it keeps."""
         return 1 / (1 - self.model.dropout)
 
     def dropped(self, x: Tensor) -> Tensor:
@@ -157,8 +159,6 @@ class GCNIIBody(Body):
 
 
 LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer, "gat": GATLayer}
-# Backbones, by name.
-GRAPHS = (*LAYERS, "gcnii")
 
 
 def classifier_of(model: Coupled) -> Any:
@@ -180,16 +180,11 @@ class GraphGradients:
     """
 
     def __init__(self, model: FlatModel) -> None:
-        """Of a model whose backbone is coupled and reads the whole graph."""
         coupled = model.coupled
         assert coupled is not None
         name = name_of(coupled) or ""
-        self._body: Body
-        if name == "gcnii":
-            self._body = GCNIIBody(coupled)
-        else:
-            layers = Layers if getattr(coupled, "jump", None) is None else JumpingLayers
-            self._body = layers(coupled, LAYERS[name])
+        layers = Layers if getattr(coupled, "jump", None) is None else JumpingLayers
+        self._body: Body = GCNIIBody(coupled) if name == "gcnii" else layers(coupled, LAYERS[name])
         self._head: Any = coupled.head.linears[0]
         self._drops = bool(coupled.dropout) and coupled.head.drops_embedding
         self._classifier: Layer | None = None
@@ -200,18 +195,16 @@ class GraphGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `AnalyticGradient`; the inputs are the client's whole graph, and the rows."""
         assert isinstance(inputs, Neighbourhood)
-        assert inputs.rows is not None
         embedding = self._body.forward(inputs)
-        if self._classifier is None:
-            loss, of_embedding = self._by_rows(embedding, inputs.rows, label_N)
-        else:
-            loss, of_embedding = self._by_messages(self._classifier, embedding, inputs, label_N)
+        backward = self._by_rows if self._classifier is None else self._by_messages
+        loss, of_embedding = backward(embedding, inputs, label_N)
         self._body.backward(of_embedding)
         return loss
 
-    def _by_rows(self, embedding: Tensor, rows: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor]:
+    def _by_rows(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the gradient of the embedding of all nodes, `[N, H]`."""
-        head, buffers = self._head, self._body.buffers
+        head, buffers, rows = self._head, self._body.buffers, around.rows
+        assert rows is not None
         n, width = len(rows), embedding.shape[1]
         read = torch.index_select(embedding, 0, rows, out=buffers("read", n, width))
         if self._drops:
@@ -227,11 +220,11 @@ class GraphGradients:
         everywhere = buffers("everywhere", *embedding.shape).zero_()
         return loss, everywhere.index_add_(0, rows, passed)
 
-    def _by_messages(
-        self, classifier: Layer, embedding: Tensor, around: Neighbourhood, label_N: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _by_messages(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
         """The same of a classifier that passes messages; the embedding is overwritten by what the classifier reads."""
+        classifier = self._classifier
         assert around.rows is not None
+        assert classifier is not None
         read, buffers = embedding.relu_(), self._body.buffers
         if self._drops:
             self._body.dropped(read)

@@ -4,15 +4,17 @@ Axes: B clients, N rows or nodes of the longest of them, T training rows of the 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.graph_batch import ItemBatch
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, standalone
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
+
+# Bytes of a group of clients, at most; and those up to which padding costs less than one more call of a device.
+MOST, NO_MATTER = 2**31, 2**24
 
 
 def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
@@ -41,7 +43,7 @@ class JoinedMatrices:
     """
 
     def __init__(self, matrices: Sequence[SparseMatrix], most: int) -> None:
-        """Of square matrices, `most` being N."""
+        """`most` is N."""
         self._most = most
         csr = joined([matrix.csr for matrix in matrices], most)
         symmetric = all(matrix.transposed is matrix.csr for matrix in matrices)
@@ -82,58 +84,28 @@ def padded(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
     return torch.cat(pieces).unflatten(0, (len(rows), most))
 
 
-class BatchedInputs(Protocol):
-    """The inputs of all clients.
-
-    Attributes:
-        tensors: By client along the first axis.
-    """
-
-    tensors: Sequence[Tensor]
-
-    def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
-        """What the model reads, from one client's part of the tensors, inside `torch.vmap`."""
-        ...
-
-    def example(self) -> Inputs:
-        """A small input of the same kind, for a look at what the model does."""
-        ...
-
-    def lengths(self, seen: int) -> Sequence[int]:
-        """How many rows every client has where the model has so many rows of the example."""
-        ...
-
-
-def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
-    """Of what the model of every client gathered for its training rows."""
-    first = gathered[0]
-    if isinstance(first, Neighbourhood):
-        return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
-    assert not isinstance(first, ItemBatch)
-    rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
-    return BatchedRows([[stored(hop) for hop in hops] for hops in rows])
-
-
 class BatchedRows:
-    """Rows of hops, for decoupled models; the attributes of `BatchedInputs`."""
+    """Rows of hops, for decoupled models: `tensors`, by client along the first axis."""
 
     def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
-        """Of every client the hops' rows."""
         self.tensors: Sequence[Tensor] = [padded(list(parts), 0) for parts in zip(*gathered)]
         self._rows = [len(own[0]) for own in gathered]
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
+        """What the model reads, from one client's part of the tensors, inside `torch.vmap`."""
         return list(tensors)
 
     def example(self) -> Inputs:
+        """A small input of the same kind, for a look at what the model does."""
         return [hop[0, :1] for hop in self.tensors]
 
     def lengths(self, seen: int) -> Sequence[int]:
+        """How many rows every client has where the model has so many rows of the example."""
         return self._rows
 
 
 class BatchedGraphs:
-    """Whole graphs, for coupled models, and the rows that are asked for; the attributes of `BatchedInputs`.
+    """Whole graphs, for coupled models, and the rows that are asked for; otherwise as `BatchedRows`.
 
     Sparse features are made dense. Nodes that are padded hear nobody and are heard by nobody.
     """
@@ -142,7 +114,6 @@ class BatchedGraphs:
     NODES, ROWS = 2, 1
 
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
-        """Of every client its neighbourhood."""
         rows = [own.rows for own in gathered if own.rows is not None]
         x_BNF = padded([stored(own.x_NF) for own in gathered], 0)
         # Without rows that are asked for the model answers for all nodes.
@@ -167,6 +138,17 @@ class BatchedGraphs:
         return self._nodes if seen == self.NODES else self._rows
 
 
+BatchedInputs = BatchedRows | BatchedGraphs
+
+
+def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
+    """Of what the model of every client gathered for its training rows."""
+    if isinstance(gathered[0], Neighbourhood):
+        return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
+    rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
+    return BatchedRows([[stored(hop) for hop in hops] for hops in rows])
+
+
 def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:
     """Rows that are padded, and about how many numbers each takes in training, what is computed from it included."""
     if coupled is None or not isinstance(inputs, Neighbourhood):
@@ -174,3 +156,23 @@ def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:
         return len(inputs[0]), 3 * sum(part.shape[1] for part in inputs)
     width = coupled.head.linears[-1].in_features
     return len(inputs.x_NF), 3 * inputs.x_NF.shape[1] + 6 * coupled.depth * int(width)  # type: ignore[arg-type]
+
+
+def size_groups(rows: Sequence[int], row_bytes: int, client_bytes: int, most: int | None = None) -> list[list[int]]:
+    """Groups of clients to be worked on at once, each as ascending positions, the group of the longest first.
+
+    The rows of a client are at least half of those of the longest in its group, or the group is small. It depends on
+    the clients alone: another size of a group may change the last bits of its numbers. A client takes `client_bytes`
+    beside its rows, a group of several at most `most` bytes.
+    """
+    most = MOST if most is None else most
+    groups: list[list[int]] = []
+    for i in sorted(range(len(rows)), key=lambda i: -rows[i]):
+        if groups:
+            longest = rows[groups[-1][0]]
+            size = (len(groups[-1]) + 1) * (longest * row_bytes + client_bytes)
+            if size <= NO_MATTER or (size <= most and 2 * rows[i] >= longest):
+                groups[-1].append(i)
+                continue
+        groups.append([i])
+    return [sorted(group) for group in groups]

@@ -9,16 +9,16 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
+from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, padded
-from shoal.algorithms.training.batched.batched_model import logits_of
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
 NO_LABEL = -100
@@ -38,6 +38,33 @@ def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) 
     return None
 
 
+def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
+    """Logits `[N, C]` by a model in its present mode, with other parameters than its own."""
+    return output_of(model, w_P, inputs).logits_NC
+
+
+def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
+    """Logits `[N, C]` and embeddings `[N, H]`, in the same way."""
+    names = (name for name, _ in model.module.named_parameters())
+    out: Output = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,))
+    return out
+
+
+def outputs(model: FlatModel, w_BP: Tensor, inputs: BatchedInputs) -> Output:
+    """Logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
+    model.module.eval()
+    with torch.no_grad(), model.precision():
+        out: Output = vmap(lambda w_P, tensors: output_of(model, w_P, inputs.of_one(tensors)))(w_BP, inputs.tensors)
+    return out
+
+
+def evaluated(model: FlatModel, w_BP: Tensor, hops: Sequence[Tensor]) -> Tensor:
+    """Logits `[B, N, C]` of all clients in evaluation mode, without gradients; of hops `[B, N, F]`, float32."""
+    model.module.eval()
+    with torch.no_grad(), model.precision():
+        return vmap(lambda w_P, *parts: logits_of(model, w_P, parts))(w_BP, *hops).float()
+
+
 class BatchedTrainer:
     """Trains many clients in one batch, as `Trainer` trains one after another; the same numbers to rounding.
 
@@ -49,31 +76,17 @@ class BatchedTrainer:
     """
 
     def __init__(self, model: FlatModel, options: TrainOptions) -> None:
-        """Keeps a model as the pattern of all.
-
-        Args:
-            model: The host's model; its own parameters are not used.
-            options: Epochs and optimizer.
-        """
+        """Keeps the host's model as the pattern of all; its own parameters are not used."""
         self.model = model
         self.options = options
         self.stepped = False
         self._drops: list[tuple[int, int, float]] | None = None
 
-    def fit(
-        self,
-        clients: Sequence[Client],
-        w_BP: Tensor,
-        gathered: Sequence[Inputs] | None = None,
-    ) -> Tensor:
+    def fit(self, clients: Sequence[Client], w_BP: Tensor, gathered: Sequence[Inputs] | None = None) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
-        The optimizers' moments are read from and written to `client.state`.
-
-        Args:
-            clients: Clients that have training rows.
-            w_BP: Their parameters, float32.
-            gathered: What their models gathered for their training rows, where that is at hand.
+        All clients have training rows. The optimizers' moments are read from and written to `client.state`. `gathered`
+        has what their models gathered for their training rows, where that is at hand.
         """
         self.stepped = False
         if gathered is None:
@@ -90,9 +103,10 @@ class BatchedTrainer:
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
         stack_BP = w_BP.detach().requires_grad_()
         stack_BP.grad = torch.zeros_like(stack_BP)
-        leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
+        leaves = [torch.nn.Parameter(w) for w in w_BP.detach()]
         optimizer = make_optimizer(leaves, self.options)
-        for leaf, client in zip(leaves, clients):
+        for leaf, gradient, client in zip(leaves, stack_BP.grad, clients):
+            leaf.grad = gradient
             if kept := kept_moments(client.state, MOMENTS):
                 optimizer.state[leaf] = kept
         loss_B = torch.zeros(len(clients), device=device)
@@ -136,12 +150,6 @@ class BatchedTrainer:
         with torch.no_grad(), masks(look):
             self.model.module(inputs.example())
         return found
-
-
-def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:
-    leaf = torch.nn.Parameter(w)
-    leaf.grad = gradient
-    return leaf
 
 
 def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Coupled backbones whose classifier passes messages, beside PyG's layers."""
+"""Coupled backbones whose classifier passes messages, and GCN with batch normalisation, beside PyG's layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
+from support.plain_training import plain_steps
 from support.reset_models import assert_reset_as_fresh
 from support.sparse_rows import sparse
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 FEATURES, CLASSES, HIDDEN, HEADS = 5, 4, 8, 2
@@ -42,6 +42,7 @@ WEIGHT_AND_BIAS = {
     "gin": ("nn.2.weight", "nn.2.bias"),
 }
 every_model = pytest.mark.parametrize("name", MORE)
+BATCH, LINEAR = {"norm": "batch"}, {"norm": "batch", "head": "linear"}
 
 
 def make(name: str, dropout: float = 0.3, hidden_layers: int = 2, **options: Any) -> Any:
@@ -86,25 +87,28 @@ def classifier(name: str) -> nn.Module:
 class PyGStack(nn.Module):
     """The same model from PyG's own layers, holding its weights."""
 
-    def __init__(self, name: str, model: Any) -> None:
+    def __init__(self, name: str, model: Any, norm: str = "none", head: str = "conv") -> None:
         super().__init__()
-        self.name = name
+        self.names = ("weight", "bias") if head == "linear" else WEIGHT_AND_BIAS[name]
+        self.more, self.head = MORE[name], head
+        batch = nn.BatchNorm1d(HIDDEN, affine=False, track_running_stats=False)
+        self.norm = batch if norm == "batch" else nn.Identity()
         self.lift = nn.Linear(FEATURES, HIDDEN) if name == "gcnii" else None
         self.convs = nn.ModuleList(layer(name, k, HIDDEN if k else FEATURES) for k in range(len(model.convs)))
-        self.last = classifier(name)
+        self.last = classifier(name) if head == "conv" else nn.Linear(HIDDEN, CLASSES)
         state = {twin: p.detach() for (_, p), twin in zip(model.named_parameters(), self.twins(model), strict=True)}
         self.load_state_dict(state)
 
     def twins(self, model: Any) -> list[str]:
         """The names that the model's parameters have here, in their order."""
-        weight, bias = WEIGHT_AND_BIAS[self.name]
+        weight, bias = self.names
         known = {"head.linears.0.weight": f"last.{weight}", "head.linears.0.bias": f"last.{bias}"}
-        known |= {f"head.messages.{own}": f"last.{twin}" for own, twin in MORE[self.name].items()}
+        known |= {f"head.messages.{own}": f"last.{twin}" for own, twin in self.more.items()}
         return [known.get(name, name) for name, _ in model.named_parameters()]
 
     def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         def between(h: Tensor) -> Tensor:
-            return dropped(F.relu(h), 0.3, self.training)
+            return dropped(F.relu(self.norm(h)), 0.3, self.training)
 
         if self.lift is not None:
             z = initial = F.relu(self.lift(x))
@@ -114,7 +118,10 @@ class PyGStack(nn.Module):
             z = self.convs[0](x, edges)
             for conv in list(self.convs)[1:]:
                 z = conv(between(z), edges)
-        return self.last(between(z), edges), z
+        return self.classified(between(z) if self.head == "conv" else dropped(z, 0.3, self.training), edges), z
+
+    def classified(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.last(x, edges) if self.head == "conv" else self.last(x)
 
 
 def edges_of(view: View) -> Tensor:
@@ -127,15 +134,17 @@ def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> d
 
 
 @pytest.mark.exhaustive(4)
-@every_model
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in MORE), ("gcn", BATCH), ("gcn", LINEAR)])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_conv_head_equals_pyg_layers(name: str, layers: int, training: bool, as_sparse: bool, view: View) -> None:
-    model = make(name, hidden_layers=layers).train(training)
-    twin = PyGStack(name, model).train(training)
+def test_conv_head_equals_pyg_layers(
+    name: str, options: dict[str, str], layers: int, training: bool, as_sparse: bool, view: View
+) -> None:
+    model = make(name, hidden_layers=layers, **options).train(training)
+    twin = PyGStack(name, model, **options).train(training)
     around = all_nodes(view, model.operator, model.depth)
-    assert len(around.operators) == layers + 1
+    assert len(around.operators) == layers + (options.get("head") != "linear")
     if as_sparse:
         around = around._replace(x_NF=sparse(view.x))
     torch.manual_seed(5)
@@ -161,13 +170,9 @@ def test_conv_head_trains_as_pyg(name: str, head_dropout: bool, view: View, make
     options = TrainOptions(epochs=5, optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=0.01)
     loss = LocalTrainer({MODEL: client.model.flat}, options, FedAvg()).fit(client, {})
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    torch.manual_seed(client.model.random("train"))
-    for _ in range(5):
-        optimizer.zero_grad()
-        expected = F.cross_entropy(twin(view.x, edges_of(view))[0][view.train], view.label[view.train])
-        expected.backward()
-        optimizer.step()
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-4)
+    seed = client.model.random("train")
+    losses = plain_steps(lambda rows: twin(view.x, edges_of(view))[0][rows], optimizer, view, seed, 5)
+    assert loss == pytest.approx(losses[-1], rel=1e-4)
     trained = dict(twin.eval().named_parameters())
     for p, other in zip(client.model.module.parameters(), twin.twins(model), strict=True):
         torch.testing.assert_close(p, trained[other], rtol=1e-4, atol=1e-5)
@@ -186,20 +191,6 @@ def test_head_dropout_false_drops_nothing_before_the_classifier(name: str, view:
         out = model(around)
         undropped = model.classify(around.operators[-1], F.relu(out.embedding_NH))
         assert torch.allclose(out.logits_NC, undropped, atol=1e-6) is not head_dropout
-
-
-@every_model
-@pytest.mark.parametrize("nodes", [1, 3])
-def test_conv_head_client_without_edges_has_finite_gradients(
-    name: str, nodes: int, make_view: Callable[..., View]
-) -> None:
-    x = np.random.default_rng(1).standard_normal((nodes, FEATURES)).astype(np.float32)
-    alone = make_view(nodes, [], [0] * nodes, [0], CLASSES, x)
-    model = make(name)
-    out = model(all_nodes(alone, model.operator, model.depth))
-    out.logits_NC.sum().backward()
-    assert out.logits_NC.isfinite().all()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @every_model
@@ -234,38 +225,6 @@ def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
 
 
 @every_model
-def test_linear_is_the_default_and_has_the_same_layers(name: str) -> None:
-    made = []
-    for options in ({}, {"head": "linear"}, {"head": "conv", "layers": 3}):
-        torch.manual_seed(3)
-        made.append(build(name, FEATURES, CLASSES, 0, 0.0, options))
-    plain, linear, conv = made
-    assert plain.depth == len(plain.convs)
-    for (key, p), q in zip(plain.named_parameters(), linear.parameters(), strict=True):
-        assert torch.equal(p, q), key
-    shapes = [p.numel() for p in conv.convs.parameters()]
-    assert [p.numel() for p in plain.convs.parameters()] == shapes
-
-
-def test_every_hidden_layer_of_gat_has_all_heads() -> None:
-    """The single head is the classifier's."""
-    model = make("gat", hidden_layers=2)
-    assert [conv.heads for conv in model.convs] == [HEADS, HEADS]
-    assert model.head.messages.att_src.shape == model.head.messages.att_dst.shape == (1, 1, CLASSES)
-
-
-@every_model
-def test_conv_head_with_drawn_neighbours_or_pooled_items_is_refused(name: str) -> None:
-    with pytest.raises(ShoalError, match=r"^model\.fanouts: head: conv reads the whole graph; leave it out$"):
-        make(name, fanouts=[3, 2])
-    for task in ("graph", "edge"):
-        with pytest.raises(ShoalError, match=rf"^model\.head: an? {task} task .* which passes no messages; leave it"):
-            build(name, FEATURES, 2, 0, 0.0, {"head": "conv"}, task=task)
-    with pytest.raises(ShoalError, match=r"^model\.head: must be one of linear, conv, found 'mlp'$"):
-        make(name, head="mlp")
-
-
-@every_model
 def test_conv_head_views_and_standalone_rows_have_one_more_matrix(
     name: str, view: View, make_client: Callable[..., Client]
 ) -> None:
@@ -286,3 +245,37 @@ def test_adapted_conv_head_becomes_the_adapter(name: str, view: View) -> None:
     around = all_nodes(view, flat.coupled.operator, flat.coupled.depth)
     z = F.relu(flat.coupled.embed(around.x_NF, around.operators[:-1]))
     torch.testing.assert_close(module(around).embedding_NH, flat.coupled.classify(around.operators[-1], z))
+
+
+def test_jumping_normalises_every_layer(view: View) -> None:
+    model = make("gcn", 0.0, hidden_layers=3, jumping="max", **BATCH)
+    twin = PyGStack("gcn", model, **BATCH)
+    outputs, x = [], view.x
+    for conv in twin.convs:
+        x = F.relu(twin.norm(conv(x, edges_of(view))))
+        outputs.append(x)
+    jumped = torch.stack(outputs).amax(0)
+    out = model(all_nodes(view, "symmetric", model.depth))
+    torch.testing.assert_close(out.embedding_NH, jumped, rtol=1e-6, atol=1e-6)
+    expected = twin.last(F.relu(twin.norm(jumped)), edges_of(view))
+    torch.testing.assert_close(out.logits_NC, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_batch_norm_of_some_rows_uses_all_nodes(view: View, make_client: Callable[..., Client]) -> None:
+    client = make_client(view, make("gcn", 0.0, **BATCH))
+    whole = client.model.output(client.model.gathered("all"))
+    rows = torch.tensor([3, 0, 9])
+    for some, where in (
+        (client.model.output(client.model.gathered("train")), view.train),
+        (client.model.forward(rows)(), rows),
+    ):
+        torch.testing.assert_close(some.logits_NC, whole.logits_NC[where])
+        torch.testing.assert_close(some.embedding_NH, whole.embedding_NH[where])
+    torch.testing.assert_close(client.model.logits(), whole.logits_NC)
+
+
+def test_one_node_is_not_normalised(make_view: Callable[..., View]) -> None:
+    alone = make_view(1, [], [0], [0], CLASSES, np.full((1, FEATURES), 2, dtype=np.float32))
+    found, plain = (make("gcn", 0.0, norm=norm)(all_nodes(alone, "symmetric", 3)) for norm in ("batch", "none"))
+    assert torch.equal(found.logits_NC, plain.logits_NC)
+    assert found.embedding_NH.abs().sum() > 0

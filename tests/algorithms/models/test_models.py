@@ -1,6 +1,6 @@
 """What holds for every decoupled backbone, and how one is made from a config."""
 
-import re
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -12,11 +12,13 @@ from support.reset_models import assert_reset_as_fresh
 from torch import Tensor, nn
 
 from shoal.algorithms.models.build import backbone, build
+from shoal.algorithms.models.decoupled.fixed_hops import MLP
 from shoal.algorithms.models.decoupled.gamlp import ATTENTIONS
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.readout import Adapted
 from shoal.algorithms.models.names import BACKBONES
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 VARIANTS = [
@@ -70,26 +72,6 @@ def test_no_rows_give_no_rows(name: str, options: dict) -> None:
 
 
 @every_variant
-def test_gradients_reach_every_parameter(name: str, options: dict) -> None:
-    model = make(name, options)
-    F.cross_entropy(model(rows(model)).logits_NC, torch.arange(30) % 4).backward()
-    for parameter_name, p in model.named_parameters():
-        assert p.grad is not None, parameter_name
-        assert p.grad.any(), parameter_name
-
-
-@every_variant
-def test_dropout_acts_in_training_only(name: str, options: dict) -> None:
-    model = make(name, options)
-    x = rows(model)
-    model.eval()
-    assert torch.equal(model(x).logits_NC, model(x).logits_NC)
-    model.train()
-    has_hidden = name == "sign" or len(model.head.linears) > 1
-    assert torch.equal(model(x).logits_NC, model(x).logits_NC) != has_hidden
-
-
-@every_variant
 def test_float16_rows_are_computed_in_float32(name: str, options: dict) -> None:
     model = make(name, options).eval()
     half = [hop.half() for hop in rows(model)]
@@ -101,105 +83,6 @@ def test_float16_rows_are_computed_in_float32(name: str, options: dict) -> None:
 @every_variant
 def test_reset_equals_a_fresh_model_of_the_same_seed(name: str, options: dict) -> None:
     assert_reset_as_fresh(make(name, options, seed=7), make(name, options, seed=8), 7)
-
-
-@every_variant
-def test_another_seed_is_another_model(name: str, options: dict) -> None:
-    a, b = make(name, options, seed=1), make(name, options, seed=2)
-    assert not torch.equal(a.head.linears[0].weight, b.head.linears[0].weight)
-
-
-@every_variant
-def test_without_propagation_only_the_features_are_read(name: str, options: dict) -> None:
-    model = make(name, options, hops=0)
-    assert model.inputs == (0,)
-    assert model(rows(model)).logits_NC.shape == (30, 4)
-
-
-@every_variant
-def test_many_models_run_as_one_batch(name: str, options: dict) -> None:
-    models = [make(name, options, seed=seed).eval() for seed in range(3)]
-    x = rows(models[0])
-    parameters, _ = torch.func.stack_module_state(models)
-    batched = torch.func.vmap(lambda p: torch.func.functional_call(models[0], p, (x,)).logits_NC)(parameters)
-    for own, model in zip(batched, models):
-        torch.testing.assert_close(own, model(x).logits_NC)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "hops", "dropout", "message"),
-    [
-        (
-            "gcnn",
-            {},
-            3,
-            0.5,
-            r"model\.name: there is no 'gcnn'; choose one of gamlp, .*, sign, transformer, or my_file\.py:MyModel; .*",
-        ),
-        ("sgc", {"depth": 2}, 3, 0.5, r"model\.depth: sgc has no such option; it has head_dropout, hidden, layers"),
-        ("sgc", {"hiden": 2}, 3, 0.5, r"model\.hiden: sgc has .*, layers; did you mean 'hidden'\?$"),
-        (
-            "mlp",
-            {"features": 2},
-            3,
-            0.5,
-            r"model\.features: mlp has no such option; it has head_dropout, hidden, layers",
-        ),
-        ("gcn", {"head_dropout": 0}, 3, 0.5, r"model\.head_dropout: must be of type bool, found 0"),
-        ("mlp", {"hidden": "64"}, 3, 0.5, r"model\.hidden: must be of type int, found '64'"),
-        ("mlp", {"hidden": 64.0}, 3, 0.5, r"model\.hidden: must be of type int, found 64\.0"),
-        ("mlp", {"layers": True}, 3, 0.5, r"model\.layers: must be of type int, found True"),
-        ("mlp", {"layers": None}, 3, 0.5, r"model\.layers: must be of type int, found None"),
-        ("gamlp", {"attention": 3}, 3, 0.5, r"model\.attention: must be of type str, found 3"),
-        ("gamlp", {"attention": "x"}, 3, 0.5, r"model\.attention: there is no 'x'; choose one of simple, .*"),
-        ("gamlp", {"layers": 0}, 3, 0.5, r"model\.layers: must be at least 1, found 0"),
-        ("sgc", {"hidden": 0, "layers": 2}, 3, 0.5, r"model\.hidden: must be at least 1, found 0"),
-        ("gat", {"heads": 3}, 0, 0.5, r"model\.heads: must divide model\.hidden, found 3 and 64"),
-        ("gat", {"heads": 0}, 0, 0.5, r"model\.heads: must divide model\.hidden, found 0 and 64"),
-        ("gcn", {"fanouts": [5]}, 0, 0.5, r"model\.fanouts: must be 2 numbers, one a layer, .*, found \[5\]"),
-        ("gcn", {"fanouts": [5, 0]}, 0, 0.5, r"model\.fanouts: must be 2 numbers, .*, found \[5, 0\]"),
-        ("sage", {"fanouts": [5, 1.5]}, 0, 0.5, r"model\.fanouts: must be of type list\[int\] \| None, found .*"),
-        ("gcn", {"jumping": "last"}, 0, 0.5, r"model\.jumping: must be one of none, max, found 'last'"),
-        ("gcn", {"jumping": True}, 0, 0.5, r"model\.jumping: must be one of none, max, found True"),
-        ("gcn", {"jumping": None}, 0, 0.5, r"model\.jumping: must be one of none, max, found None"),
-        ("sage", {"jumping": "max"}, 0, 0.5, r"model\.jumping: sage has no such option; it has fanouts, .*"),
-        ("gin", {"layers": 0}, 0, 0.5, r"model\.layers: must be at least 1, found 0"),
-        ("gcnii", {"alpha": 2.0}, 0, 0.5, r"model\.alpha: must lie in \[0, 1\], found 2\.0"),
-        ("gcnii", {"alpha": -0.5}, 0, 0.5, r"model\.alpha: must lie in \[0, 1\], found -0\.5"),
-        ("gcnii", {"theta": 0}, 0, 0.5, r"model\.theta: must be positive, found 0"),
-        ("s2gc", {"alpha": 1.1}, 3, 0.5, r"model\.alpha: must lie in \[0, 1\], found 1\.1"),
-        ("s2gc", {"alpha": -0.1}, 3, 0.5, r"model\.alpha: must lie in \[0, 1\], found -0\.1"),
-        ("gbp", {"beta": 0.0}, 3, 0.5, r"model\.beta: must lie in \(0, 1\], found 0\.0"),
-        ("gbp", {"beta": 1.5}, 3, 0.5, r"model\.beta: must lie in \(0, 1\], found 1\.5"),
-        ("gbp", {"alpha": 0.1}, 3, 0.5, r"model\.alpha: gbp has no such option; it has beta, head_dropout, .*"),
-        ("sign", {"layers": 0}, 3, 0.5, r"model\.layers: must be at least 1, found 0"),
-        ("sign", {"hidden": 0}, 3, 0.5, r"model\.hidden: must be at least 1, found 0"),
-        ("gcnii", {"hops": 2}, 0, 0.5, r"model\.hops: gcnii has no such option; it has alpha, .*"),
-        ("sgc", {}, -1, 0.5, r"propagation\.hops: must be at least 0, found -1"),
-        ("sgc", {}, 3, 1.0, r"train\.dropout: must be at least 0 and below 1, found 1\.0"),
-    ],
-)
-def test_mistakes_are_one_line_that_names_the_key(
-    name: str, options: dict, hops: int, dropout: float, message: str
-) -> None:
-    with pytest.raises(ShoalError) as caught:
-        build(name, 5, 4, hops, dropout, options)
-    assert re.fullmatch(message, str(caught.value))
-
-
-def test_sizes_of_the_defaults() -> None:
-    """SGC is a logistic regression; MLP has two layers, GAMLP three and a `jk` score; hidden ones are 64 wide."""
-    sizes = {name: sum(p.numel() for p in build(name, 100, 47, 3, 0.5, {}).parameters()) for name in ("sgc", "mlp")}
-    assert sizes == {"sgc": 100 * 47 + 47, "mlp": 100 * 64 + 64 + 64 * 47 + 47}
-    gamlp = build("gamlp", 100, 47, 3, 0.5, {})
-    head = 100 * 64 + 64 + 64 * 64 + 64 + 64 * 47 + 47 + 1
-    assert sum(p.numel() for p in gamlp.parameters()) == head + 5 * 100 + 1
-    assert build("sgc", 100, 47, 3, 0.5, {"layers": 2}).head.linears[0].weight.shape == (64, 100)
-    # S2GC is one layer, GBP an MLP of two; SIGN has a layer and 64 inputs of the classifier for each of four hops.
-    sizes = {name: sum(p.numel() for p in build(name, 100, 47, 3, 0.5, {}).parameters()) for name in ("s2gc", "gbp")}
-    assert sizes == {"s2gc": 100 * 47 + 47, "gbp": 100 * 64 + 64 + 64 * 47 + 47}
-    sign = build("sign", 100, 47, 3, 0.5, {})
-    assert sum(p.numel() for p in sign.parameters()) == 4 * (100 * 64 + 64) + 1 + 4 * 64 * 47 + 47
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -245,3 +128,84 @@ def test_dropout_before_the_classifier_is_an_option(
         # What lies below the embedding is dropped in any case.
         again = module(all_nodes(view, inner.operator, 2)) if isinstance(inner, Coupled) else None
         assert again is None or not torch.equal(again.embedding_NH, out.embedding_NH)
+
+
+@pytest.mark.parametrize("activation", ["relu", "prelu"])
+def test_equals_a_stack_of_torch_modules(activation: str) -> None:
+    head = Head(5, 8, 3, 3, 0.5, activation=activation).eval()
+    act = nn.ReLU() if activation == "relu" else nn.PReLU(init=0.25)
+    layers = [nn.Linear(5, 8), act, nn.Linear(8, 8), act]
+    last = nn.Linear(8, 3)
+    for own, theirs in zip(head.linears, (layers[0], layers[2], last)):
+        theirs.load_state_dict(own.state_dict())
+    x = torch.randn(6, 5)
+    hidden = nn.Sequential(*layers)(x)
+    out = head(x)
+    torch.testing.assert_close(out.embedding_NH, hidden)
+    torch.testing.assert_close(out.logits_NC, last(hidden))
+
+
+def test_weights_are_xavier_uniform_and_biases_zero() -> None:
+    torch.manual_seed(0)
+    head, gain = Head(300, 200, 100, 2, 0.0), nn.init.calculate_gain("relu")
+    for linear in head.linears:
+        bound = gain * math.sqrt(6 / (linear.in_features + linear.out_features))
+        assert 0.99 * bound < linear.weight.abs().max() <= bound
+        assert linear.weight.var().item() == pytest.approx(bound**2 / 3, rel=0.05)
+        assert not linear.bias.any()
+
+
+def test_one_layer_is_a_logistic_regression() -> None:
+    head = Head(5, 8, 3, 1, 0.5, activation="prelu")
+    x = torch.randn(4, 5)
+    out = head(x)
+    assert torch.equal(out.embedding_NH, x)
+    torch.testing.assert_close(out.logits_NC, x @ head.linears[0].weight.T + head.linears[0].bias)
+
+
+def adapted_mlp(dropout: float) -> Adapted:
+    """An MLP of width 7 whose embedding is brought to 6, for four classes."""
+    torch.manual_seed(0)
+    module = build("mlp", 5, 4, 0, dropout, {"hidden": 7}, embedding=6)
+    assert isinstance(module, Adapted)
+    return module
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("training", [True, False])
+def test_adapted_equals_plain_layers(dropout: float, training: bool) -> None:
+    module = adapted_mlp(dropout).train(training)
+    first, adapter, last = (nn.Linear(wide, narrow) for wide, narrow in ((5, 7), (7, 6), (6, 4)))
+    plain = nn.ModuleList([first, adapter, last])
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(module.parameters()), plain.parameters())
+    x = torch.randn(30, 5)
+
+    def drop(x: Tensor) -> Tensor:
+        return dropped(x, dropout, training) if dropout else x
+
+    torch.manual_seed(9)
+    out = module([x])
+    torch.manual_seed(9)
+    embedding = adapter(drop(F.relu(first(x))))
+    torch.testing.assert_close(out.embedding_NH, embedding)
+    torch.testing.assert_close(out.logits_NC, last(drop(embedding)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_logistic_sgc_becomes_a_linear_map_of_its_hop_and_a_linear_classifier(training: bool) -> None:
+    """FedGKC's SGC: nothing is dropped of the hop, ReLU is nowhere."""
+    module = build("sgc", 5, 4, 2, 0.3, {}, embedding=6).train(training)
+    adapter, last = nn.Linear(5, 6), nn.Linear(6, 4)
+    plain = nn.ModuleList([adapter, last])
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(module.parameters()), plain.parameters())
+    hop = torch.randn(30, 5)
+    torch.manual_seed(9)
+    out = module([hop])
+    torch.manual_seed(9)
+    torch.testing.assert_close(out.embedding_NH, adapter(hop))
+    torch.testing.assert_close(out.logits_NC, last(dropped(adapter(hop), 0.3, training)))
+
+
+def test_adapted_reset_equals_a_fresh_model() -> None:
+    torch.manual_seed(7)
+    assert_reset_as_fresh(Adapted(MLP(5, 6, 0, 0.0, hidden=7), 6, 4, 0.0), adapted_mlp(0.0), 7)

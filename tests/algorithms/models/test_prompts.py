@@ -10,19 +10,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
+from support.sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs, batch_of, pairs_of
 from shoal.algorithms.models.layers.readout import ceil_of, floor_of
 from shoal.algorithms.models.names import PROMPTS
-from shoal.algorithms.models.prompts.prompted import Prompted
-from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.storage.store.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
@@ -165,34 +165,6 @@ def test_shares_are_whole_numbers_but_for_rounding() -> None:
     assert floor_of(0.29, torch.tensor([100, 99, 1])).tolist() == [29, 28, 0]
 
 
-def test_vpg_gradient_is_orthogonal_to_its_direction(graph_view: GraphView) -> None:
-    """Its gradient by finite differences of the loss, what is kept being as it is; its length changes nothing."""
-    graphs = random_graphs(3)
-    model = make({"name": "vpg", "candidates": 1}, name="transformer")
-    batch = batches(graph_view(graphs), model).all()
-    label = torch.cat([g.y for g in graphs])
-
-    def loss() -> Tensor:
-        return F.cross_entropy(model(batch).logits_NC.double(), label)
-
-    loss().backward()
-    p = model.prompt.direction
-    gradient = p.grad.clone().double()
-    assert gradient.norm() > 1e-4
-    assert abs(float(gradient @ p.detach().double())) < 1e-5 * float(gradient.norm() * p.detach().norm())
-    with torch.no_grad():
-        across = torch.randn(FEATURES)
-        value, ends = p.clone(), []
-        for sign in (1, -1):
-            p.copy_(value + sign * 2e-3 * across)
-            ends.append(float(loss()))
-        assert (ends[0] - ends[1]) / 4e-3 == pytest.approx(float(gradient @ across.double()), rel=0.02, abs=2e-4)
-        p.copy_(value)
-        once = model(batch).logits_NC
-        p.mul_(7)
-        torch.testing.assert_close(model(batch).logits_NC, once)
-
-
 def all_in_one_by_loops(graph: Data, tokens: Tensor, inner: float, cross: float) -> tuple[Tensor, Pairs, Pairs]:
     n, k = graph.num_nodes, len(tokens)
     pairs = set(pairs_in(graph))
@@ -322,30 +294,6 @@ def test_without_a_prompt_nothing_changes(graph_view: GraphView, pyg_graphs: lis
         assert torch.equal(ours, other)
 
 
-def test_prompted_parameter_names_begin_with_their_part(graph_view: GraphView) -> None:
-    model = make({"name": "vpg", "candidates": 10}, "transformer", readout="attention")
-    names = list(dict(model.named_parameters()))
-    assert names[:2] == ["prompt.direction", "prompt.candidates"]
-    assert [n for n in names if n.startswith("backbone.backbone.head.")] == [
-        "backbone.backbone.head.linears.0.weight",
-        "backbone.backbone.head.linears.0.bias",
-    ]
-    flat = FlatModel(model)
-    own = torch.cat([p.flatten() for p in model.head.parameters()])
-    assert torch.equal(flat.w[flat.classifier], own)
-    assert flat.has_body
-    assert flat.reads_items
-
-
-def test_sizes_of_the_paper() -> None:
-    """FedGPL's GNN has 80,800 parameters, its prompt 100, with ten candidates 1,100."""
-    for options, prompt in (({}, 100), ({"candidates": 10}, 1100)):
-        chosen = {"hidden": 100, "prompt": {"name": "vpg", **options}}
-        model = build("transformer", 100, 7, 0, 0.5, chosen, task="graph")
-        assert sum(p.numel() for p in model.prompt.parameters()) == prompt
-        assert sum(p.numel() for p in model.backbone.backbone.convs.parameters()) == 80_800
-
-
 def test_initial_values_of_vpg() -> None:
     model = FlatModel(build("gcn", 400, 3, 0, 0.0, {"prompt": {"name": "vpg", "candidates": 9}}, task="graph"))
     model.initial(5)
@@ -359,11 +307,8 @@ def test_sparse_features_are_written_out(graph_view: GraphView, prompt: str) -> 
     graphs = random_graphs(0)
     model = make(prompt)
     batch = batches(graph_view(graphs), model).all()
-    x = batch.hops[0]
-    csr = x.to_sparse_csr()
-    rows = SparseMatrix.of(csr.crow_indices().int(), csr.col_indices().int(), csr.values(), FEATURES)
-    sparse = FlatModel(make(prompt), sparse=True)
-    out = sparse(GraphBatch([rows], batch.operators, batch.first))
+    by_column = FlatModel(make(prompt), sparse=True)
+    out = by_column(GraphBatch([sparse(batch.hops[0])], batch.operators, batch.first))
     torch.testing.assert_close(out.logits_NC, model(batch).logits_NC)
 
 

@@ -73,23 +73,13 @@ def compare(models: tuple[FlatModel, FlatModel], inputs: tuple[Any, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", COUPLED)
-@pytest.mark.parametrize("layers", [1, 3])
-def test_layers_of_message_passing(name: str, layers: int, view: View) -> None:
-    models = both(name, {"layers": layers, "hidden": 8}, 0)
-    coupled = models[0].coupled
-    assert coupled is not None
-    around = all_nodes(view, coupled.operator, layers)._replace(rows=view.train)
-    assert isinstance(around.x_NF, torch.Tensor)
-    compare(models, (around, around._replace(x_NF=sparse(around.x_NF))))
-
-
-@pytest.mark.parametrize("name", COUPLED)
-def test_neighbours_drawn(name: str, view: View) -> None:
+@pytest.mark.parametrize("fanouts", [None, [2, 3]])
+def test_layers_of_message_passing(name: str, fanouts: list[int] | None, view: View) -> None:
     models = both(name, {"layers": 2, "hidden": 8}, 0)
-    coupled = models[0].coupled
-    assert coupled is not None
-    around = sampled(view, coupled.operator, [2, 3], view.train, np.random.default_rng(0))
-    assert isinstance(around.x_NF, torch.Tensor)
+    operator = models[0].coupled.operator
+    around = all_nodes(view, operator, 2)._replace(rows=view.train)
+    if fanouts is not None:
+        around = sampled(view, operator, fanouts, view.train, np.random.default_rng(0))
     compare(models, (around, around._replace(x_NF=sparse(around.x_NF))))
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from support.drawn_graphs import dense_of
+from support.errors import refused
 from support.sparse_rows import sparse
 from torch import Tensor, nn
 
@@ -16,7 +17,6 @@ from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_e
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.readout import Readout
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 FEATURES, HIDDEN = 4, 8
@@ -98,22 +98,6 @@ def test_training_step_by_step(graphs: SmallGraphs, data: View) -> None:
     assert torch.equal(model.backbone.head.linears[0].weight, head)
 
 
-@pytest.mark.parametrize("name", ["gin", "gat"])
-def test_the_loss_falls_and_the_same_seed_ends_with_the_same_bits(graphs: SmallGraphs, data: View, name: str) -> None:
-    ends, losses = [], []
-    for seed in (0, 0, 1):
-        model = model_of(name)
-        training = GraphContrast(
-            model, data, graphs, ContrastOptions(lr=0.01), lambda what, i, s=seed: seed_of(what, i) + s
-        )
-        torch.rand(1)
-        losses = [np.mean(list(training.epoch(epoch))) for epoch in range(1, 21)]
-        ends.append(nn.utils.parameters_to_vector(model.parameters()).detach())
-    assert torch.equal(ends[0], ends[1])
-    assert not torch.equal(ends[0], ends[2])
-    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
-
-
 def test_sparse_features_give_what_dense_ones_give(
     graphs: SmallGraphs, data: View, make_view: Callable[..., View]
 ) -> None:
@@ -133,19 +117,15 @@ def test_no_step_has_a_single_graph(graphs: SmallGraphs, data: View) -> None:
         assert len(list(training.epoch(1))) == steps
 
 
-def test_options_are_those_of_the_paper() -> None:
-    assert ContrastOptions() == ContrastOptions(100, 16, 1e-3, 0.5, 0.2, 0.2)
-
-
 def test_graph_contrast_of_one_graph_raises(graphs: SmallGraphs, data: View) -> None:
     assert GraphContrast(model_of(), data, graphs.some(np.array([3, 5])), ContrastOptions(), seed_of).steps == 1
-    with pytest.raises(ShoalError, match=r"^pre-training contrasts graphs with one another and needs two, found 1$"):
+    with refused(says="needs two, found 1"):
         GraphContrast(model_of(), data, graphs.some(np.array([3])), ContrastOptions(), seed_of)
 
 
 def test_graph_contrast_loss_not_finite_raises(graphs: SmallGraphs, data: View) -> None:
     training = GraphContrast(model_of(), data, graphs, ContrastOptions(lr=1e20, batch=2), seed_of)
-    with pytest.raises(ShoalError, match=r"^the loss of epoch 1 is nan; take a smaller learning rate$"):
+    with refused(says="the loss of epoch 1 is nan"):
         list(training.epoch(1))
 
 

@@ -1,4 +1,4 @@
-"""The trainer against a plain torch loop over `module.parameters()` with the same random numbers."""
+"""The trainer against plain torch over `module.parameters()` with the same random numbers."""
 
 import copy
 from collections.abc import Callable
@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from support.plain_fedavg import cross_entropy, flat
+from support.plain_training import plain_steps
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
 MakeClient = Callable[..., Client]
@@ -36,7 +37,8 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
 def view(make_view: Callable[..., View]) -> View:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20, 4)).astype(np.float32)
-    return make_view(20, [(0, 1)], rng.integers(3, size=20), range(0, 20, 2), 3, x)
+    edges = np.argwhere(np.triu(rng.random((20, 20)) < 0.2, 1))
+    return make_view(20, edges, rng.integers(3, size=20), range(0, 20, 2), 3, x)
 
 
 @pytest.fixture
@@ -51,26 +53,14 @@ def visited(client: Client, state: Tree, random: Callable[[str], int]) -> Client
     return Client(client.info, client.data, {MODEL: model}, state, {}, random)
 
 
+def on_rows(module: nn.Module, view: View) -> Callable[[Tensor], Tensor]:
+    """Logits of rows by a decoupled model of features, in training."""
+    module.train()
+    return lambda rows: module([view.x[rows]]).logits_NC
+
+
 def options(name: str, **more: Any) -> TrainOptions:
     return TrainOptions(**{"optimizer": "sgd" if name == "momentum" else name, **OPTIMIZERS[name][0], **more})
-
-
-def plain_epochs(
-    module: nn.Module, optimizer: torch.optim.Optimizer, view: View, epochs: int, round_number: int, batch: int = 10
-) -> list[float]:
-    """Losses of the steps of one visit; the stream is seeded as a host seeds it."""
-    torch.manual_seed(key(0, round_number, 0, "train"))
-    module.train()
-    losses = []
-    for _ in range(epochs):
-        order = torch.randperm(10) if batch < 10 else torch.arange(10)
-        for rows in view.train[order].split(batch):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(module([view.x[rows]]).logits_NC, view.label[rows])
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize("batch_size", [None, 10, 4, 3])
@@ -84,10 +74,44 @@ def test_equals_a_plain_loop(
     loss = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=5, batch_size=batch_size), Algorithm()).fit(
         client, {}
     )
-    losses = plain_epochs(twin, OPTIMIZERS[name][1](twin.parameters()), view, 5, 1, batch_size or 10)
+    optimizer = OPTIMIZERS[name][1](twin.parameters())
+    losses = plain_steps(on_rows(twin, view), optimizer, view, key(0, 1, 0, "train"), 5, batch_size)
     torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
     sizes = [len(part) for part in torch.arange(10).split(batch_size or 10)]
     assert loss == pytest.approx(np.average(losses[-len(sizes) :], weights=sizes), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin", "gcnii", "transformer"])
+@pytest.mark.parametrize("fanouts", [None, [1, 2]])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_coupled_models_equal_a_plain_loop(
+    name: str, fanouts: list[int] | None, batch_size: int | None, view: View, make_client: MakeClient
+) -> None:
+    """On the whole graph, or on neighbours drawn anew for every step, the last layer's fanout first."""
+    torch.manual_seed(1)
+    made = build(name, 4, 3, 0, 0.5, {"hidden": 8, "fanouts": fanouts})
+    client = make_client(view, made)
+    twin: Any = copy.deepcopy(made).train()
+    rng = np.random.default_rng(key(0, 1, 0, "neighbours"))
+
+    def logits_of(rows: Tensor) -> Tensor:
+        if fanouts is None:
+            return twin(all_nodes(view, twin.operator, 2)._replace(rows=rows)).logits_NC
+        return twin(sampled(view, twin.operator, fanouts, rows, rng)).logits_NC
+
+    trainer_of(client, options("adam", epochs=3, batch_size=batch_size)).fit(client, {})
+    plain_steps(logits_of, torch.optim.Adam(twin.parameters(), **ADAM), view, key(0, 1, 0, "train"), 3, batch_size)
+    torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-4, atol=1e-5)
+    everything = twin.eval()(all_nodes(view, twin.operator, 2)).logits_NC
+    torch.testing.assert_close(client.model.logits_of("test"), everything[view.test], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fanouts", [[3, 3], None])
+def test_any_cells_give_the_same_numbers(run: Callable[..., Server], fanouts: list[int] | None) -> None:
+    keys = {"model.name": "gat", "model.fanouts": fanouts, "train.batch_size": 4, "algorithm.name": "local"}
+    one, other = (run({**keys, "engine.cell_size": size}, rounds=3) for size in (1, 4))
+    for client, state in one.state.clients.items():
+        assert all(torch.equal(t, other.state.clients[client][name]) for name, t in state.items())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -109,7 +133,7 @@ def test_kept_moments_make_three_visits_one_long_run(
         guest.model.load(torch.zeros_like(w))
         trainer.fit(guest, {})
         visit.model.load(w)
-        plain_epochs(twin, optimizer, view, 2, number)
+        plain_steps(on_rows(twin, view), optimizer, view, key(0, number, 0, "train"), 2)
     torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
     names = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": set(), "momentum": {"momentum_buffer"}}
     assert set(state) == {f"model.opt.{moment}" for moment in names[name]}
@@ -125,47 +149,10 @@ def test_reset_moments_start_a_fresh_optimizer_every_visit(
     for number in (1, 2, 3):
         client = visited(client, client.state, partial(key, 0, number, 0))
         trainer.fit(client, {})
-        plain_epochs(twin, OPTIMIZERS[name][1](twin.parameters()), view, 2, number)
+        optimizer = OPTIMIZERS[name][1](twin.parameters())
+        plain_steps(on_rows(twin, view), optimizer, view, key(0, number, 0, "train"), 2)
     assert client.state == {}
     torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_every_epoch_sees_every_training_row_once(
-    batch_size: int | None, view: View, module: nn.Module, make_client: MakeClient
-) -> None:
-    seen: list[Tensor] = []
-
-    class Recorder(nn.Module):
-        inputs = (0,)
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, hops: list[Tensor]) -> Output:
-            seen.append(hops[0])
-            return self.inner(hops)
-
-    client = make_client(view, Recorder())
-    LocalTrainer({MODEL: client.model.flat}, TrainOptions(epochs=4, batch_size=batch_size), Algorithm()).fit(client, {})
-    rows = torch.cat(seen).view(4, 10, 4)
-    expected = sorted(view.x[view.train].tolist())
-    assert all(sorted(epoch.tolist()) == expected for epoch in rows)
-    assert (batch_size is None) == all(torch.equal(epoch, rows[0]) for epoch in rows)
-
-
-def test_the_loss_may_read_parameters_and_download(view: View, module: nn.Module, make_client: MakeClient) -> None:
-    # A proximal term alone, with SGD: w moves by lr * mu * (anchor - w).
-    client = make_client(view, module)
-    start, anchor = client.model.w.clone(), torch.randn(len(client.model.w))
-
-    def proximal(out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-        return 0.5 * 3.0 * (w - down["anchor"]).square().sum() + 0.0 * out.logits_NC.sum()
-
-    trainer = LocalTrainer({MODEL: client.model.flat}, TrainOptions(1, "sgd", 0.1, 0.0), Algorithm())
-    trainer.fit(client, {"anchor": anchor}, loss=proximal)
-    torch.testing.assert_close(client.model.w, start + 0.1 * 3.0 * (anchor - start))
 
 
 def test_a_client_without_training_rows_stays_as_it_is(
@@ -177,28 +164,6 @@ def test_a_client_without_training_rows_stays_as_it_is(
     assert np.isnan(loss)
     assert torch.equal(client.model.w, before)
     assert client.state == {}
-
-
-def test_fit_with_term_adds_it_in_every_step(make_client: MakeClient, view: View, module: nn.Module) -> None:
-    def pulled(out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
-        return cross_entropy(out, y, w, received) + 0.3 * w.square().sum()
-
-    left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
-    settings = options("sgd", epochs=2, batch_size=3)
-    w = left.model.flat.w
-    LocalTrainer({MODEL: left.model.flat}, settings, Algorithm()).fit(left, {}, term=lambda: 0.3 * w.square().sum())
-    LocalTrainer({MODEL: right.model.flat}, settings, Algorithm()).fit(right, {}, loss=pulled)
-    torch.testing.assert_close(left.model.w, right.model.w)
-
-
-def test_no_term_changes_no_bit(make_client: MakeClient, view: View, module: nn.Module) -> None:
-    left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
-    LocalTrainer({MODEL: left.model.flat}, options("adam"), Algorithm()).fit(left, {}, loss=cross_entropy)
-    LocalTrainer({MODEL: right.model.flat}, options("adam"), Algorithm()).fit(right, {})
-    assert torch.equal(left.model.w, right.model.w)
-
-
-# Named models
 
 
 @pytest.fixture
@@ -243,35 +208,11 @@ def test_two_models_in_turns_are_two_plain_runs_with_streams_of_their_own(pair: 
     for _ in range(2):
         for name, stream in ((MODEL, "train"), ("copilot", "copilot/train")):
             loss = trainer.fit(pair, {}, name)
-            torch.manual_seed(key(0, 1, 0, stream))
-            for _ in range(2):
-                total = 0.0
-                for rows in view.train[torch.randperm(10)].split(4):
-                    optimizers[name].zero_grad()
-                    value = F.cross_entropy(twins[name]([view.x[rows]]).logits_NC, view.label[rows])
-                    value.backward()
-                    optimizers[name].step()
-                    total += value.item() * len(rows) / 10
-            assert loss == pytest.approx(total, rel=1e-5)
+            seed = key(0, 1, 0, stream)
+            losses = plain_steps(on_rows(twins[name], view), optimizers[name], view, seed, 2, 4)
+            assert loss == pytest.approx(np.average(losses[-3:], weights=[4, 4, 2]), rel=1e-5)
             torch.testing.assert_close(pair.models[name].w, flat(twins[name]), rtol=1e-5, atol=1e-6)
     assert pair.state["model.opt.step"].item() == pair.state["copilot.opt.step"].item() == 2 * 2 * 3
-
-
-def test_a_named_model_reads_its_own_inputs(pair: Client) -> None:
-    """Beside an MLP, a model that passes messages."""
-    torch.manual_seed(3)
-    module = build("gcn", 4, 3, 0, 0.0, {"hidden": 5})
-    twin, view = copy.deepcopy(module), pair.data
-    models = {**pair.models, "copilot": ClientModel(FlatModel(module), view, random_of(pair.random, "copilot"))}
-    client = Client(pair.info, view, models, {}, {}, pair.random)
-    trainer_of(client, options("sgd", epochs=2)).fit(client, {}, "copilot")
-    optimizer = torch.optim.SGD(twin.parameters(), **ADAM)
-    for _ in range(2):
-        optimizer.zero_grad()
-        logits = twin(all_nodes(view, "symmetric", 2)).logits_NC[view.train]
-        F.cross_entropy(logits, view.label[view.train]).backward()
-        optimizer.step()
-    torch.testing.assert_close(models["copilot"].w, flat(twin), rtol=1e-5, atol=1e-6)
 
 
 def test_one_model_s_name_may_begin_with_another_s(view: View, module: nn.Module, make_client: MakeClient) -> None:
@@ -283,9 +224,6 @@ def test_one_model_s_name_may_begin_with_another_s(view: View, module: nn.Module
         trainer_of(c, options("adam")).fit(c, {})
     assert torch.equal(client.model.w, fresh.model.w)
     assert all(torch.equal(client.state[f"model2.opt.{name}"], t) for name, t in moments.items())
-
-
-# What else a method may ask of the trainer
 
 
 def test_fit_with_loss_replaces_the_method_s_loss(view: View, module: nn.Module, make_client: MakeClient) -> None:
@@ -305,15 +243,6 @@ def test_fit_with_loss_replaces_the_method_s_loss(view: View, module: nn.Module,
     expected = trainer_of(inside, settings).fit(inside, {}, loss=both)
     assert found == pytest.approx(expected, rel=1e-6)
     torch.testing.assert_close(client.model.w, inside.model.w)
-
-
-def test_logits_after_training_are_those_of_the_new_parameters(pair: Client) -> None:
-    before = pair.model.logits()
-    trainer_of(pair, options("adam")).fit(pair, {})
-    after = pair.model.logits()
-    assert not torch.equal(after, before)
-    with torch.no_grad():
-        assert torch.equal(after, pair.model.module.eval()([pair.data.x]).logits_NC)
 
 
 def test_training_is_no_download(pair: Client) -> None:

@@ -12,8 +12,8 @@ from support.other_device.device import room_for
 from support.small_cells import cell_of, run_cells
 from torch import Tensor
 
+from shoal.algorithms.training.batched.batched_inputs import MOST, NO_MATTER, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
-from shoal.algorithms.training.batched.size_groups import MOST, NO_MATTER, size_groups
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 

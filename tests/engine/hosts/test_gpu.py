@@ -218,7 +218,7 @@ def test_counts_are_those_of_the_processor(run: Run, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
         patch.setattr(host, "take_device", lambda name, share, precision: other)
         patch.setattr(gpu, "NUMBERS_OF_A_PASS", numbers)
-        patch.setattr("shoal.algorithms.training.batched.size_groups.NO_MATTER", 0)
+        patch.setattr("shoal.algorithms.training.batched.batched_inputs.NO_MATTER", 0)
         away = run({**EVERY, **keys}, rounds=2)
     assert away.state.scores.keys() == here.state.scores.keys()
     for scope, counts in here.state.scores.items():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, JumpingKnowledge
 
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
 from shoal.storage.store.view import View
 
 MakeView = Callable[..., View]
@@ -94,44 +94,3 @@ def test_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradients(mak
         results.append(with_gradients(*model(around), model))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_without_jumping_nothing_changes(view: View) -> None:
-    plain, explicit, jumping = (
-        build("gcn", FEATURES, CLASSES, 0, 0.0, {"layers": 4, **more})
-        for more in ({}, {"jumping": "none"}, {"jumping": "max"})
-    )
-    # All have the same parameters.
-    explicit.load_state_dict(plain.state_dict())
-    jumping.load_state_dict(plain.state_dict())
-    logits = [model(all_nodes(view, "symmetric", 4)).logits_NC for model in (plain, explicit, jumping)]
-    assert torch.equal(logits[0], logits[1])
-    assert not torch.allclose(logits[0], logits[2])
-
-
-def accuracy(jumping: str, around: Neighbourhood, label: Tensor, train: Tensor) -> float:
-    """Of a GCN of eight layers on the nodes that it was not trained on, after thirty steps of Adam."""
-    torch.manual_seed(0)
-    model = build("gcn", 16, CLASSES, 0, 0.5, {"hidden": 16, "layers": 8, "jumping": jumping})
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    for _ in range(30):
-        optimizer.zero_grad()
-        F.cross_entropy(model(around).logits_NC[train], label[train]).backward()
-        optimizer.step()
-    correct = model.eval()(around).logits_NC.argmax(1) == label
-    correct[train] = False
-    return float(correct.sum()) / (len(label) - len(train))
-
-
-def test_eight_layers_learn_with_jumping_and_not_without(make_view: MakeView) -> None:
-    """400 nodes of four communities, six tenths of their 20 neighbours in their own; guessing finds a quarter."""
-    rng = np.random.default_rng(0)
-    label = np.arange(400) % CLASSES
-    same = label[:, None] == label
-    edges = np.argwhere(np.triu(rng.random((400, 400)) < np.where(same, 12 / 100, 8 / 300), 1))
-    x = np.eye(CLASSES, 16)[label] + rng.standard_normal((400, 16))
-    graph = make_view(400, edges, label.tolist(), range(0, 400, 7), CLASSES, x.astype(np.float32))
-    around = all_nodes(graph, "symmetric", 8)
-    found = {jumping: accuracy(jumping, around, graph.label, graph.train) for jumping in ("none", "max")}
-    assert found["none"] < 0.35
-    assert found["max"] > 0.6

@@ -1,23 +1,24 @@
 """FedStar's model against PyG's layers on PyG's batches, codes and batches cut from a client's graphs included."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
+from support.reset_models import assert_reset_as_fresh
+from support.sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_mean_pool
 
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.models.build import build, width_of
+from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
 from shoal.algorithms.models.items import client_graphs as module_under_test
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
-from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
@@ -124,90 +125,21 @@ def test_standalone_graphs_have_zero_codes(graph_view: GraphView, pyg_graphs: li
     assert model(batch).logits_NC.shape == (3, CLASSES)
 
 
-def test_structure_encoder_ignores_features(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
-    """The second half of the embedding stays, the first does not; the features' half hears of both."""
-    model = make(dropout=0.0).eval()
-    before = model(graphs_of(graph_view(pyg_graphs), model).all()).embedding_NH
-    for graph in pyg_graphs:
-        graph.x = graph.x + 1
-    after = model(graphs_of(graph_view(pyg_graphs), model).all()).embedding_NH
-    assert before.shape == (5, 2 * HIDDEN)
-    assert torch.equal(before[:, HIDDEN:], after[:, HIDDEN:])
-    assert not torch.equal(before[:, :HIDDEN], after[:, :HIDDEN])
-    with torch.no_grad():
-        model.backbone.structure.lift.bias.add_(1)
-    moved = model(graphs_of(graph_view(pyg_graphs), model).all()).embedding_NH
-    assert not torch.equal(moved[:, :HIDDEN], after[:, :HIDDEN])
-
-
-def test_gradients_reach_every_parameter(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
-    model = make().train()
-    view = graph_view(pyg_graphs)
-    F.cross_entropy(model(graphs_of(view, model).all()).logits_NC, view.label).backward()
-    for name, p in model.named_parameters():
-        assert p.grad is not None, name
-        assert p.grad.any(), name
-
-
-def test_parameters() -> None:
-    """Two layers of width 64; the structure's are together, at the end."""
-    model = build("star", 100, 47, 0, 0.5, {}, task="graph")
-    mine = 100 * 64 + 64 + 2 * (128 * 64 + 64 + 64 * 64 + 64 + 2 * 64 + 1)
-    structure = 32 * 64 + 64 + 2 * (64 * 64 + 64)
-    assert sum(p.numel() for p in model.parameters()) == mine + structure + 128 * 47 + 47
-    names = [name for name, _ in model.named_parameters()]
-    inside = [name.startswith("backbone.structure.") for name in names]
-    assert inside == sorted(inside)
-    assert sum(p.numel() for p in model.backbone.structure.parameters()) == structure
-    assert width_of(model) == 128
-    assert not list(model.buffers())
-
-
-def test_reset_equals_a_fresh_model_and_draws_as_much() -> None:
+def test_reset_equals_a_fresh_model() -> None:
     def fresh(seed: int) -> Any:
         torch.manual_seed(seed)
         return build("star", FEATURES, CLASSES, 0, 0.5, {"hidden": HIDDEN}, task="graph")
 
-    first = fresh(7)
-    after, model = torch.rand(2), fresh(8)
-    torch.manual_seed(7)
-    model.reset_parameters()
-    assert torch.equal(torch.rand(2), after)
-    for (name, p), q in zip(model.named_parameters(), first.parameters()):
-        assert torch.equal(p, q), name
+    assert_reset_as_fresh(fresh(7), fresh(8), 7)
 
 
 def test_sparse_features(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     """The first weight lies by column, and the numbers are the same."""
-    torch.manual_seed(0)
-    dense = FlatModel(build("star", FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, task="graph"))
-    torch.manual_seed(0)
-    sparse = FlatModel(build("star", FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, task="graph"), sparse=True)
-    turned = [name for name, p in sparse.module.named_parameters() if not p.is_contiguous()]
+    dense, by_column = FlatModel(make()), FlatModel(make(), sparse=True)
+    turned = [name for name, p in by_column.module.named_parameters() if not p.is_contiguous()]
     assert turned == ["backbone.lift.weight"]
     batch = graphs_of(graph_view(pyg_graphs), dense.module).all()
-    x = batch.hops[0].to_sparse_csr()  # type: ignore[union-attr]
-    rows = SparseMatrix.of(x.crow_indices().int(), x.col_indices().int(), x.values(), FEATURES)
-    same = type(batch)([rows], batch.operators, batch.first, batch.codes_NQ)
-    torch.testing.assert_close(sparse(same).logits_NC, dense(batch).logits_NC)
-
-
-@pytest.mark.parametrize(
-    ("options", "task", "message"),
-    [
-        ({}, "node", r"model\.name: star reads codes of small graphs, for graph tasks \(task: graph\); take gin"),
-        ({"fanouts": [2, 2]}, "graph", r"model\.fanouts: star has no such option; it has head_dropout, hidden, layers"),
-        ({"layers": 0}, "graph", r"model\.layers: must be at least 1, found 0"),
-        ({"hidden": 0}, "graph", r"model\.hidden: must be at least 1, found 0"),
-    ],
-)
-def test_refused(options: dict[str, Any], task: str, message: str) -> None:
-    with pytest.raises(ShoalError, match=f"^{message}"):
-        build("star", FEATURES, CLASSES, 0, 0.5, options, task=task)
-
-
-def test_star_can_be_adapted(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
-    model = build("star", FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, embedding=6, task="graph")
-    out = model(graphs_of(graph_view(pyg_graphs), model).all())
-    assert out.logits_NC.shape == (5, CLASSES)
-    assert out.embedding_NH.shape == (5, 6)
+    same = replace(batch, hops=[sparse(batch.hops[0])])
+    dense.module.eval()
+    by_column.module.eval()
+    torch.testing.assert_close(by_column(same).logits_NC, dense(batch).logits_NC)

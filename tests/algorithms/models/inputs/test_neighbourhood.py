@@ -46,6 +46,14 @@ def test_the_whole_graph_is_its_definition(view: View, operator: Operator) -> No
     )
     torch.testing.assert_close(transposed, dense(view, operator).t(), rtol=1e-6, atol=1e-7)
     assert matrix.col_indices().data_ptr() == around.operators[0].csr.col_indices().data_ptr()
+    if operator == "sum":
+        assert matrix is around.operators[0].csr is view.adjacency
+    # Others are kept beside it.
+    for other in OPERATORS:
+        found = all_nodes(view, other, 1).operators[0]
+        torch.testing.assert_close(found.to_dense().double(), dense(view, other), rtol=1e-6, atol=1e-7)
+        for part in found.parts()[:2]:
+            assert part.dtype == torch.int32
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -59,6 +67,7 @@ def test_all_neighbours_drawn_are_rows_of_the_whole(view: View, operator: Operat
     assert last.shape[0] == 3
     assert last.shape[1] == first.shape[0]
     assert first.shape[1] == len(around.x_NF)
+    assert all(part.dtype == torch.int32 for matrix in around.operators for part in matrix.parts()[:2])
 
 
 @pytest.mark.parametrize("operator", ["sum", "symmetric"])
@@ -116,25 +125,6 @@ def test_standalone_nodes_receive_their_own_features_once(operator: Operator) ->
         assert torch.equal(matrix.to_dense(), torch.eye(3))
 
 
-def test_every_operator_of_a_view_is_kept_apart(view: View) -> None:
-    found = {operator: all_nodes(view, operator, 1).operators[0] for operator in OPERATORS}
-    for operator, matrix in found.items():
-        torch.testing.assert_close(matrix.to_dense().double(), dense(view, operator), rtol=1e-6, atol=1e-7)
-        assert all_nodes(view, operator, 1).operators[0].csr is matrix.csr
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_indices_have_32_bits(view: View, operator: Operator) -> None:
-    rng = np.random.default_rng(0)
-    for around in (
-        all_nodes(view, operator, 1),
-        sampled(view, operator, [2], view.train, rng),
-        standalone(view.x, operator, 1),
-    ):
-        (matrix,) = around.operators
-        assert matrix.csr.crow_indices().dtype == matrix.csr.col_indices().dtype == torch.int32
-
-
 def test_the_last_layer_draws_first(view: View) -> None:
     """Of three layers with 1, 2 and all neighbours from the last one on; layers meet in their numbers of nodes."""
     first, middle, last = sampled(view, "mean", [1, 2, -1], view.train, np.random.default_rng(0)).operators
@@ -144,22 +134,10 @@ def test_the_last_layer_draws_first(view: View) -> None:
     assert (last.shape[0], last.shape[1], middle.shape[1]) == (3, middle.shape[0], first.shape[0])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_drawn_rows_come_in_the_order_that_was_asked_for(view: View, operator: Operator) -> None:
-    for rows in (torch.tensor([9, 0, 4]), torch.tensor([0])):
-        around = sampled(view, operator, [3], rows, np.random.default_rng(0))
-        torch.testing.assert_close(around.x_NF[: len(rows)], view.x[rows].float())
-
-
 def test_sampled_depends_on_the_stream_alone(view: View) -> None:
     draws = [sampled(view, "mean", [2, 2], view.train, np.random.default_rng(seed)).x_NF for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
-
-
-def test_sum_operator_shares_the_adjacency(view: View) -> None:
-    matrix = all_nodes(view, "sum", 1).operators[0]
-    assert matrix.csr is matrix.transposed is view.adjacency
 
 
 @pytest.mark.parametrize("operator", ["mean", "symmetric", "attention"])

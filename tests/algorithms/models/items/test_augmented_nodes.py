@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.sparse_rows import sparse as as_sparse
 
-from shoal.algorithms.client import Client, FlatModel
+from shoal.algorithms.client import Client
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
@@ -17,17 +17,6 @@ from shoal.storage.store.view import View
 COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
 EDGES = [(0, 1), (0, 3), (1, 2), (2, 3), (3, 4)]
 COUNTS = [2, 0, 1, 0, 3, 1]
-
-
-def test_edges_by_hand() -> None:
-    """A path of three nodes; the first gets one new neighbour and the last two."""
-    indptr, indices = np.array([0, 1, 3, 4], dtype=np.int32), np.array([1, 0, 2, 1], dtype=np.int32)
-    starts, columns = with_new_neighbours(indptr, indices, np.array([1, 0, 2]))
-    assert [columns[a:b].tolist() for a, b in pairwise(starts)] == [[1, 3], [0, 2], [1, 4, 5], [0], [2], [2]]
-    for counts in (np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64)):
-        part = (indptr, indices) if len(counts) else (np.zeros(1, np.int32), np.zeros(0, np.int32))
-        starts, columns = with_new_neighbours(*part, counts)
-        assert (starts.tolist(), columns.tolist()) == (part[0].tolist(), part[1].tolist())
 
 
 def test_edges_of_any_graph() -> None:
@@ -104,21 +93,3 @@ def test_models_answer_as_in_the_graph_written_out(
     torch.testing.assert_close(
         of_themselves, make_client(view, client.model.module).model(other.model.standalone(new))[0]
     )
-
-
-def test_a_flat_model_of_sparse_features_reads_them() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(3, 4).clamp_min(0)
-    edges = with_new_neighbours(np.array([0, 1, 2, 2]), np.array([1, 0], dtype=np.int32), np.array([0, 1, 1]))
-    flat = FlatModel(build("sage", 4, 2, 0, 0.0, {"hidden": 3}), sparse=True)
-    operator = operator_over("mean", *edges)
-    new = torch.randn(2, 4)
-    sparse, dense = (
-        flat(AugmentedNodes.some(_nodes(features, operator, flat), torch.arange(3))).logits_NC
-        for features in (AugmentedFeatures(as_sparse(x), new), AugmentedFeatures(x, new))
-    )
-    torch.testing.assert_close(sparse, dense)
-
-
-def _nodes(features: AugmentedFeatures, operator: object, flat: FlatModel) -> AugmentedNodes:
-    return AugmentedNodes(None, features, operator, flat.coupled)  # type: ignore[arg-type]

@@ -9,9 +9,8 @@ from torch_geometric.data import Batch, Data
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 FEATURES, CLASSES = 5, 3
@@ -96,15 +95,6 @@ def test_some_rows_of_hops(graph_view: GraphView, pyg_graphs: list[Data]) -> Non
         assert torch.equal(rows, view.hop(k)[[8, 9, 0, 1, 2, 3]])
     assert batch.first.tolist() == [0, 2, 6]
     assert [len(rows) for rows in graphs.part("test").hops] == [7, 7, 7]
-
-
-def test_diagonal_blocks_keep_dtype_and_lazy_transpose() -> None:
-    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    matrix = SparseMatrix.of(*(torch.tensor(t).int() for t in ([0, 2, 3, 4], [0, 1, 0, 2])), values, 3)
-    cut = matrix.diagonal_blocks(torch.tensor([0, 2, 3]), torch.tensor([1, 0]))
-    assert cut.to_dense().tolist() == [[4, 0, 0], [0, 1, 2], [0, 3, 0]]
-    assert cut._transposed is None
-    assert torch.equal(cut.transposed.to_dense(), cut.to_dense().t())
 
 
 @every_operator

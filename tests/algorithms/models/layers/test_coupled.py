@@ -1,5 +1,7 @@
 """Coupled backbones against PyG on an edge list, against dense algebra, and on graphs that have nearly nothing."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -8,15 +10,12 @@ import torch
 import torch.nn.functional as F
 from support.coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, every_backbone, make
 from support.plain_dropout import dropped
+from support.reset_models import assert_reset_as_fresh
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
-from shoal.algorithms.client import FlatModel
-from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
-from shoal.algorithms.training.analytic.choice import needed_for_analytic
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 MakeView = Callable[..., View]
@@ -24,54 +23,6 @@ MakeView = Callable[..., View]
 
 def around(model: nn.Module, view: View) -> Neighbourhood:
     return all_nodes(view, model.operator, len(model.convs))
-
-
-def pyg_layer(name: str, conv: nn.Module, layer: int) -> nn.Module:
-    """PyG's own layer, made without our operators, holding the same weights."""
-    if name == "gcn":
-        twin: nn.Module = GCNConv(conv.in_channels, HIDDEN)
-    elif name == "sage":
-        twin = SAGEConv(conv.in_channels, HIDDEN)
-    elif name == "gat":
-        twin = GATConv(conv.in_channels, conv.out_channels, conv.heads)
-    elif name == "gin":
-        twin = GINConv(nn.Sequential(*(type(m)(*shape(m)) for m in conv.nn)), train_eps=True)
-    elif name == "transformer":
-        twin = TransformerConv(conv.in_channels, HIDDEN)
-    else:
-        twin = GCN2Conv(HIDDEN, 0.1, 0.5, layer + 1)
-    twin.load_state_dict(conv.state_dict())
-    return twin
-
-
-def shape(module: nn.Module) -> tuple[int, ...]:
-    if isinstance(module, nn.Linear):
-        return module.in_features, module.out_features
-    return tuple(module.normalized_shape) if isinstance(module, nn.LayerNorm) else ()
-
-
-@every_backbone
-def test_equals_pyg_on_an_edge_list(name: str, view: View) -> None:
-    model = make(name, layers=3).eval()
-    with torch.no_grad():
-        for p in model.parameters():  # biases start at zero
-            p.add_(0.1 * torch.randn_like(p))
-    edges = view.adjacency.to_sparse_coo().indices().flip(0).long()
-    x = view.x
-    if name == "gcnii":
-        x = initial = F.relu(model.lift(x))
-    for layer, conv in enumerate(model.convs):
-        twin = pyg_layer(name, conv, layer)
-        if name == "gcnii":
-            x = F.relu(twin(x, initial, edges))
-        else:
-            x = twin(between(name, x) if layer else x, edges)
-    out = model(around(model, view))
-    torch.testing.assert_close(out.embedding_NH, x, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(out.logits_NC, model.head.linears[0](x), rtol=1e-5, atol=1e-6)
-    some = model(around(model, view)._replace(rows=torch.tensor([9, 0])))
-    torch.testing.assert_close(some.logits_NC, out.logits_NC[[9, 0]])
-    torch.testing.assert_close(some.embedding_NH, out.embedding_NH[[9, 0]])
 
 
 def between(name: str, x: Tensor) -> Tensor:
@@ -114,9 +65,10 @@ def dense_layer(name: str, conv: nn.Module, a: Tensor, x: Tensor, initial: Tenso
     return torch.cat(heads, 1) + p["bias"]
 
 
-@every_backbone
-def test_equals_dense_algebra(name: str, view: View) -> None:
-    model = make(name).eval()
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in NAMES), ("gin", {"norm": "none"})])
+def test_equals_dense_algebra(name: str, options: dict[str, object], view: View) -> None:
+    """Without a norm GIN keeps how much a node sums up."""
+    model = make(name, layers=3, **options).eval()
     a, x = view.adjacency.to_dense().double(), view.x.double()
     if name == "gcnii":
         x = F.relu(x @ model.lift.weight.double().T + model.lift.bias.double())
@@ -124,23 +76,6 @@ def test_equals_dense_algebra(name: str, view: View) -> None:
     for layer, conv in enumerate(model.convs):
         x = dense_layer(name, conv, a, between(name, x) if layer and name != "gcnii" else x, initial, layer)
     torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
-
-
-def test_gin_without_a_norm_keeps_how_much_a_node_sums_up(view: View) -> None:
-    model = make("gin", layers=3, norm="none").eval()
-    a, x = view.adjacency.to_dense().double(), view.x.double()
-    for layer, conv in enumerate(model.convs):
-        x = dense_layer("gin", conv, a, F.relu(x) if layer else x, x, layer)
-    torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
-    assert needed_for_analytic(FedAvg(), FlatModel(model)) == "model.norm: layer"
-    assert needed_for_analytic(FedAvg(), FlatModel(make("gin", norm="layer"))) is None
-    with pytest.raises(ShoalError, match=r"model.norm: must be one of layer, none, found 'batch'"):
-        make("gin", norm="batch")
-
-
-def test_the_transformer_is_trained_by_autograd() -> None:
-    missing = "a model with formulas of its gradients, which transformer is not"
-    assert needed_for_analytic(FedAvg(), FlatModel(make("transformer"))) == missing
 
 
 OPTIONS = {
@@ -201,50 +136,9 @@ def test_options_and_dropout_are_those_of_plain_pyg(name: str, training: bool, v
             x = conv(dropped(between(name, x), 0.3, training), edges)
     torch.testing.assert_close(out.embedding_NH, x, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(out.logits_NC, last(dropped(x, 0.3, training)), rtol=1e-4, atol=1e-5)
-
-
-def test_defaults(view: View) -> None:
-    """Two layers of width 64; GAT has eight heads in the first; GCNII keeps a tenth of its input, theta is 0.5."""
-    for name in NAMES:
-        made, sender = (build(name, FEATURES, CLASSES, 0, 0.0, keys) for keys in ({}, {"hidden": 64, "layers": 2}))
-        assert [p.shape for p in made.parameters()] == [p.shape for p in sender.parameters()]
-        assert made.fanouts == ()
-    first, last = build("gat", FEATURES, CLASSES, 0, 0.0, {}).convs
-    assert first.att_src.shape == (1, 8, 8)
-    assert last.att_src.shape == (1, 1, 64)
-    torch.manual_seed(0)
-    plain = build("gcnii", FEATURES, CLASSES, 0, 0.0, {})
-    torch.manual_seed(0)
-    sender = build("gcnii", FEATURES, CLASSES, 0, 0.0, {"alpha": 0.1, "theta": 0.5})
-    assert torch.equal(plain(around(plain, view)).logits_NC, sender(around(sender, view)).logits_NC)
-
-
-def test_gin_s_sum_is_as_large_as_that_of_all_neighbours(make_view: MakeView) -> None:
-    """Two of four neighbours are drawn, each stands for two."""
-    x = np.arange(10, dtype=np.float32).reshape(5, 2)
-    star = make_view(5, [(0, i) for i in range(1, 5)], [0] * 5, [0], CLASSES, x)
-    model = build("gin", 2, CLASSES, 0, 0.0, {"hidden": 2, "layers": 1})
-    linear = nn.Linear(2, 2)
-    linear.weight.data, linear.bias.data = torch.eye(2), torch.zeros(2)
-    model.convs[0].nn = nn.Sequential(linear)
-    around = sampled(star, model.operator, [2], star.train, np.random.default_rng(0))
-    receiver = around.x_NF[0] + 2 * around.x_NF[1:].sum(0)
-    assert len(around.x_NF) == 3
-    torch.testing.assert_close(model(around).embedding_NH, receiver[None])
-
-
-@pytest.mark.parametrize(("alpha", "theta"), [(0.0, 0.5), (1.0, 1e-3)])
-def test_the_bounds_of_gcnii_s_shares(alpha: float, theta: float, view: View) -> None:
-    """alpha 1 hears nobody; theta near 0 makes a layer the identity of what it mixes."""
-    model = make("gcnii", alpha=alpha, theta=theta, layers=1).eval()
-    x = view.x.double()
-    lifted = F.relu(x @ model.lift.weight.double().T + model.lift.bias.double())
-    loops = view.adjacency.to_dense().double() + torch.eye(12)
-    root = loops.sum(1).rsqrt()
-    mixed = (1 - alpha) * (root[:, None] * loops * root) @ lifted + alpha * lifted
-    beta = np.log(theta + 1)
-    expected = F.relu((1 - beta) * mixed + beta * mixed @ model.convs[0].weight1.double())
-    torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.manual_seed(5)
+    some = model(around(model, view)._replace(rows=torch.tensor([9, 0])))
+    torch.testing.assert_close(some.embedding_NH, out.embedding_NH[[9, 0]])
 
 
 @every_backbone
@@ -276,24 +170,6 @@ def test_a_client_without_edges_trains(name: str, nodes: int, make_view: MakeVie
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@every_backbone
-def test_gradients_reach_every_parameter(name: str, view: View) -> None:
-    model = make(name)
-    F.cross_entropy(model(around(model, view)).logits_NC, view.label).backward()
-    for parameter_name, p in model.named_parameters():
-        assert p.grad is not None, parameter_name
-        assert p.grad.any(), parameter_name
-
-
-@every_backbone
-def test_dropout_acts_in_training_only(name: str, view: View) -> None:
-    model = make(name)
-    inputs = around(model, view)
-    assert not torch.equal(model(inputs).logits_NC, model(inputs).logits_NC)
-    model.eval()
-    assert torch.equal(model(inputs).logits_NC, model(inputs).logits_NC)
-
-
 def weighed(weights: np.ndarray | None, make_view: MakeView) -> View:
     edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
     x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
@@ -310,7 +186,12 @@ def test_weights_of_edges_as_pyg_has_them(name: str, make_view: MakeView) -> Non
         torch.from_numpy(np.stack([target, source]).astype(np.int64)),
         torch.from_numpy((upper + upper.T)[source, target]),
     )
-    twins = nn.ModuleList(pyg_layer(name, conv, layer) for layer, conv in enumerate(model.convs))
+    layers = {
+        "gcn": lambda: [GCNConv(FEATURES, HIDDEN), GCNConv(HIDDEN, HIDDEN)],
+        "gcnii": lambda: [GCN2Conv(HIDDEN, 0.1, 0.5, 1), GCN2Conv(HIDDEN, 0.1, 0.5, 2)],
+    }
+    twins = nn.ModuleList(layers[name]())
+    twins.load_state_dict(model.convs.state_dict())
     if name == "gcn":
         expected = twins[1](F.relu(twins[0](view.x, *edges)), *edges)
     else:
@@ -338,3 +219,30 @@ def test_matrices_of_other_operators_have_no_weights(make_view: MakeView) -> Non
         with pytest.raises(AssertionError, match=operator):
             all_nodes(view, operator, 1)
     assert (all_nodes(view, "sum", 1).operators[0].to_dense().unique() == torch.tensor([0.0, 2.0])).all()
+
+
+def test_making_a_coupled_model_draws_what_its_reset_draws() -> None:
+    """PyG's layers draw when they are made, some twice; of that nothing is seen in the stream."""
+    for name in NAMES:
+        torch.manual_seed(3)
+        model = build(name, FEATURES, CLASSES, 0, 0.0, {})
+        after = torch.rand(2)
+        torch.manual_seed(3)
+        model.reset_parameters()
+        assert torch.equal(torch.rand(2), after)
+
+
+@every_backbone
+def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
+    assert_reset_as_fresh(make(name, seed=7), make(name, seed=8), 7)
+
+
+@every_backbone
+def test_everything_a_model_learns_is_a_parameter(name: str) -> None:
+    assert not list(make(name).buffers())
+
+
+def test_pyg_is_imported_only_with_a_backbone_that_needs_it() -> None:
+    code = "import sys, shoal.engine.hosts.host\n"
+    code += "from shoal.algorithms.models.build import build; build('sgc', 4, 3, 1, 0.0, {})"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch_geometric' not in sys.modules"], check=True)

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build, width_of
-from shoal.algorithms.models.inputs.graph_batch import PairBatch
+from shoal.algorithms.models.inputs.neighbourhood import PairBatch
 from shoal.algorithms.models.layers.readout import PairEmbedding
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.local_training import batches
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
@@ -113,15 +112,6 @@ def test_places_among_training_pairs(
     torch.testing.assert_close(torch.cat([out.logits_NC for out in model.outputs()]), logits)
 
 
-@every_model
-def test_both_directions_are_one_pair(view: View, name: str) -> None:
-    model = model_on(view, name)
-    batch = model.items.all()  # type: ignore[union-attr]
-    assert isinstance(batch, PairBatch)
-    turned = PairBatch(batch.hops, batch.operators, batch.ends.flip(1))
-    assert torch.equal(model.output(batch).logits_NC, model.output(turned).logits_NC)
-
-
 @pytest.mark.parametrize(("name", "drops"), [("sgc", True), ("sgc", False), ("gcn", True), ("gcn", False)])
 def test_dropout_falls_on_pairs_before_the_classifier(view: View, name: str, drops: bool) -> None:
     """Whole columns of the classifier's gradient vanish, where an entry of the only pair was dropped."""
@@ -135,16 +125,6 @@ def test_dropout_falls_on_pairs_before_the_classifier(view: View, name: str, dro
     weight: Any = model.module.head.linears[-1].weight  # type: ignore[union-attr]
     dropped = (weight.grad == 0).all(0) & (products[3] != 0)
     assert bool(dropped.any()) == drops
-
-
-def test_every_parameter_learns(view: View) -> None:
-    for name in NAMES:
-        model = model_on(view, name)
-        model.module.train()
-        model.forward(view.train)().logits_NC[:, 0].square().sum().backward()
-        for entry, p in model.module.named_parameters():
-            assert p.grad is not None, (name, entry)
-            assert bool(p.grad.abs().sum() > 0), (name, entry)
 
 
 def test_same_parameters_as_a_model_of_nodes_and_the_same_draws() -> None:
@@ -163,15 +143,6 @@ def test_same_parameters_as_a_model_of_nodes_and_the_same_draws() -> None:
         assert (own.coupled is None) == (name in NAMES[:6])
 
 
-def test_a_model_of_another_width_is_adapted(view: View) -> None:
-    torch.manual_seed(0)
-    module = build("gcn", FEATURES, 2, 2, 0.0, {"hidden": 8}, embedding=6, task="edge")
-    model = ClientModel(FlatModel(module), view, lambda purpose: 1)
-    (out,) = model.outputs()
-    assert out.embedding_NH.shape == (view.items, 6)
-    assert out.logits_NC.shape == (view.items, 2)
-
-
 @pytest.mark.parametrize("name", ["sgc", "gcn"])
 def test_standalone_pairs_square_the_embedding(view: View, name: str) -> None:
     """Neighbours that are as the node itself: a graph of two such nodes gives the same."""
@@ -184,31 +155,3 @@ def test_standalone_pairs_square_the_embedding(view: View, name: str) -> None:
         first, second = module.backbone.convs
         z = torch.relu(x @ first.lin.weight.t() + first.bias) @ second.lin.weight.t() + second.bias
     torch.testing.assert_close(model.output(model.standalone(x)).embedding_NH, (z * z).detach())
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "line"),
-    [
-        (
-            "gcn",
-            {"head": "conv"},
-            r"^model\.head: an edge task joins two nodes before the classifier, .*; leave it out$",
-        ),
-        ("sage", {"fanouts": [2, 2]}, r"^model\.fanouts: an edge task reads the whole graph, .*; leave it out$"),
-        (
-            "gcn",
-            {"readout": "mean"},
-            r"^model\.readout: is for graph tasks \(task: graph\), an edge task pools nothing;",
-        ),
-    ],
-)
-def test_refused(name: str, options: dict[str, Any], line: str) -> None:
-    with pytest.raises(ShoalError, match=line):
-        build(name, FEATURES, 2, 2, 0.0, options, task="edge")
-
-
-def test_normalised_over_the_nodes_of_the_graph(view: View) -> None:
-    model = model_on(view, "gcn", norm="batch")
-    logits, _ = by_nodes(model)
-    torch.testing.assert_close(model.logits(), logits)
-    torch.testing.assert_close(model.forward(torch.tensor([1, 5]))().logits_NC, logits[[1, 5]])

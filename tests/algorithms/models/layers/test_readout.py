@@ -1,6 +1,7 @@
 """Readouts and models of graphs against PyG's aggregations and layers on batches of its own loader."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -16,13 +17,12 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.models.layers.readout import POOLINGS, Readout
-from shoal.storage.errors import ShoalError
+from shoal.algorithms.models.layers.readout import Pooling, Readout
 from shoal.storage.store.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
 GraphView = Callable[..., View]
-every_readout = pytest.mark.parametrize("readout", POOLINGS)
+every_readout = pytest.mark.parametrize("readout", get_args(Pooling))
 
 
 def make(name: str, **options: object) -> nn.Module:
@@ -33,6 +33,11 @@ def make(name: str, **options: object) -> nn.Module:
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
     return model
+
+
+def graphs_of(view: View, own: FlatModel) -> ClientGraphs:
+    assert view.graph_ptr is not None
+    return ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled)
 
 
 def pyg_pool(model: Readout) -> Callable[[Tensor, Tensor], Tensor]:
@@ -115,7 +120,7 @@ def test_readout_step_equals_pyg(
     twin = InPyG(model, name).train(training)
     view = graph_view(pyg_graphs)
     own = FlatModel(model)
-    graphs = ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled)
+    graphs = graphs_of(view, own)
     for start, batch in enumerate(DataLoader(pyg_graphs, batch_size=3)):
         chosen = torch.arange(len(pyg_graphs))[3 * start : 3 * start + 3]
         own.w.grad.zero_()
@@ -140,7 +145,7 @@ def test_models_that_read_hops(graph_view: GraphView, pyg_graphs: list[Data], na
     """By the layers of the model alone, in training: dropout of hidden rows, then of the embedding of a graph."""
     model = make(name, layers=layers, readout="sum").train()
     view = graph_view(pyg_graphs, hops=2)
-    graphs = ClientGraphs(view, view.graph_ptr, tuple(model.inputs), None)
+    graphs = graphs_of(view, FlatModel(model))
     chosen = torch.tensor([3, 0])
     torch.manual_seed(1)
     out: Output = model(graphs.some(chosen))
@@ -162,7 +167,7 @@ def test_head_dropout_can_be_left_out(graph_view: GraphView, pyg_graphs: list[Da
     model = make(name, layers=1, head_dropout=False).train()
     view = graph_view(pyg_graphs, hops=2)
     own = FlatModel(model)
-    batch = ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled).all()
+    batch = graphs_of(view, own).all()
     out = own(batch)
     torch.testing.assert_close(out.logits_NC, model.head.linears[-1](out.embedding_NH))
 
@@ -174,7 +179,7 @@ def test_adapted_after_the_readout(graph_view: GraphView, pyg_graphs: list[Data]
     view = graph_view(pyg_graphs, hops=2)
     own = FlatModel(model)
     assert own.reads_items
-    batch = ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled).all()
+    batch = graphs_of(view, own).all()
     out, inner = own(batch), model.backbone(batch)
     torch.testing.assert_close(out.embedding_NH, inner.logits_NC)
     torch.testing.assert_close(inner.logits_NC, model.backbone.head.linears[-1](inner.embedding_NH))
@@ -193,28 +198,3 @@ def test_readout_reset_equals_fresh(name: str, readout: str) -> None:
     assert len(first.w[first.classifier]) == CLASSES * (HIDDEN + 1)
     layer = torch.cat([p.flatten() for p in second.module.head.linears[-1].parameters()])
     assert torch.equal(second.w[second.classifier], layer)
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "line"),
-    [
-        (
-            "node",
-            {"readout": "sum"},
-            "model.readout: is for graph tasks (task: graph), a node task pools nothing; leave",
-        ),
-        ("graph", {"readout": "median"}, "model.readout: must be one of mean, sum, max, attention, found 'median'"),
-        ("graph", {"fanouts": [2, 2]}, "model.fanouts: a graph task reads whole graphs, not drawn neighbours; leave"),
-        ("graph", {"norm": "batch"}, "model.norm: a graph task reads several graphs at once, and normalises none by"),
-        ("graph", {"head": "conv"}, "model.head: a graph task pools nodes before the classifier, which passes no"),
-    ],
-)
-def test_refused(task: str, options: dict[str, object], line: str) -> None:
-    with pytest.raises(ShoalError) as error:
-        build("gcn", FEATURES, CLASSES, 0, 0.5, options, task=task)
-    assert str(error.value).startswith(line)
-
-
-def test_graph_task_accepts_default_node_options() -> None:
-    plain = {"fanouts": None, "norm": "none", "head": "linear", "jumping": "max"}
-    assert isinstance(build("gcn", FEATURES, CLASSES, 0, 0.5, plain, task="graph"), Readout)

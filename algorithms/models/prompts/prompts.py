@@ -1,0 +1,321 @@
+"""Prompts: trained changes of graphs before a GNN reads them, and a model of graphs with one.
+
+Axes: N nodes of G graphs, F features, K vectors, or new nodes of every graph; H width of the embedding.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, operator_over
+from shoal.algorithms.models.items.plain_graphs import PlainGraphs, batch_of, features_of, graphs_of_rows, pairs_of
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.readout import Readout, ceil_of, floor_of, highest
+from shoal.storage.errors import ShoalError
+
+# Below it, a direction's length is taken to be this.
+SHORTEST = 1e-12
+
+
+class Prompted(nn.Module):
+    """A prompt before a coupled backbone with a readout: logits = classifier(dropout(GNN(prompt(graphs)))).
+
+    Names of parameters tell its three parts: those of the prompt begin with `prompt.`, those of the classifier with
+    `backbone.backbone.head.`, all others are the GNN's and its readout's. The prompt's come first. It makes
+    `PlainGraphs` of a `GraphBatch` whose matrix is the plain adjacency.
+    """
+
+    def __init__(self, prompt: nn.Module, backbone: Readout) -> None:
+        super().__init__()
+        self.prompt: Any = prompt
+        self.backbone: Any = backbone
+        self.inputs = backbone.inputs
+
+    @property
+    def head(self) -> Head:
+        """The backbone's own."""
+        return self.backbone.head
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator, the GNN's as without a prompt."""
+        self.backbone.reset_parameters()
+        self.prompt.reset_parameters()
+
+    def forward(self, batch: GraphBatch) -> Output:
+        """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
+        return self.backbone.classified(self.answer(self.prompt(batch)))
+
+    def answer(self, graphs: PlainGraphs) -> Tensor:
+        """Embeddings of graphs by the GNN and its readout, `[G, H]`: what a server computes in split learning."""
+        return self.backbone.pooled(batch_of(graphs, self.backbone.backbone))
+
+
+class Unchanged(nn.Module):
+    """No prompt: the graphs as they are. It has no parameters."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+
+    def reset_parameters(self) -> None:
+        """There is nothing to draw."""
+
+    def forward(self, batch: GraphBatch) -> PlainGraphs:
+        """The graphs, their features changed."""
+        return PlainGraphs(self.changed(features_of(batch)), pairs_of(batch), batch.first)
+
+    def changed(self, x_NF: Tensor) -> Tensor:
+        """What becomes of features."""
+        return x_NF
+
+
+class GPF(Unchanged):
+    """Graph prompt feature (Fang et al., NeurIPS 2023, section 4.1): x_i + p."""
+
+    def __init__(self, features: int) -> None:
+        """Draws p, `[1, F]`, from torch's default generator."""
+        super().__init__(features)
+        self.added = nn.Parameter(torch.empty(1, features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws p anew, Xavier-uniform."""
+        nn.init.xavier_uniform_(self.added)
+
+    def changed(self, x_NF: Tensor) -> Tensor:
+        return x_NF + self.added
+
+
+class GPFPlus(Unchanged):
+    """GPF-plus (the same paper, section 4.2): x_i + sum_j softmax_j(<a_j, x_i>) b_j."""
+
+    def __init__(self, features: int, *, vectors: int = 10) -> None:
+        """Draws the parameters from torch's default generator; F is `features`, K is `vectors`.
+
+        Raises:
+            ShoalError: There is no vector.
+        """
+        super().__init__(features)
+        _require_vectors(vectors)
+        self.scored = nn.Parameter(torch.empty(vectors, features))
+        self.added = nn.Parameter(torch.empty(vectors, features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws a anew as a linear layer's weight, and b Xavier-uniform."""
+        nn.init.kaiming_uniform_(self.scored, a=math.sqrt(5))
+        nn.init.xavier_uniform_(self.added)
+
+    def changed(self, x_NF: Tensor) -> Tensor:
+        return x_NF + (x_NF @ self.scored.t()).softmax(1) @ self.added
+
+
+def _require_vectors(vectors: int) -> None:
+    if vectors < 1:
+        raise ShoalError("model.prompt.vectors", f"must be at least 1, found {vectors}")
+
+
+class SUPT(nn.Module):
+    """Subgraph-level universal prompts (Lee et al., 2024) with vectors p_1 to p_K.
+
+    A graph convolution scores nodes for vectors: S = D^-1/2 (A + I) D^-1/2 (X + sum_j p_j) W + b, `[N, K]`. With
+    `soft` a node becomes x_i + sum_j softmax_j(s_i) p_j. With `hard` vector j is for the ceil(share * n) nodes of
+    every graph with the largest tanh(s_ij), of equals the first, and a node becomes
+    x_i + sum_j tanh(s_ij) p_j / (1 + c_i), both over the c_i vectors that are for it; which these are is constant for
+    the gradient.
+    """
+
+    def __init__(
+        self, features: int, *, vectors: int = 10, form: Literal["soft", "hard"] = "soft", share: float = 0.2
+    ) -> None:
+        """Draws the parameters from torch's default generator; F is `features`.
+
+        Raises:
+            ShoalError: An option is out of range.
+        """
+        super().__init__()
+        _require_vectors(vectors)
+        if not 0 < share <= 1:
+            raise ShoalError("model.prompt.share", f"must be above 0 and at most 1, found {share}")
+        self.form, self.share = form, share
+        self.added = nn.Parameter(torch.empty(vectors, features))
+        self.weight = nn.Parameter(torch.empty(vectors, features))
+        self.bias = nn.Parameter(torch.empty(vectors))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws vectors and the convolution's weight anew, both Xavier-uniform; its bias is zero."""
+        nn.init.xavier_uniform_(self.added)
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, batch: GraphBatch) -> PlainGraphs:
+        """The graphs, their features changed."""
+        x_NF = features_of(batch)
+        starts, columns, _ = batch.operators[0].parts()
+        averaged = operator_over("symmetric", starts.cpu().numpy(), columns.cpu().numpy()).to(starts.device)
+        score_NK = averaged @ ((x_NF + self.added.sum(0)) @ self.weight.t()) + self.bias
+        share_NK = score_NK.softmax(1) if self.form == "soft" else self._of_chosen(score_NK.tanh(), batch.first)
+        return PlainGraphs(x_NF + share_NK @ self.added, pairs_of(batch), batch.first)
+
+    def _of_chosen(self, score_NK: Tensor, first: Tensor) -> Tensor:
+        """Factors of vectors at nodes, 0 where a vector is not for a node."""
+        graph_N, wanted_G = graphs_of_rows(first), ceil_of(self.share, first.diff())
+        chosen_NK = torch.zeros_like(score_NK)
+        for vector, score_N in enumerate(score_NK.detach().unbind(1)):
+            chosen_NK[highest(score_N.contiguous(), graph_N, wanted_G), vector] = 1
+        return score_NK * chosen_NK / (1 + chosen_NK.sum(1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class WithAdded:
+    """Graphs that have new nodes, which no edge joins yet.
+
+    Attributes:
+        x_MF: Features of all nodes, M = N + G K.
+        first: First row of every graph and the end of the last, int64 `[G + 1]`.
+        own_N: Where the nodes of the graphs are now, int64.
+        added_GK: Where the new nodes are, int64.
+        graph_N: The graph of every one of its own nodes, int64.
+    """
+
+    x_MF: Tensor
+    first: Tensor
+    own_N: Tensor
+    added_GK: Tensor
+    graph_N: Tensor
+
+    def joins(self, joined_NK: Tensor) -> Tensor:
+        """Rows of nodes and of the new nodes of their graph that they are joined to, int32 `[2, E]`, where true."""
+        node, new = joined_NK.nonzero(as_tuple=True)
+        return torch.stack([self.own_N[node], self.added_GK[self.graph_N[node], new]]).int()
+
+
+def with_added(x_NF: Tensor, first: Tensor, new_KF: Tensor) -> WithAdded:
+    """Adds new nodes, whose features may be differentiated, to every graph."""
+    graphs, new = len(first) - 1, len(new_KF)
+    graph_N = graphs_of_rows(first)
+    own_N = torch.arange(len(x_NF), device=first.device) + new * graph_N
+    number_G = torch.arange(graphs, device=first.device)
+    added_GK = (first[1:] + new * number_G)[:, None] + torch.arange(new, device=first.device)
+    place_M = torch.cat([own_N, added_GK.flatten()]).argsort()
+    x_MF = torch.cat([x_NF, new_KF.repeat(graphs, 1)]).index_select(0, place_M)
+    return WithAdded(x_MF, first + new * torch.arange(graphs + 1, device=first.device), own_N, added_GK, graph_N)
+
+
+class AllInOne(nn.Module):
+    """Graph of prompt tokens (Sun et al., KDD 2023, section 3.3), added to every graph and pooled with it.
+
+    Two tokens are joined where sigmoid(<p_i, p_j>) is at least `inner`; a token sends to a node, which does not send
+    back, where sigmoid(<p_i, x_j>) is at least `cross`. What is joined is constant for the gradient.
+    """
+
+    def __init__(self, features: int, *, tokens: int = 10, inner: float = 0.3, cross: float = 0.1) -> None:
+        """Draws the parameters from torch's default generator; F is `features`.
+
+        Raises:
+            ShoalError: An option is out of range.
+        """
+        super().__init__()
+        if tokens < 1:
+            raise ShoalError("model.prompt.tokens", f"must be at least 1, found {tokens}")
+        for name, least in {"inner": inner, "cross": cross}.items():
+            if not 0 < least < 1:
+                raise ShoalError(f"model.prompt.{name}", f"must be above 0 and below 1, found {least}")
+        self.inner, self.cross = (math.log(least / (1 - least)) for least in (inner, cross))
+        self.tokens = nn.Parameter(torch.empty(tokens, features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the tokens anew, Kaiming-uniform."""
+        nn.init.kaiming_uniform_(self.tokens)
+
+    def forward(self, batch: GraphBatch) -> PlainGraphs:
+        """The graphs with tokens."""
+        x_NF, tokens = features_of(batch), self.tokens.detach()
+        added = with_added(x_NF, batch.first, self.tokens)
+        nodes, senders = added.joins(x_NF @ tokens.t() >= self.cross)
+        own: Tensor = added.own_N.int()[pairs_of(batch).long()]
+        left, right = (tokens @ tokens.t() >= self.inner).triu(1).nonzero(as_tuple=True)
+        inner = torch.stack([added.added_GK[:, left].flatten(), added.added_GK[:, right].flatten()]).int()
+        return PlainGraphs(added.x_MF, torch.cat([own, inner], dim=1), added.first, torch.stack([senders, nodes]))
+
+
+class VPG(nn.Module):
+    """Virtual prompt graph (Guo et al., FedGPL, section 4.2).
+
+    With the significance w_i = <x_i, p> / ||p|| of a node, every graph of n nodes keeps the ceil(nodes * n) with the
+    largest w, as x_i tanh(w_i). Of the m edges between them it keeps the floor(edges * m) with the largest |w_i - w_j|
+    (`rule: high`), or with the smallest (`low`). Of equals the first in the order of rows are kept. What is kept is
+    constant for the gradient, so that p learns by the factors tanh(w) alone; its length changes nothing.
+
+    There are K candidates, nodes whose features are learnt. Every graph has them, joined to its nodes where
+    sigmoid(<x_c, x_i>) is at least `joined`, and they compete with these: n then counts them, too.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        nodes: float = 0.5,
+        edges: float = 0.9,
+        rule: Literal["high", "low"] = "high",
+        candidates: int = 0,
+        joined: float = 0.5,
+    ) -> None:
+        """Draws the parameters from torch's default generator; F is `features`.
+
+        Raises:
+            ShoalError: An option is out of range.
+        """
+        super().__init__()
+        if not 0 < nodes <= 1:
+            raise ShoalError("model.prompt.nodes", f"must be above 0 and at most 1, found {nodes}")
+        if not 0 <= edges <= 1:
+            raise ShoalError("model.prompt.edges", f"must be at least 0 and at most 1, found {edges}")
+        if candidates < 0:
+            raise ShoalError("model.prompt.candidates", f"must be at least 0, found {candidates}")
+        if not 0 < joined < 1:
+            raise ShoalError("model.prompt.joined", f"must be above 0 and below 1, found {joined}")
+        self.nodes, self.edges, self.rule = nodes, edges, rule
+        self.least_product = math.log(joined / (1 - joined))
+        self.direction = nn.Parameter(torch.empty(features))
+        self.candidates = nn.Parameter(torch.empty(candidates, features)) if candidates else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from U(-1/sqrt(F), 1/sqrt(F))."""
+        bound = 1 / math.sqrt(len(self.direction))
+        for p in self.parameters():
+            nn.init.uniform_(p, -bound, bound)
+
+    def forward(self, batch: GraphBatch) -> PlainGraphs:
+        """The smaller graphs."""
+        x_NF, pairs, first = features_of(batch), pairs_of(batch), batch.first
+        if self.candidates is not None:
+            joined_NK = x_NF @ self.candidates.detach().t() >= self.least_product
+            added = with_added(x_NF, first, self.candidates)
+            pairs = torch.cat([added.own_N.int()[pairs.long()], added.joins(joined_NK)], dim=1)
+            x_NF, first = added.x_MF, added.first
+        # Sums of rows, whose numbers do not depend on which graphs are in a batch.
+        w_N = (x_NF * self.direction).sum(1) / self.direction.norm().clamp(min=SHORTEST)
+        graph_N, wanted_G = graphs_of_rows(first), ceil_of(self.nodes, first.diff())
+        kept = highest(w_N.detach(), graph_N, wanted_G)
+        pairs = self._kept_pairs(pairs.long(), w_N.detach(), graph_N, kept, len(wanted_G))
+        x_NF = x_NF.index_select(0, kept) * w_N.index_select(0, kept).tanh()[:, None]
+        ends = wanted_G.cumsum(0)
+        return PlainGraphs(x_NF, pairs, torch.cat([ends.new_zeros(1), ends]))
+
+    def _kept_pairs(self, pairs: Tensor, w_N: Tensor, graph_N: Tensor, kept: Tensor, graphs: int) -> Tensor:
+        """Pairs that are left, by the numbers that nodes have among those kept, int32 `[2, E]`."""
+        place_N = torch.full_like(graph_N, -1)
+        place_N[kept] = torch.arange(len(kept), device=kept.device)
+        pairs = pairs[:, (place_N[pairs] >= 0).all(0)]
+        apart = (w_N[pairs[0]] - w_N[pairs[1]]).abs()
+        group = graph_N[pairs[0]]
+        wanted_G = floor_of(self.edges, torch.bincount(group, minlength=graphs))
+        rows = highest(apart if self.rule == "high" else -apart, group, wanted_G)
+        return place_N[pairs[:, rows]].int()

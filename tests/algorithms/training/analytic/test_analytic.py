@@ -1,0 +1,241 @@
+"""Gradients by formula beside autograd's, step for step, dense and sparse; whole runs on either path."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.errors import refused
+from support.sparse_rows import sparse
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, all_nodes
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.choice import UNWRITTEN, AnalyticGradient, analytic, needed_for_analytic
+from shoal.algorithms.training.analytic.graphs import LAYERS
+from shoal.algorithms.training.analytic.layers import HeadGradients
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.graph.sparse_matrix import Features
+from shoal.storage.store.view import View
+
+FEATURES, CLASSES, NODES = 9, 4, 30
+ATTENTIONS = ("simple", "gate", "ori_ref", "jk")
+MORE = {"jumping": "max", "head_dropout": False, "head": "conv"}
+CONV_HEADS = ("gcn head", "sage head", "gat head", "gcn head head_dropout", "gcn head jumping")
+GRAPHS = (*LAYERS, "gcnii", "gcn jumping", "gcn head_dropout", "gcnii head_dropout", *CONV_HEADS)
+
+
+@pytest.fixture
+def view(make_view: Callable[..., View]) -> View:
+    """Thirty nodes, of which the fifth has no neighbour, and eight are trained on."""
+    rng = np.random.default_rng(3)
+    edges = np.argwhere(np.triu(rng.random((NODES, NODES)) < 0.15, 1))
+    edges = edges[(edges != 4).all(1)]
+    x = rng.standard_normal((NODES, FEATURES)) * (rng.random((NODES, FEATURES)) < 0.4)
+    train = [2, 4, 5, 11, 17, 20, 26, 29]
+    return make_view(NODES, edges, [0, 1, 2] * 10, train, CLASSES, x.astype(np.float32))
+
+
+def model_of(
+    name: str, dropout: float, layers: int, hops: int = 0, by_column: bool = False, classes: int = CLASSES, **more: Any
+) -> FlatModel:
+    """`layers` hidden ones of a graph; a classifier that passes messages is one more."""
+    backbone, *words = name.split()
+    options = {"hidden": 8, "layers": layers + ("head" in words), **{word: MORE[word] for word in words}, **more}
+    model = FlatModel(build(backbone, FEATURES, classes, hops, dropout, options), sparse=by_column)
+    model.initial(layers)
+    # Biases and some attentions start at zero.
+    model.load(model.w.detach() + 0.1 * torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)))
+    model.module.train()
+    return model
+
+
+def rows_of(rows: int, hops: int = 0) -> list[Tensor]:
+    torch.manual_seed(rows)
+    return [torch.randn(rows, FEATURES) * (torch.rand(rows, FEATURES) < 0.3) for _ in range(hops + 1)]
+
+
+def whole(model: FlatModel, view: View, as_sparse: bool = False) -> Neighbourhood:
+    coupled = model.coupled
+    assert coupled is not None
+    around = all_nodes(view, coupled.operator, coupled.depth)._replace(rows=view.train)
+    return around._replace(x_NF=sparse(view.x)) if as_sparse else around
+
+
+def check(model: FlatModel, closed: AnalyticGradient, inputs: Inputs, label: Tensor, atol: float = 1e-6) -> None:
+    """The gradient of a step is autograd's, and draws what that draws."""
+    assert model.w.grad is not None
+    model.w.grad.zero_()
+    torch.manual_seed(1)
+    expected_loss = F.cross_entropy(model(inputs).logits_NC, label)
+    expected_loss.backward()
+    expected, drawn = model.w.grad.clone(), torch.rand(1)
+    model.w.grad.fill_(torch.nan)
+    torch.manual_seed(1)
+    loss = closed.gradient(inputs, label)
+    assert torch.equal(torch.rand(1), drawn), "dropout draws as much as the model's own"
+    torch.testing.assert_close(loss, expected_loss.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=atol)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("as_sparse", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("classes", [1, 4, 172])
+def test_gradients_of_heads(layers: int, dropout: float, classes: int, as_sparse: bool) -> None:
+    model = model_of("mlp", dropout, layers, by_column=as_sparse, classes=classes)
+    closed = HeadGradients(model)
+    # Smaller batches use a part of the memory of larger ones, and nothing of what these left in it.
+    for rows in (40, 1, 7, 60):
+        (x,) = rows_of(rows)
+        check(model, closed, [sparse(x) if as_sparse else x], torch.randint(classes, (rows,)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (3, 0.5)])
+@pytest.mark.parametrize("hops", [0, 2])
+@pytest.mark.parametrize("which", ["dense", "first sparse", "last sparse", "all sparse"])
+def test_gradients_of_gamlp(attention: str, layers: int, dropout: float, hops: int, which: str) -> None:
+    model = model_of("gamlp", dropout, layers, hops, by_column=which != "dense", attention=attention)
+    closed = analytic(model)
+    turned = {"dense": (), "first sparse": (0,), "last sparse": (hops,), "all sparse": range(hops + 1)}[which]
+    for rows in (15, 1, 20):
+        inputs: list[Features] = [sparse(hop) if k in turned else hop for k, hop in enumerate(rows_of(rows, hops))]
+        check(model, closed, inputs, torch.arange(rows) % CLASSES)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("as_sparse", [False, True])
+def test_gradients_of_graphs(
+    name: str, layers: int, dropout: float, as_sparse: bool, view: View, make_view: Callable[..., View]
+) -> None:
+    model = model_of(name, dropout, layers, by_column=as_sparse)
+    closed, inputs = analytic(model), whole(model, view, as_sparse)
+    # The second step finds what the first one left in memory; then fewer rows are asked for, or of another client.
+    for rows in (view.train, view.train, view.train[:1]):
+        check(model, closed, inputs._replace(rows=rows), view.label[rows])
+    alone = make_view(1, [], [1], [0], CLASSES, np.ones((1, FEATURES), dtype=np.float32))
+    for data in (alone, view):
+        check(model, closed, whole(model, data, as_sparse), data.train_label)
+
+
+def test_of_equal_layers_the_first_has_the_gradient_of_the_maximum(make_view: Callable[..., View]) -> None:
+    """Nodes alone and layers that pass on what they read: all outputs are the positive features."""
+    x = np.random.default_rng(0).random((3, FEATURES), dtype=np.float32) + 0.1
+    alone = make_view(3, [], [0, 1, 2], [0, 1, 2], CLASSES, x)
+    model = FlatModel(build("gcn", FEATURES, CLASSES, 0, 0.0, {"hidden": FEATURES, "layers": 3, "jumping": "max"}))
+    convs: Any = model.module.convs
+    for conv in convs:
+        conv.lin.weight.data.copy_(torch.eye(FEATURES))
+    check(model, analytic(model), whole(model, alone), alone.train_label)
+    assert convs[0].lin.weight.grad.any()
+    assert not convs[1].lin.weight.grad.any()
+    assert not convs[2].lin.weight.grad.any()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 300.0, 1e30])
+def test_losses_of_logits_far_apart_are_those_of_cross_entropy(scale: float) -> None:
+    """The probability of a label may be too small for a float, its logarithm is not."""
+    model = model_of("mlp", 0.0, 1)
+    model.load(model.w.detach() * scale)
+    check(model, HeadGradients(model), rows_of(20), torch.arange(20) % CLASSES, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gamlp", "mlp"])
+def test_float16_hops_are_multiplied_in_float32(name: str) -> None:
+    model = model_of(name, 0.0, 2, hops=1)
+    half, found = [hop.half() for hop in rows_of(6, len(model.inputs) - 1)], []
+    for inputs in (half, [hop.float() for hop in half]):
+        analytic(model).gradient(inputs, torch.arange(6) % CLASSES)
+        assert model.w.grad is not None
+        found.append(model.w.grad.clone())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("gcn", {"fanouts": [2, 2]}, "the whole graph in every step"),
+        ("gcn", {"jumping": "max", "layers": 4}, None),
+        ("gat", {}, None),
+        ("gcn", {"head": "conv"}, None),
+        ("sage", {"head": "conv"}, None),
+        ("gat", {"head": "conv"}, None),
+        ("gin", {"head": "conv"}, "model.head: linear"),
+        ("gcnii", {"head": "conv"}, "model.head: linear"),
+        ("gin", {"head_dropout": False}, None),
+        ("sgc", {"head_dropout": False, "layers": 2}, "dropout before the classifier"),
+        ("mlp", {"head_dropout": True}, None),
+        ("gcn", {"norm": "batch"}, "model.norm: none"),
+        ("gin", {"norm": "none"}, "model.norm: layer"),
+        ("gamlp", {"attention": "recursive"}, "another model.attention than recursive"),
+        ("gamlp", {"attention": "jk"}, None),
+        *((name, {}, f"a model with formulas of its gradients, which {name} is not") for name in UNWRITTEN),
+    ],
+)
+def test_needed_for_analytic_names_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
+    missing = needed_for_analytic(Algorithm(), FlatModel(build(name, FEATURES, CLASSES, 0, 0.5, options)))
+    assert missing is None if why is None else missing is not None and missing.startswith(why)
+
+
+def test_fit_with_loss_uses_autograd(view: View, make_client: Callable[..., Client]) -> None:
+    def squares(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
+        return out.logits_NC.square().mean()
+
+    ends = []
+    for by_formula in (False, True):
+        client = make_client(view, model_of("mlp", 0.5, 2).module)
+        model = client.model.flat
+        form = HeadGradients(model) if by_formula else None
+        LocalTrainer({MODEL: model}, TrainOptions(), Algorithm(), form).fit(client, {}, loss=squares)
+        ends.append(client.model.w)
+    assert torch.equal(*ends)
+
+
+def test_a_client_whose_loss_is_not_finite_is_named(start: Callable[..., Server]) -> None:
+    keys = {"model": {"name": "sgc"}, "engine.trainer": "analytic", "train.optimizer": "sgd", "train.lr": 1e38}
+    with refused("round 1, client 0", says="the training loss is"):
+        start(keys).round()
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "sgc": {"model": {"name": "sgc"}},
+    "mlp": {"model": {"name": "mlp", "hidden": 8}, "train.dropout": 0.3},
+    "sgd, batches": {"model": {"name": "mlp", "hidden": 8}, "train.optimizer": "sgd", "train.batch_size": 4},
+    "gcn, batches": {"model": {"name": "gcn", "hidden": 8}, "train.batch_size": 4},
+    "local": {"model": {"name": "sgc", "layers": 2, "hidden": 8}, "algorithm.name": "local"},
+    "fedgta": {"model": {"name": "mlp", "hidden": 8}, "algorithm.name": "fedgta"},
+    "two models": {"model": [{"name": "sgc"}, {"name": "gcn", "hidden": 5}], "algorithm.name": "local"},
+}
+
+
+@pytest.mark.exhaustive(3)
+@pytest.mark.parametrize("name", RUNS)
+def test_whole_runs(run: Callable[..., Server], name: str) -> None:
+    """Clients that come and go, one without training rows among them; `auto` is closed form on a processor."""
+    keys = {"participation.ratio": 0.7, **RUNS[name]}
+    loop, closed = run({**keys, "engine.trainer": "autograd"}), run({**keys, "engine.trainer": "auto"})
+    assert loop.state.clients.keys() == closed.state.clients.keys()
+    pairs = [(loop.state.server, closed.state.server)]
+    pairs += [(state, closed.state.clients[i]) for i, state in loop.state.clients.items()]
+    differences = []
+    for expected, found in pairs:
+        assert expected.keys() == found.keys()
+        for entry, tensor in expected.items():
+            torch.testing.assert_close(found[entry], tensor, rtol=1e-4, atol=1e-5)
+            differences.append(not torch.equal(found[entry], tensor))
+    # Rounding tells which path was taken.
+    assert any(differences)

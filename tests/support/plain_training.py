@@ -1,0 +1,35 @@
+"""Local training written out in plain torch."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.storage.store.view import View
+
+
+def plain_steps(
+    logits_of: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    view: View,
+    seed: int,
+    epochs: int,
+    batch: int | None = None,
+) -> list[float]:
+    """Steps on a client's training rows, in random batches or in one; the stream is seeded as a host seeds it.
+
+    Returns:
+        The loss of every step, before it.
+    """
+    torch.manual_seed(seed)
+    count, losses = len(view.train), []
+    for _ in range(epochs):
+        order = torch.randperm(count) if batch is not None and batch < count else torch.arange(count)
+        for rows in view.train[order].split(batch or count):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(logits_of(rows), view.label[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
