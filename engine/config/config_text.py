@@ -50,8 +50,7 @@ def with_new_name(key: str, value: Any) -> tuple[str, Any]:
 def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
     """The plain values of a config, those of renamed keys below the keys of today.
 
-    Raises:
-        ValueError: A key is there by both names.
+    Raises ValueError: a key is there by both names.
     """
     for old, (new, _) in RENAMED.items():
         section, _, name = old.rpartition(".")
@@ -67,9 +66,7 @@ def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
 def require_small(text: str) -> None:
     """Refuses YAML that is nested, repeated by aliases, or typed by tags beyond what a config needs.
 
-    Raises:
-        ValueError: It is; says in which line.
-        YAMLError: It is no YAML.
+    Raises ValueError: it is; says in which line. Raises YAMLError: it is no YAML.
     """
     # Of every open collection, and of every anchor: how many values, and how deep.
     opened: list[tuple[str | None, int, int]] = [(None, 0, 0)]
@@ -117,10 +114,7 @@ def _require_plain(value: str, line: str) -> None:
 def require_resolvable(tree: Mapping[Any, Any]) -> None:
     """Refuses interpolations that name no single value, or one that is an interpolation itself.
 
-    A chain of them could grow without bound, and end nowhere.
-
-    Raises:
-        ValueError: There is one, or a key is no text.
+    A chain of them could grow without bound, and end nowhere. Raises ValueError: there is one, or a key is no text.
     """
     for value in _texts(tree):
         for name in INTERPOLATION.findall(value):
@@ -165,11 +159,7 @@ def with_seal(text: str) -> str:
 
 
 def require_as_kept(file: Path) -> None:
-    """Checks the config of a run folder.
-
-    Raises:
-        ShoalError: It was changed, or cannot be read.
-    """
+    """Checks the config of a run folder. Raises ShoalError: it was changed, or cannot be read."""
     try:
         text = file.read_text()
     except FileNotFoundError:

@@ -29,8 +29,7 @@ def user_names(plain: dict[str, Any]) -> list[tuple[str, str]]:
 def read_all(plain: dict[str, Any]) -> list[tuple[str, UserCode]]:
     """All user code in the plain values of a config, read, with the key that names it.
 
-    Raises:
-        ShoalError: A file cannot be read; names the key.
+    Raises ShoalError: a file cannot be read; names the key.
     """
     return [(key, read_user_code(key, name)) for key, name in user_names(plain)]
 

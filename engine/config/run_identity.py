@@ -80,7 +80,6 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     A key that comes new, and stays at its default, changes no name.
 
     Args:
-        plain: A resolved config.
         inputs: Digests of the files that keys name, which replace the values of these keys.
     """
     usual = defaults()

@@ -52,8 +52,7 @@ class Checkpoint:
 def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Writes a checkpoint under `root`, unless that of its round is there, and removes all but the newest `keep`.
 
-    Raises:
-        ShoalError: The disk is full; older checkpoints are kept.
+    Raises ShoalError: the disk is full; older checkpoints are kept.
     """
     folder = write(root, checkpoint)
     keep_newest(root, keep)
@@ -73,11 +72,7 @@ def keep_only(root: Path, rounds: Collection[int]) -> None:
 
 
 def write(root: Path, checkpoint: Checkpoint) -> Path:
-    """Writes a checkpoint under `root`, unless that of its round is there.
-
-    Raises:
-        ShoalError: The disk is full.
-    """
+    """Writes a checkpoint under `root`, unless that of its round is there. Raises ShoalError: the disk is full."""
     folder = root / f"round-{checkpoint.state.round:06d}"
     if folder.exists():
         return folder
@@ -130,8 +125,7 @@ def _checkpoints(root: Path) -> list[Path]:
 def rounds_kept(root: Path) -> list[int]:
     """Rounds of the checkpoints, readable or not, newest first.
 
-    Raises:
-        ShoalError: The folder is there and cannot be read.
+    Raises ShoalError: the folder is there and cannot be read.
     """
     return [_round(folder) for folder in _checkpoints(root)]
 
@@ -139,8 +133,7 @@ def rounds_kept(root: Path) -> list[int]:
 def newest_round(root: Path) -> int:
     """Round of the newest checkpoint, readable or not; 0 if there is none.
 
-    Raises:
-        ShoalError: The folder is there and cannot be read.
+    Raises ShoalError: the folder is there and cannot be read.
     """
     return max(rounds_kept(root), default=0)
 
@@ -152,8 +145,7 @@ def _round(folder: Path) -> int:
 def load_newest(root: Path) -> Checkpoint | None:
     """The newest checkpoint that can be used; None if there is none at all.
 
-    Raises:
-        ShoalError: There are checkpoints and none can be used; lists the fault of each.
+    Raises ShoalError: there are checkpoints and none can be used; lists the fault of each.
     """
     complaints: list[str] = []
     for number in rounds_kept(root):
@@ -170,11 +162,7 @@ def load_newest(root: Path) -> Checkpoint | None:
 
 
 def load_round(root: Path, number: int) -> Checkpoint:
-    """The checkpoint of one round.
-
-    Raises:
-        ShoalError: It is not there, or cannot be used.
-    """
+    """The checkpoint of one round. Raises ShoalError: it is not there, or cannot be used."""
     folder = root / f"round-{number:06d}"
     try:
         return _read(folder)
@@ -185,8 +173,7 @@ def load_round(root: Path, number: int) -> Checkpoint:
 def load_last(root: Path, rounds: int) -> Checkpoint:
     """The checkpoint that a finished run ends with.
 
-    Raises:
-        ShoalError: There is none of its last round, or it cannot be used.
+    Raises ShoalError: there is none of its last round, or it cannot be used.
     """
     found = load_newest(root)
     if found is None or found.passed_over or found.state.round != rounds:
@@ -196,11 +183,7 @@ def load_last(root: Path, rounds: int) -> Checkpoint:
 
 
 def faults(root: Path) -> list[str]:
-    """A line for every checkpoint that cannot be used.
-
-    Raises:
-        ShoalError: The folder is there and cannot be read.
-    """
+    """A line for every checkpoint that cannot be used. Raises ShoalError: the folder is there and cannot be read."""
     found = []
     for number in rounds_kept(root):
         try:
@@ -237,12 +220,7 @@ def _fault(error: Exception) -> str:
 def set_aside(root: Path, newest: int) -> None:
     """Renames checkpoints of later rounds, which cannot be used, so that the run may write those rounds again.
 
-    Args:
-        root: Folder of the checkpoints.
-        newest: Round of the newest checkpoint that can be used.
-
-    Raises:
-        ShoalError: One cannot be renamed.
+    Raises ShoalError: one cannot be renamed.
     """
     for folder in _checkpoints(root):
         if _round(folder) <= newest:
@@ -261,12 +239,7 @@ class BestRounds:
     def __init__(self, run: Path, lines: Sequence[dict[str, Any]]) -> None:
         """Starts with the metrics of a run; removes checkpoints of rounds that will run again.
 
-        Args:
-            run: The run folder.
-            lines: Its metrics so far.
-
-        Raises:
-            ShoalError: The folder of these checkpoints is there and cannot be read.
+        Raises ShoalError: the folder of these checkpoints is there and cannot be read.
         """
         self._folder = run / BEST
         self._best: dict[str, tuple[float, int]] = {}
@@ -277,12 +250,7 @@ class BestRounds:
     def note(self, line: Mapping[str, Any], current: Callable[[], Checkpoint]) -> None:
         """Writes a checkpoint if a round is the best of a scope so far; then removes those that are best no more.
 
-        Args:
-            line: The metrics of the newest round.
-            current: Its checkpoint; asked for only where it is to be written.
-
-        Raises:
-            ShoalError: It cannot be written; earlier ones are kept.
+        Raises ShoalError: it cannot be written; earlier ones are kept.
         """
         if self._compare(line):
             write(self._folder, current())
@@ -306,8 +274,7 @@ class BestRounds:
 def load_best(run: Path, summary: Mapping[str, Any], scope: str) -> Checkpoint:
     """The checkpoint of the round with the best validation of a scope.
 
-    Raises:
-        ShoalError: The run has no such scope or kept no such checkpoint, or it cannot be used.
+    Raises ShoalError: the run has no such scope or kept no such checkpoint, or it cannot be used.
     """
     scopes = summary["scopes"]
     if scope not in scopes or not scopes[scope]["best"]:

@@ -24,8 +24,7 @@ TRAINING = "the prepared training nodes"
 def contents(config: Config) -> dict[str, str]:
     """A digest for every key of a config that names a file which the run reads, user code for one.
 
-    Raises:
-        ShoalError: A file is missing or cannot be read; names the key.
+    Raises ShoalError: a file is missing or cannot be read; names the key.
     """
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
@@ -43,11 +42,7 @@ def contents(config: Config) -> dict[str, str]:
 
 
 def pretrained(config: Config) -> dict[str, str]:
-    """Digests of the files that models start from, by the keys that name them.
-
-    Raises:
-        ShoalError: As for `contents`.
-    """
+    """Digests of the files that models start from, by the keys that name them. Raises ShoalError: as for `contents`."""
     models = config.models()
     keys = [f"model.{number}.pretrained" for number in range(len(models))] if len(models) > 1 else ["model.pretrained"]
     return _digests({key: partial(_of_file, model.pretrained) for key, model in zip(keys, models)})

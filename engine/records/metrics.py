@@ -43,8 +43,7 @@ class Metrics:
     def append(self, line: Mapping[str, Any]) -> None:
         """Logs a round.
 
-        Raises:
-            ShoalError: A number is NaN or infinite, or the file cannot be written: it then is as before.
+        Raises ShoalError: a number is NaN or infinite, or the file cannot be written: it then is as before.
         """
         try:
             text = sealed(line)
@@ -62,11 +61,10 @@ class Metrics:
     def restore(self, text: str) -> str | None:
         """Takes over the lines that a checkpoint holds; later ones are cut off.
 
+        Raises ShoalError: the file cannot be written.
+
         Returns:
             A warning about a file that does not begin with these lines; None if it does.
-
-        Raises:
-            ShoalError: The file cannot be written.
         """
         self._lines = text.splitlines()
         try:
@@ -96,16 +94,7 @@ def _remove(path: Path) -> None:
 
 
 def write_whole(file: int, data: bytes, before: int) -> None:
-    """Writes all of it at the end of a file or, if that fails, nothing.
-
-    Args:
-        file: Its descriptor.
-        data: The bytes.
-        before: Length of the file.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Writes all of it at the end of a file or, if that fails, nothing. Raises OSError: they cannot be written."""
     try:
         while data:
             data = data[os.write(file, data) :]
@@ -135,8 +124,7 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The rounds logged in a run folder; a last line that a kill cut off is skipped.
 
-    Raises:
-        ShoalError: A line was changed, or the file cannot be read.
+    Raises ShoalError: a line was changed, or the file cannot be read.
     """
     path = run / METRICS
     try:
@@ -161,11 +149,7 @@ RECORDS = "records"
 
 
 def write_records(run: Path, number: int, records: Tree) -> None:
-    """Writes the records of a round.
-
-    Raises:
-        ShoalError: The file cannot be written.
-    """
+    """Writes the records of a round. Raises ShoalError: the file cannot be written."""
     with replacing(run / RECORDS / f"round-{number:06d}.safetensors") as unfinished:
         write_tensors(unfinished, records)
 
@@ -181,8 +165,7 @@ def read_records(run: Path, number: int) -> Tree:
     """Records of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
     clients, and `prototypes` float32 `[P, H]` with `prototype_client` and `prototype_class` int64 `[P]`, if there are.
 
-    Raises:
-        ShoalError: The file is damaged.
+    Raises ShoalError: the file is damaged.
     """
     path = run / RECORDS / f"round-{number:06d}.safetensors"
     try:
@@ -195,9 +178,7 @@ def read_records(run: Path, number: int) -> Tree:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors of any device as they are now, with the file modes that the user's umask says.
 
-    Raises:
-        OSError: It cannot be written; then a part of the file may be there.
-        SafetensorError: The same.
+    Raises OSError: it cannot be written; then a part of the file may be there. Raises SafetensorError: the same.
     """
     # The library makes private files; an empty file has the modes of the umask.
     path.touch()

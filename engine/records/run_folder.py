@@ -33,12 +33,10 @@ CHECKPOINTS, LOCK = "checkpoints", ".lock"
 def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
     """`<run.root>/<name>-<8 hex digits>`, by `shoal.engine.config.run_identity.name_digits`.
 
-    Args:
-        config: The run.
-        inputs: As `shoal.engine.records.inputs.contents` gives them, if they were read.
+    Raises ShoalError: unknown method, or a file cannot be read.
 
-    Raises:
-        ShoalError: Unknown method, or a file cannot be read.
+    Args:
+        inputs: As `shoal.engine.records.inputs.contents` gives them, if they were read.
     """
     digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
     return Path(config.run.root) / f"{config.name}-{digits}"
@@ -66,8 +64,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Makes the folder and locks it.
 
-        Raises:
-            ShoalError: Another run is writing it, or it cannot be made or locked.
+        Raises ShoalError: another run is writing it, or it cannot be made or locked.
         """
         self.path = path
         self.metrics, self.client_scores = Metrics(self.path), ClientScores(self.path)
@@ -125,8 +122,7 @@ class RunFolder:
     def rounds_logged(self) -> int:
         """Complete lines of the metrics as they are on disk, readable or not.
 
-        Raises:
-            ShoalError: The file cannot be read.
+        Raises ShoalError: the file cannot be read.
         """
         try:
             return self.metrics.path.read_bytes().count(b"\n")
@@ -143,8 +139,7 @@ class RunFolder:
     def begin(self, config: Config) -> None:
         """Writes the resolved config, and the user code that it names.
 
-        Raises:
-            ShoalError: Something cannot be read or written.
+        Raises ShoalError: something cannot be read or written.
         """
         plain = config.plain()
         codes = {code.name: code for _, code in read_all(plain)}
@@ -163,11 +158,7 @@ class RunFolder:
                 unfinished.write_text(text, encoding="utf-8")
 
     def clear(self) -> None:
-        """Deletes the files of an earlier run, readable or not.
-
-        Raises:
-            ShoalError: Something cannot be removed.
-        """
+        """Deletes the files of an earlier run, readable or not. Raises ShoalError: something cannot be removed."""
         # Opened again by the next line.
         self._log.close()
         try:
@@ -181,11 +172,7 @@ class RunFolder:
             raise ShoalError(error.filename, f"cannot be removed: {error.strerror}; remove it by hand") from error
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary; the run is finished.
-
-        Raises:
-            ShoalError: It cannot be written, or holds NaN.
-        """
+        """Writes the summary; the run is finished. Raises ShoalError: it cannot be written, or holds NaN."""
         try:
             text = sealed(summary, indent=1)
         except ValueError:
@@ -202,11 +189,7 @@ class _Log(logging.FileHandler):
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of a finished run.
-
-    Raises:
-        ShoalError: There is none, or it is not as it was written.
-    """
+    """The summary of a finished run. Raises ShoalError: there is none, or it is not as it was written."""
     path = run / SUMMARY
     try:
         return unsealed(path.read_bytes())
@@ -224,8 +207,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 def require_whole_metrics(run: Path) -> None:
     """Compares the metrics with the rounds of the summary and of the newest checkpoint.
 
-    Raises:
-        ShoalError: Lines are damaged or missing, or the summary is damaged.
+    Raises ShoalError: lines are damaged or missing, or the summary is damaged.
     """
     logged = len(read_metrics(run))
     done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
@@ -241,10 +223,7 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     """Keys that change numbers and differ between a config and that of a run folder, as `key (old -> new)`.
 
     A key that one of the two does not have is at its default there. Keys of files count by the content of these, see
-    `changed_contents`.
-
-    Raises:
-        ShoalError: The config of the run folder cannot be read.
+    `changed_contents`. Raises ShoalError: the config of the run folder cannot be read.
     """
     path = run / CONFIG
     try:

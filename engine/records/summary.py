@@ -30,8 +30,6 @@ def chosen(numbers: Mapping[str, Any], scope: str, weighting: str | None = None)
     """The number by which rounds are chosen: the run's metric; None where it is not defined.
 
     Args:
-        numbers: Of a part.
-        scope: The scope.
         weighting: Which one of the metric; None: that of `weighting_of`.
     """
     metric = metric_of(numbers)
@@ -41,13 +39,7 @@ def chosen(numbers: Mapping[str, Any], scope: str, weighting: str | None = None)
 
 
 def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str | None = None) -> dict[str, Any] | None:
-    """The first logged round with the highest validation metric of a scope; None where it is defined in none.
-
-    Args:
-        lines: Of metrics.
-        scope: The scope.
-        weighting: As for `chosen`.
-    """
+    """The first logged round with the highest validation metric of a scope; None where it is defined in none."""
     values = {}
     for place, line in enumerate(lines):
         numbers = line.get("scopes", {}).get(scope, {}).get("val")

@@ -13,8 +13,7 @@ from shoal.storage.errors import ShoalError
 def writing(path: Path, key: str = "data.store") -> Iterator[None]:
     """Holds the lock of a store folder, which is made if it is not there; `key` of a config says where it lies.
 
-    Raises:
-        ShoalError: Another process is preparing the same store, or the folder cannot be made or locked.
+    Raises ShoalError: another process is preparing the same store, or the folder cannot be made or locked.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -36,11 +35,7 @@ def writing(path: Path, key: str = "data.store") -> Iterator[None]:
 
 
 def require_disk(folder: Path, needed: int, what: str) -> None:
-    """Compares what a step will write with the free space of the file system.
-
-    Raises:
-        ShoalError: It does not fit.
-    """
+    """Compares what a step will write with the free space of the file system. Raises ShoalError: it does not fit."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ShoalError(

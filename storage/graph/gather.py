@@ -40,18 +40,14 @@ def gathered(
     """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
 
     Files of the whole graph are read front to back, once for every group of clients that fits into memory together.
+    Raises ShoalError: the limit does not hold one client.
 
     Args:
         graph: The whole graph; its arrays may be memory maps, its features a SciPy CSR, or drawn when read.
         assignment: Client of every node, integers `[nodes]`.
-        kept: See `kept_entries`.
-        clients: Numbers of the clients, in the order in which they are given.
         dtype: `float32` or `float16`; a feature that does not fit becomes infinite.
         memory_limit: Bytes to use beside the interpreter, a graph in memory, and blocks of about 50 MB.
         layout: `sparse` for sparse rows, of a graph whose features are in memory.
-
-    Raises:
-        ShoalError: The limit does not hold one client.
     """
     sparse = csr_of(graph.x) if layout == "sparse" else None
     row_bytes = graph.features * np.dtype(dtype).itemsize if sparse is None else OF_SPARSE_ROW

@@ -123,13 +123,10 @@ def first_rows(graph_of: np.ndarray) -> np.ndarray:
 def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:
     """Makes edges undirected and simple: `(indptr int64 [N + 1], indices int32 [E], counts)`.
 
+    Raises ShoalError: an end of an edge is not a node.
+
     Args:
         edge_index: Sources and targets, any integer type `[2, E]`; an edge may be given one way or both ways.
-        nodes: Number of nodes N.
-        where: File or dataset that an error names.
-
-    Raises:
-        ShoalError: An end of an edge is not a node.
     """
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
         found = f"{edge_index.dtype} {list(edge_index.shape)}"

@@ -29,23 +29,17 @@ def propagate(
 
     Where edges have weights, they are the entries of A, and a degree is the sum of a row of A + I.
 
-    Beside the arrays given, Shoal's own kernel needs under 50 bytes a node, torch three float32 blocks
-    `[N, column_block]` and four bytes an entry of A. The two differ in the order of their sums. A column's bits
-    depend on no other column, and on no number of threads.
+    Beside the arrays given, Shoal's own kernel needs under 50 bytes a node, torch three float32 blocks `[N,
+    column_block]` and four bytes an entry of A. The two differ in the order of their sums. A column's bits depend on no
+    other column, and on no number of threads. Raises ShoalError: a value of the result is too large for a float16
+    `out`.
 
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
         indices: Neighbours, int32 `[E]`; A is symmetric and has no self loops.
         x: Features, float32 or float16 `[N, F]`, C-contiguous; may be a read-only memory map.
-        r: Exponent of the normalisation, in [0, 1].
         out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
-        path: `numba`, Shoal's kernel on one core (`kernels/spmm.py`), or `torch`, its reference, on torch's threads;
-            also used for float16 on a processor that cannot convert it.
-        column_block: Columns of x that torch works on at a time.
         weight: Entries of A, float32 `[E]`; None: all are 1, and so are the bits of the result.
-
-    Raises:
-        ShoalError: A value of the result is too large for a float16 `out`.
     """
     assert x.shape == out.shape, (x.shape, out.shape)
     assert len(indptr) == len(x) + 1, (len(indptr), len(x))

@@ -53,9 +53,6 @@ def keys_of(source: np.ndarray, target: np.ndarray, nodes: int, row_bits: int, k
 
     Args:
         source: Of every edge, int32 or int64 `[e]`.
-        target: Of every edge, as `source`.
-        nodes: Number of nodes.
-        row_bits: See `KeyLayout`.
         keys: Written, uint64, at least `[2 e]`.
 
     Returns:
@@ -149,9 +146,6 @@ def row_ends(pairs: np.ndarray, first: int, row: int, target_bits: int, before: 
 
     Args:
         pairs: Ascending pairs, uint64.
-        first: Number of the first pair to read.
-        row: Number of the first row.
-        target_bits: See `KeyLayout`.
         before: Entries of the CSR before pair 0.
         ends: Written, int64.
 

@@ -57,13 +57,7 @@ class Bucket:
 
 
 def bucket_shift(bits: int, keys: int, capacity: int) -> int:
-    """Trailing bits that do not choose a bucket, such that an average bucket is a quarter full.
-
-    Args:
-        bits: Bits in which the keys differ.
-        keys: Number of keys.
-        capacity: Keys that memory holds.
-    """
+    """Trailing bits that do not choose a bucket, such that an average bucket is a quarter full."""
     buckets = min(MAX_BUCKETS, max(2, 4 * keys // capacity))
     return max(1, bits - (buckets - 1).bit_length())
 
@@ -136,15 +130,11 @@ class Edges:
 def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_limit: int, journal: Journal) -> None:
     """Writes both keys of every edge that is no loop, and notes in the journal that it is done, and the loops.
 
+    Raises ShoalError: an end of an edge is not a node, the number of edges is another one, or the disk is too small.
+
     Args:
         edges: The edges; those that the journal has are not read again.
-        buckets: For all keys of the graph.
-        work: Folder of the CSR in the making.
         memory_limit: Bytes of memory to use; about as many bytes of scratch are written between two journal entries.
-        journal: Its first entry is there.
-
-    Raises:
-        ShoalError: An end of an edge is not a node, the number of edges is another one, or the disk is too small.
     """
     layout = KeyLayout(edges.nodes)
     start: dict[str, Any] = journal.entries[-1] if len(journal.entries) > 1 else {"edges": 0, "loops": 0}
@@ -203,18 +193,10 @@ class Counts:
 def buckets_to_rows(
     buckets: list[Bucket], layout: KeyLayout, work: Path, capacity: int, journal: Journal, where: str
 ) -> Counts:
-    """Writes `indptr.npy` and `indices.npy`, and deletes the buckets.
+    """Writes `indptr.npy` and `indices.npy`, and deletes the buckets. Raises ShoalError: the disk is too small.
 
     Args:
-        buckets: All keys of the graph.
-        layout: How keys hold source and target.
-        work: Folder of the CSR in the making.
-        capacity: Keys that memory holds.
         journal: Says that all keys are in buckets, and which of these are done.
-        where: File or dataset, for the report of progress.
-
-    Raises:
-        ShoalError: The disk is too small.
     """
     begin = next(number for number, entry in enumerate(journal.entries) if "distributed" in entry)
     done = journal.entries[begin + 1 :]

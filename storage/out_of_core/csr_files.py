@@ -25,8 +25,6 @@ class CsrWriter:
         """Opens the files, where they are as a killed process left them.
 
         Args:
-            folder: Of the two files.
-            layout: How pairs hold source and target.
             entries: Neighbours in the file that count; the rest is cut off.
             block: Values of the row pointer that are worked on at a time; at most `MAX_BLOCK`.
         """
@@ -51,8 +49,6 @@ class CsrWriter:
 
         Args:
             pairs: Their pairs, ascending uint64; of a row that is continued, the further ones.
-            row: Number of the first row.
-            end: Number after that of the last row.
         """
         self._indptr.seek(HEADER_BYTES + 8 * (row + 1))
         at = 0

@@ -36,16 +36,12 @@ def write_rows(
 ) -> None:
     """Writes an array block by block, unless the file exists.
 
+    Raises ShoalError: the blocks hold fewer or more rows than `shape` says, or they do not fit on the disk.
+
     Args:
-        path: The .npy file.
-        shape: Of the whole array.
         dtype: Of the file; blocks are cast.
         blocks: `blocks(first)` gives the rows from number `first` on, in blocks of any size.
         commit_bytes: A kill loses about this much work.
-        where: Source of the blocks, for an error.
-
-    Raises:
-        ShoalError: The blocks hold fewer or more rows than `shape` says, or they do not fit on the disk.
     """
     if path.exists():
         return

@@ -29,19 +29,14 @@ class FileRecord:
 
 
 def record_of(path: Path) -> FileRecord:
-    """The record of a file as it is now.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The record of a file as it is now. Raises OSError: it cannot be read."""
     return FileRecord(path.stat().st_size, digest(path))
 
 
 def require_content(path: Path, record: FileRecord, where: str = "the manifest") -> None:
     """Reads a whole file, and compares it with its record, which stands in `where`.
 
-    Raises:
-        ShoalError: It is missing, cannot be read, or is not as it was written.
+    Raises ShoalError: it is missing, cannot be read, or is not as it was written.
     """
     try:
         size = path.stat().st_size
@@ -57,11 +52,7 @@ def require_content(path: Path, record: FileRecord, where: str = "the manifest")
 
 
 def require_none(path: Path, faults: Sequence[str]) -> None:
-    """Refuses a file with faults.
-
-    Raises:
-        ShoalError: There is one.
-    """
+    """Refuses a file with faults. Raises ShoalError: there is one."""
     if faults:
         raise ShoalError(path, f"{faults[0]}; {AGAIN}")
 
@@ -89,13 +80,10 @@ def rows_column(x: Rows) -> pa.Array:
 def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
     """Writes columns as one record batch; the file appears under its name only when it is complete.
 
-    Args:
-        path: Where to write; the folder is made.
-        kind: What the file holds (`shard`, `split`, `hops`), checked by `open_file`.
-        columns: Arrow columns of equal length.
+    Raises ShoalError: the file cannot be written, because the disk is full for instance.
 
-    Raises:
-        ShoalError: The file cannot be written, because the disk is full for instance.
+    Args:
+        kind: What the file holds (`shard`, `split`, `hops`), checked by `open_file`.
     """
     metadata = {"shoal.kind": kind, "shoal.format": str(FORMAT)}
     schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()], metadata=metadata)
@@ -116,8 +104,7 @@ class MappedFile:
     def __init__(self, path: Path, kind: str, record: FileRecord | None = None) -> None:
         """Maps a file.
 
-        Raises:
-            ShoalError: The file is missing, cannot be read, is truncated, damaged, or not of this kind and format.
+        Raises ShoalError: the file is missing, cannot be read, is truncated, damaged, or not of this kind and format.
         """
         self.path = path
         self._bytes = _mapped(path, record)
@@ -164,8 +151,7 @@ class MappedFile:
     def features(self, name: str) -> Rows:
         """A column of features, dense or sparse: `[N, F]`.
 
-        Raises:
-            ShoalError: It is neither, or the row pointer does not end where the values do.
+        Raises ShoalError: it is neither, or the row pointer does not end where the values do.
         """
         if not _is_sparse(self._batch.schema.field(name).type if name in self.names else None):
             return self.matrix(name)
@@ -212,8 +198,7 @@ def _is_sparse(type_: pa.DataType | None) -> bool:
 def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
     """The bytes of a file, uint8, in a private map.
 
-    Raises:
-        ShoalError: It is missing, cannot be read or mapped, or has another size than its record says.
+    Raises ShoalError: it is missing, cannot be read or mapped, or has another size than its record says.
     """
     import torch  # names of datasets are looked up without it
 

@@ -240,7 +240,6 @@ class OpenViews(Generic[V]):
         """Announces who is visited from now on, in this order.
 
         Args:
-            clients: Clients, each once.
             touch: Reads from the disk what a client's data is wanted for; called in another thread.
         """
         self._next = dict(pairwise(clients))
@@ -249,8 +248,7 @@ class OpenViews(Generic[V]):
     def get(self, client: int) -> V:
         """The data of a client; begins to open that of the next one.
 
-        Raises:
-            ShoalError: A file is missing or damaged.
+        Raises ShoalError: a file is missing or damaged.
         """
         if client not in self._views:
             coming = self._coming.pop(client, None)

@@ -172,12 +172,10 @@ class Manifest:
     def content(self, split: str, propagation: str | None) -> str:
         """32 digits of all that a run reads of the store: two stores with the same give the same run.
 
-        Args:
-            split: Name of the run's split.
-            kernel: Name of its hops; None: it uses the features only.
+        Raises KeyError: the split or the hops were not prepared.
 
-        Raises:
-            KeyError: The split or the hops were not prepared.
+        Args:
+            kernel: Name of its hops; None: it uses the features only.
         """
         read = {
             "identity": self.identity,
@@ -196,11 +194,7 @@ class Manifest:
         return text_digest(json.dumps(read, sort_keys=True))
 
     def write(self, store: Path) -> None:
-        """Writes the manifest atomically, with its seal.
-
-        Raises:
-            ShoalError: The disk is full.
-        """
+        """Writes the manifest atomically, with its seal. Raises ShoalError: the disk is full."""
         fields = asdict(self)
         if self.layout == "dense":
             # As they were written before there were sparse ones.
@@ -240,8 +234,7 @@ def _without_none(fields: dict[str, Any]) -> None:
 def read_manifest(store: Path) -> Manifest:
     """Reads the manifest of a store.
 
-    Raises:
-        ShoalError: There is none, it cannot be read, is not as it was written, or is of another version.
+    Raises ShoalError: there is none, it cannot be read, is not as it was written, or is of another version.
     """
     path = store / NAME
     try:

@@ -39,9 +39,7 @@ def without_features(x: Rows, node: np.ndarray, sparsity: Sparsity) -> Rows:
     """Features `[N, F]` with masked values zero, or left out of sparse ones; dense ones are changed in place.
 
     Args:
-        x: The features.
         node: Global id of every row, int64 `[N]`.
-        sparsity: What is masked.
     """
     if not sparsity.features:
         return x
@@ -59,9 +57,7 @@ def without_labels(split: Split, item: np.ndarray, sparsity: Sparsity) -> Split:
     """A split with fewer training items.
 
     Args:
-        split: Of one client.
         item: Global number of every item of its shard, int64 `[items]`.
-        sparsity: What is masked.
     """
     # The small constant keeps 0.29 * 100 from becoming 28.
     masked = int(sparsity.labels * len(split.train) + 1e-9)

@@ -70,8 +70,7 @@ class Shard:
     def graph_ptr(self) -> np.ndarray:
         """First row of every graph and the end of the last, int64 `[G + 1]`; graphs of nodes have none.
 
-        Raises:
-            ValueError: Items are no graphs.
+        Raises ValueError: items are no graphs.
         """
         if self.graph is None:
             raise ValueError(f"client {self.client}: its items are {self.kind}, and it holds one graph")
@@ -99,8 +98,7 @@ class Shard:
     def item(self) -> np.ndarray:
         """Global number of every item, int64 `[items]`: of rows that of their node, or that of every graph.
 
-        Raises:
-            ValueError: Items are pairs, which have none.
+        Raises ValueError: items are pairs, which have none.
         """
         if self.pairs is not None:
             raise ValueError(f"client {self.client}: its items are pairs of nodes, which have no numbers")
@@ -126,9 +124,10 @@ def write_shard(
 ) -> FileRecord:
     """Writes one client's shard.
 
+    Raises ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
+    disk is full.
+
     Args:
-        path: File to write.
-        client: Number of the client, for errors.
         part: The client's rows and induced edges.
         label: Label of every node of the whole graph, `[nodes]`.
         x: Features of the client's rows, float32 or float16 `[N, F]`, dense or sparse; infinity stands for one too
@@ -136,10 +135,6 @@ def write_shard(
         graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
         pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
         edge_weight: Weights of the edges of `part`, float32 `[E]`, where they have any.
-
-    Raises:
-        ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
-            disk is full.
     """
     if len(part.indices) >= MAX_ENTRIES:
         raise ShoalError(
@@ -175,7 +170,6 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
     reveals nothing of the other nodes and their edges. In memory are 5 bytes for each entry of the shard.
 
     Args:
-        shard: All nodes of the client.
         train: Rows of its training nodes, `[n]`.
 
     Returns:
@@ -197,15 +191,11 @@ def write_training_shard(
 ) -> FileRecord:
     """Writes some nodes of a client, of which a shard was made, as a shard of their own.
 
+    Raises ShoalError: the disk is full.
+
     Args:
-        path: File to write.
-        part: The nodes, and the edges among them.
         label: Label of every node of `part`, `[N]`.
         x: Their features as they are stored, `[N, F]`, dense or sparse.
-        edge_weight: As for `write_shard`.
-
-    Raises:
-        ShoalError: The disk is full.
     """
     return arrow_file.write(path, "shard", _columns(part, label, x, edge_weight))
 
@@ -233,8 +223,7 @@ def weights_column(part: Induced, edge_weight: np.ndarray | None) -> dict[str, p
 def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
     """Weights of the edges of a mapped shard, or part of one, float32 `[E]`; None where they have none.
 
-    Raises:
-        ShoalError: They are of other edges than the neighbours.
+    Raises ShoalError: they are of other edges than the neighbours.
     """
     if "weights" not in file.names:
         return None
@@ -249,14 +238,10 @@ def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
 def open_shard(path: Path, client: int, record: FileRecord | None = None, limits: Limits | None = None) -> Shard:
     """Maps a shard and checks size, columns and the ends of the row pointer.
 
-    Args:
-        path: The file.
-        client: Number of the client.
-        record: What the manifest says of the file.
-        limits: Given, every byte and every number but the features is checked first.
+    Raises ShoalError: the file is missing, damaged, or another kind of file.
 
-    Raises:
-        ShoalError: The file is missing, damaged, or another kind of file.
+    Args:
+        limits: Given, every byte and every number but the features is checked first.
     """
     if limits is not None:
         if record is not None:

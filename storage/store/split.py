@@ -37,7 +37,6 @@ def random_split(label: np.ndarray, item: np.ndarray, client: int, options: Spli
         label: Label of every item, `[items]`; -1 is unlabelled.
         item: Global number of every item, `[items]`.
         client: Number of the client; with `options.split_seed` it keys the random stream.
-        options: Split `stratified` or `per_client`, and the shares.
     """
     rng = np.random.default_rng([options.split_seed, client])
     by_id = np.argsort(item, kind="stable")
@@ -83,14 +82,10 @@ def write_split(path: Path, split: Split) -> FileRecord:
 def open_split(path: Path, items: int, record: FileRecord | None = None, whole: bool = False) -> Split:
     """Maps a split and checks that its rows lie in the shard.
 
-    Args:
-        path: The file.
-        items: Rows of the shard, or its graphs.
-        record: What the manifest says of the file.
-        whole: Check every byte, that rows are ascending, and that no two parts share one.
+    Raises ShoalError: the file is missing, damaged, or of another shard.
 
-    Raises:
-        ShoalError: The file is missing, damaged, or of another shard.
+    Args:
+        whole: Check every byte, that rows are ascending, and that no two parts share one.
     """
     if whole and record is not None:
         require_content(path, record)

@@ -50,15 +50,10 @@ class Store:
     """A finished store, opened for reading; every file is checked when it is opened for the first time."""
 
     def __init__(self, path: Path, first_read: bool = True, manifest: Manifest | None = None) -> None:
-        """Reads the manifest.
+        """Reads the manifest. Raises ShoalError: there is no finished store, or one of another version.
 
         Args:
-            path: Folder of the store.
             first_read: Check every byte and every index of a file at its first opening; else only its size and form.
-            manifest: The manifest, where it is known.
-
-        Raises:
-            ShoalError: There is no finished store, or one of another version.
         """
         self.path = path
         self.manifest = read_manifest(path) if manifest is None else manifest
@@ -73,33 +68,26 @@ class Store:
     def whole(self) -> "Store":
         """The same nodes as one client that keeps every edge (made for centralised training).
 
-        Raises:
-            ShoalError: It was not prepared.
+        Raises ShoalError: it was not prepared.
         """
         return Store(self.path / WHOLE)
 
     def domain_graphs(self) -> "Store":
         """The graphs that clients come from, each whole and with all its edges: client d is that of domain d.
 
-        Raises:
-            ShoalError: They were not prepared.
+        Raises ShoalError: they were not prepared.
         """
         return Store(self.path / DOMAINS, self._first_read)
 
     def training(self, split: str) -> "Store":
         """The same clients with the training nodes of a split alone, and what these alone make of edges and hops.
 
-        Raises:
-            ShoalError: It was not prepared.
+        Raises ShoalError: it was not prepared.
         """
         return Store(self.path / training_path(split), self._first_read)
 
     def shard(self, client: int) -> Shard:
-        """Maps a client's shard.
-
-        Raises:
-            ShoalError: No such client, or its file is missing or damaged.
-        """
+        """Maps a client's shard. Raises ShoalError: no such client, or its file is missing or damaged."""
         self._require(client)
         path, record = self.path / shard_path(client), self.manifest.clients[client].file
         return self._open(path, lambda limits: open_shard(path, client, record, limits))
@@ -107,8 +95,7 @@ class Store:
     def split(self, name: str, client: int) -> Split:
         """Maps a client's split.
 
-        Raises:
-            ShoalError: The split was not prepared, there is no such client, or its file is missing or damaged.
+        Raises ShoalError: the split was not prepared, there is no such client, or its file is missing or damaged.
         """
         if name not in self.manifest.splits:
             raise ShoalError(self.path, f"no split {name!r}; run `shoal prepare` on the config")
@@ -120,8 +107,7 @@ class Store:
     def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.
 
-        Raises:
-            ShoalError: Something was not prepared, there is no such client, or a file is missing or damaged.
+        Raises ShoalError: something was not prepared, there is no such client, or a file is missing or damaged.
         """
         shard, rows = self.shard(client), self.split(split, client)
         if propagation is None:
@@ -134,8 +120,7 @@ class Store:
     def hops(self, propagation: str, client: int) -> list[Rows]:
         """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse.
 
-        Raises:
-            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
+        Raises ShoalError: the hops were not prepared, there is no such client, or their file is missing or damaged.
         """
         file = self.hops_file(propagation, client)
         nodes = self.manifest.clients[client].nodes
@@ -148,8 +133,7 @@ class Store:
     def hops_file(self, propagation: str, client: int) -> MappedFile:
         """Maps a client's hops as they are stored, of all rows or of labelled ones.
 
-        Raises:
-            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
+        Raises ShoalError: the hops were not prepared, there is no such client, or their file is missing or damaged.
         """
         if propagation not in self.manifest.hops:
             raise ShoalError(self.path, f"no hops {propagation!r}; run `shoal prepare` on the config")

@@ -17,7 +17,6 @@ def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
     """Reads every byte of a store: its journal, all files that manifest or journal name, and the bounds of indices.
 
     Args:
-        store: The store to check; its manifest was checked when it was opened.
         step: Called once a file, for a progress bar.
 
     Returns:

@@ -63,13 +63,9 @@ class View:
 
         Args:
             key: Different for every view that shares the cache.
-            shard: The client's graph.
-            split: Its rows.
             hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse.
-            classes: Number of classes C.
             cache: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
-            propagation: Of the hops.
         """
         self.client = shard.client
         self.classes = classes
@@ -238,7 +234,6 @@ class View:
         """Brings pages of the map into memory before they are needed, by reading a value of each; makes `train_label`.
 
         Args:
-            hops: Numbers of hops.
             training: Their training rows only.
             edges: Also the adjacency.
         """
@@ -316,12 +311,7 @@ class View:
         return out
 
     def cache(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed.
-
-        Args:
-            key: Name of the entry for this client.
-            build: Makes it: a tensor or a tuple of tensors.
-        """
+        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed."""
         self._used.add(key)
         return self._cache.get((self._key, key), lambda: self._build(build))
 
@@ -366,13 +356,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
-    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product.
-
-    Args:
-        adjacency: A, float32 CSR.
-        degree_N: Degrees with self loop, float32.
-        y_NC: float32.
-    """
+    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product."""
     root_N1 = degree_N.rsqrt()[:, None]
     scaled_NC = root_N1 * y_NC
     return root_N1 * (torch.sparse.mm(adjacency, scaled_NC) + scaled_NC)

@@ -25,12 +25,7 @@ class Journal:
     def __init__(self, path: Path, way_out: str = AGAIN) -> None:
         """Reads what is there; the end of a line that a kill cut off is removed from the file.
 
-        Args:
-            path: The file; it need not exist.
-            way_out: What to do about a damaged one.
-
-        Raises:
-            ShoalError: The file is damaged, or cannot be read or cut.
+        Raises ShoalError: the file is damaged, or cannot be read or cut.
         """
         self._path = path
         self.entries, torn = read_journal(path, way_out)
@@ -43,8 +38,7 @@ class Journal:
     def append(self, entry: dict[str, Any]) -> None:
         """Adds a line; the work that it records must already be on disk.
 
-        Raises:
-            ShoalError: The line cannot be written.
+        Raises ShoalError: the line cannot be written.
         """
         try:
             with self._path.open("a") as file:
@@ -59,8 +53,7 @@ class Journal:
 def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]], int]:
     """The complete lines of a journal, oldest first, and the bytes of a line that a kill cut off.
 
-    Raises:
-        ShoalError: A line is not as it was written, or the file cannot be read.
+    Raises ShoalError: a line is not as it was written, or the file cannot be read.
     """
     try:
         text = path.read_bytes()
@@ -92,13 +85,10 @@ class StoreWriter:
     def __init__(self, path: Path, identity: dict[str, Any], say: Callable[[str], None] = lambda line: None) -> None:
         """Reads the journal of an interrupted prepare, if there is one.
 
-        Args:
-            path: Folder of the store.
-            identity: What the store is made from.
-            say: Called with a line on a finished file that has changed and is made again.
+        Raises ShoalError: the folder holds an unfinished store of another identity, or its journal is damaged.
 
-        Raises:
-            ShoalError: The folder holds an unfinished store of another identity, or its journal is damaged.
+        Args:
+            say: Called with a line on a finished file that has changed and is made again.
         """
         self.path = path
         self._say = say
@@ -115,12 +105,7 @@ class StoreWriter:
             )
 
     def once(self, relative: Path, write: Callable[[Path], FileRecord]) -> FileRecord:
-        """Writes a file unless an earlier prepare finished it.
-
-        Args:
-            relative: Path inside the store.
-            write: Writes the file at the full path and returns its record.
-        """
+        """Writes a file unless an earlier prepare finished it."""
         record = self.finished(relative)
         if record is None:
             record = write(self.path / relative)
@@ -164,8 +149,7 @@ class StoreWriter:
 def noted_files(store: Path) -> dict[Path, FileRecord]:
     """The files that the journal of a store names, by their path in it; none where there is no journal.
 
-    Raises:
-        ShoalError: The journal is damaged.
+    Raises ShoalError: the journal is damaged.
     """
     entries, _ = read_journal(store / PROGRESS, WAY_OUT)
     return {Path(path): record for path, record in _records(store / PROGRESS, entries).items()}

@@ -20,16 +20,10 @@ TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, str]:
     """The texts of all modules beside a file that it imports, and of those that they import in turn.
 
-    Args:
-        file: The user's file.
-        source: Its text.
-        key: Of the config, that names it.
+    Raises ShoalError: a module beside the file cannot be read.
 
     Returns:
         Texts by dotted name; that of a package ends in `.__init__`.
-
-    Raises:
-        ShoalError: A module beside the file cannot be read.
     """
     texts: dict[str, str] = {}
     waiting = [("", source)]
@@ -93,8 +87,6 @@ class LocalModules:
 
         Args:
             name: Of the file's module; those of its helpers lie below it.
-            folder: Where they lay, for errors and tracebacks.
-            texts: By dotted name, as `collect` gives them.
         """
         self._name, self._folder, self._texts = name, folder, texts
         self.files = frozenset(map(self._file, texts))
@@ -102,11 +94,7 @@ class LocalModules:
             del sys.modules[old]
 
     def run(self, file: str, source: str) -> ModuleType:
-        """The file's own module, its text run.
-
-        Raises:
-            BaseException: Whatever the text raises.
-        """
+        """The file's own module, its text run. Raises BaseException: whatever the text raises."""
         module = self._module(self._name, file, "")
         exec(compiled(source, file), module.__dict__)
         return module

@@ -23,14 +23,11 @@ def spec_of(cls: type, folder: Path) -> str:
     """Name of a class in a config: `my_file.py:Name`.
 
     A class of a file is that of its file. Of one that was defined in a notebook, a file is written with its text and
-    all that it uses of the notebook: imports, functions, classes, and plain values.
+    all that it uses of the notebook: imports, functions, classes, and plain values. Raises ShoalError: there is no text
+    of it, or it uses what no text can hold.
 
     Args:
-        cls: The class.
         folder: Where such a file is written, in a folder named by its content.
-
-    Raises:
-        ShoalError: There is no text of it, or it uses what no text can hold.
     """
     name, module = cls.__name__, sys.modules.get(cls.__module__)
     if cls.__qualname__ != name:

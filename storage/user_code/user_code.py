@@ -56,8 +56,7 @@ class UserCode:
     def load(self) -> Any:
         """Object that the file defines under the name; the file runs once in a process.
 
-        Raises:
-            ShoalError: The file fails or ends the process, or has no such class; names the line.
+        Raises ShoalError: the file fails or ends the process, or has no such class; names the line.
         """
         return _loaded(self.name, self.source, tuple(sorted(self.helpers.items())))
 
@@ -74,11 +73,7 @@ class UserCode:
     def at_work(self, key: str) -> Iterator[None]:
         """Inside of the block this code runs; whatever it raises becomes one line that names its file and line.
 
-        Args:
-            key: Of the config, that names the code.
-
-        Raises:
-            ShoalError: It failed, or called `sys.exit`; has the traceback as its detail.
+        Raises ShoalError: it failed, or called `sys.exit`; has the traceback as its detail.
         """
         try:
             yield
@@ -107,12 +102,7 @@ def path_of(module: str) -> Path:
 def read_user_code(key: str, name: str) -> UserCode:
     """Reads a user's file, and what it imports beside it: hosts on other machines need not see them.
 
-    Args:
-        key: Of the config, that names the code.
-        name: `my_file.py:Name`.
-
-    Raises:
-        ShoalError: A file cannot be read.
+    Raises ShoalError: a file cannot be read.
     """
     file = name.rpartition(":")[0]
     try:
@@ -137,8 +127,7 @@ def _loaded(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any
 def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
     """Runs a user's file and takes a class out of it.
 
-    Raises:
-        ShoalError: The file fails or ends the process; names the line in it, or in the helper that fails.
+    Raises ShoalError: the file fails or ends the process; names the line in it, or in the helper that fails.
     """
     try:
         module = beside.run(file, source)
