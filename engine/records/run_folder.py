@@ -1,6 +1,5 @@
 """The folder of a run: resolved config, metrics, checkpoints, summary. Nothing else is needed to resume or redraw."""
 
-import fcntl
 import json
 import logging
 import shutil
@@ -22,12 +21,13 @@ from shoal.engine.records.metrics import METRICS, RECORDS, Metrics, read_metrics
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.disk import locked
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
 # Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
-CHECKPOINTS, LOCK = "checkpoints", ".lock"
+CHECKPOINTS = "checkpoints"
 
 
 def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
@@ -67,26 +67,9 @@ class RunFolder:
         Raises ShoalError: another run is writing it, or it cannot be made or locked.
         """
         self.path = path
-        self.metrics, self.client_scores = Metrics(self.path), ClientScores(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / LOCK).open("a")
-        except OSError as error:
-            raise ShoalError(
-                self.path, f"cannot be made: {error.strerror}; set run.root to a folder that can be written"
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ShoalError(
-                self.path, "another run of this config is writing here; wait for it or change name or run.root"
-            ) from None
-        except OSError as error:
-            self._lock.close()
-            raise ShoalError(
-                self.path, f"cannot be locked: {error.strerror}; set run.root to a file system with locks"
-            ) from error
+        self.metrics, self.client_scores = Metrics(path), ClientScores(path)
+        busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
+        self._lock = locked(path, "run.root", busy)
         self._log = _Log(self.log, delay=True)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger().addHandler(self._log)

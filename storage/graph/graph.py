@@ -120,6 +120,18 @@ def first_rows(graph_of: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(min(1, len(graph_of)), dtype=np.int64), changes, [len(graph_of)]])
 
 
+def require_edges(edge_index: np.ndarray, where: str) -> None:
+    """Raises ShoalError: these are no integers `[2, E]`."""
+    if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
+        found = f"{edge_index.dtype} {list(edge_index.shape)}"
+        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
+
+
+def no_node(number: int, nodes: int, where: str) -> ShoalError:
+    """The error for an end of an edge that is no node."""
+    return ShoalError(where, f"edge_index names node {number}, but the {nodes} nodes count from 0")
+
+
 def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:
     """Makes edges undirected and simple: `(indptr int64 [N + 1], indices int32 [E], counts)`.
 
@@ -128,15 +140,12 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
     Args:
         edge_index: Sources and targets, any integer type `[2, E]`; an edge may be given one way or both ways.
     """
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
-        found = f"{edge_index.dtype} {list(edge_index.shape)}"
-        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
+    require_edges(edge_index, where)
     source, target = edge_index
     if edge_index.size:
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= nodes:
-            outside = low if low < 0 else high
-            raise ShoalError(where, f"edge_index names node {outside}, but the {nodes} nodes count from 0")
+            raise no_node(low if low < 0 else high, nodes, where)
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]

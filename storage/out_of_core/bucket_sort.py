@@ -12,6 +12,7 @@ import numpy as np
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import reopened, to_disk
 from shoal.storage.files.disk import require_disk
+from shoal.storage.graph.graph import no_node, require_edges
 from shoal.storage.kernels.edge_keys import (
     KEY_BYTES,
     KeyLayout,
@@ -146,12 +147,13 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
     keys = np.empty(2 * slice_edges, dtype=np.uint64)
     with writer, step(f"{edges.where}: edges", edges.count, "edges", read) as advance:
         for block in edges.blocks(read):
-            _check_form(block, edges.where)
+            require_edges(block, edges.where)
             for first in range(0, block.shape[1], slice_edges):
                 source, target = block[:, first : first + slice_edges]
                 found, wrong = keys_of(as_signed(source), as_signed(target), edges.nodes, layout.row_bits, keys)
                 if wrong >= 0:
-                    _refuse(source[wrong], target[wrong], edges)
+                    outside = next(int(end) for end in (source[wrong], target[wrong]) if not 0 <= end < edges.nodes)
+                    raise no_node(outside, edges.nodes, edges.where)
                 loops += len(source) - found // 2
                 writer.write(keys[:found])
             read += block.shape[1]
@@ -162,17 +164,6 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
             raise ShoalError(edges.where, f"{read} edges, but {edges.count} are announced; get the file again")
         writer.save()
     journal.append({"distributed": True, "loops": loops})
-
-
-def _check_form(block: np.ndarray, where: str) -> None:
-    if block.ndim != 2 or len(block) != 2 or block.dtype.kind not in "iu":
-        found = f"{block.dtype} {list(block.shape)}"
-        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
-
-
-def _refuse(source: np.integer, target: np.integer, edges: Edges) -> None:
-    outside = next(int(end) for end in (source, target) if not 0 <= end < edges.nodes)
-    raise ShoalError(edges.where, f"edge_index names node {outside}, but the {edges.nodes} nodes count from 0")
 
 
 @dataclass(frozen=True)

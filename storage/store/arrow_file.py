@@ -17,6 +17,7 @@ from shoal.storage.graph.rows import CsrRows, Rows
 FORMAT = 1
 # How many columns sparse rows have; their own numbers need not name the last.
 WIDTH = b"width"
+REMAKE = "delete the file and run `shoal prepare` again"
 AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
 
 
@@ -133,15 +134,13 @@ class MappedFile:
     def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A column of lists: offsets int32 `[N + 1]` and values."""
         column = self._column(name, pa.types.is_list)
-        offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
-        return offsets, self._array(column.values)
+        return self._offsets(column), self._array(column.values)
 
     def structs(self, name: str) -> tuple[np.ndarray, ...]:
         """A column of lists of numbers of different kinds: offsets int32 `[N + 1]`, and the values of each kind."""
         column = self._column(name, lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
-        offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
         kinds = range(column.type.value_type.num_fields)
-        return offsets, *(self._array(column.values.field(number)) for number in kinds)
+        return self._offsets(column), *(self._array(column.values.field(number)) for number in kinds)
 
     def matrix(self, name: str) -> np.ndarray:
         """A column of fixed-size lists: `[N, F]`."""
@@ -155,21 +154,19 @@ class MappedFile:
         """
         if not _is_sparse(self._batch.schema.field(name).type if name in self.names else None):
             return self.matrix(name)
-        lists = self._batch.column(name)
-        indptr = self._view(lists.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
-        columns, values = (self._array(lists.values.field(number)) for number in range(2))
+        indptr, columns, values = self.structs(name)
         if len(indptr) != self.rows + 1 or indptr[0] != 0 or indptr[-1] != len(columns):
-            raise ShoalError(
-                self.path,
-                f"the row pointer of {name!r} does not fit its values; delete the file and run `shoal prepare` again",
-            )
-        width = int(lists.type.value_type.field(0).metadata[WIDTH])
+            raise ShoalError(self.path, f"the row pointer of {name!r} does not fit its values; {REMAKE}")
+        width = int(self._batch.schema.field(name).type.value_type.field(0).metadata[WIDTH])
         return CsrRows(indptr, columns, values, width)
+
+    def _offsets(self, column: pa.ListArray) -> np.ndarray:
+        return self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
 
     def _column(self, name: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
         if name not in self.names or not fits(self._batch.schema.field(name).type):
             found = f"is {self._batch.schema.field(name).type}" if name in self.names else "is missing"
-            raise ShoalError(self.path, f"column {name!r} {found}; delete the file and run `shoal prepare` again")
+            raise ShoalError(self.path, f"column {name!r} {found}; {REMAKE}")
         return self._batch.column(name)
 
     def _array(self, column: pa.Array) -> np.ndarray:

@@ -14,7 +14,7 @@ from shoal.storage.graph.induced import Induced, breadth_first
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import FileRecord, MappedFile, require_content, require_none
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content, require_none
 from shoal.storage.store.bounds import (
     Limits,
     check_adjacency,
@@ -229,9 +229,7 @@ def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
         return None
     starts, weight = file.lists("weights")
     if weight.dtype != np.float32 or not np.array_equal(starts, indptr):
-        raise ShoalError(
-            file.path, "the weights do not fit the neighbours; delete the file and run `shoal prepare` again"
-        )
+        raise ShoalError(file.path, f"the weights do not fit the neighbours; {REMAKE}")
     return weight
 
 
@@ -274,9 +272,7 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
     file = MappedFile(path, "shard", record)
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
-        raise ShoalError(
-            path, "the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
-        )
+        raise ShoalError(path, f"the row pointer does not fit the neighbours; {REMAKE}")
     graph = file.primitive("graph") if "graph" in file.names else None
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
     x, weight = file.features("x"), weights_of(file, indptr)

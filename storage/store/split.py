@@ -11,7 +11,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import FileRecord, MappedFile, require_content, require_none
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content, require_none
 from shoal.storage.store.bounds import check_parts
 
 PARTS = ("train", "val", "test")
@@ -91,9 +91,9 @@ def open_split(path: Path, items: int, record: FileRecord | None = None, whole: 
         require_content(path, record)
     offsets, rows = MappedFile(path, "split", record).lists("rows")
     if len(offsets) != 4 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
-        raise ShoalError(path, "not three parts; delete the file and run `shoal prepare` again")
+        raise ShoalError(path, f"not three parts; {REMAKE}")
     if len(rows) and (rows.min() < 0 or rows.max() >= items):
-        raise ShoalError(path, "rows outside the shard; delete the file and run `shoal prepare` again")
+        raise ShoalError(path, f"rows outside the shard; {REMAKE}")
     parts = [rows[offsets[i] : offsets[i + 1]] for i in range(3)]
     if whole:
         faults: list[str] = []

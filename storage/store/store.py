@@ -8,7 +8,7 @@ from typing import TypeVar
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
-from shoal.storage.store.arrow_file import FileRecord, MappedFile
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.hops import only_labelled, open_hops
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
@@ -113,9 +113,9 @@ class Store:
         if propagation is None:
             return shard, rows, []
         file = self.hops_file(propagation, client)
-        return (
-            only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(propagation, client))
-        )
+        if "row" in file.names:
+            return only_labelled(file, shard, rows)
+        return shard, rows, self.hops(propagation, client)
 
     def hops(self, propagation: str, client: int) -> list[Rows]:
         """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse.
@@ -125,9 +125,7 @@ class Store:
         file = self.hops_file(propagation, client)
         nodes = self.manifest.clients[client].nodes
         if file.rows != nodes:
-            raise ShoalError(
-                file.path, f"{file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
-            )
+            raise ShoalError(file.path, f"{file.rows} rows for a shard of {nodes}; {REMAKE}")
         return [file.features(name) for name in file.names]
 
     def hops_file(self, propagation: str, client: int) -> MappedFile:

@@ -127,13 +127,6 @@ class View:
         start = int(starts[self._row])
         return [starts[self._row : self._row + 2].numpy(), *(part[start : start + 16].numpy() for part in parts)]
 
-    def _hop(self, k: int) -> StoredFeatures:
-        """Memory-mapped hop k; marks it for the write check."""
-        if k not in self._samples:
-            sample = self._sample(k)
-            self._samples[k] = sample, _bytes_of(sample)
-        return self._hops[k]
-
     @property
     def items_are_rows(self) -> bool:
         """Whether what is predicted are the nodes themselves, so that their edges are those of items."""
@@ -147,11 +140,14 @@ class View:
     @property
     def x(self) -> StoredFeatures:
         """Features as stored, in the map, float32 or float16 `[N, F]`, dense or sparse."""
-        return self._hop(0)
+        return self.hop(0)
 
     def hop(self, k: int) -> StoredFeatures:
         """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x."""
-        return self._hop(k)
+        if k not in self._samples:
+            sample = self._sample(k)
+            self._samples[k] = sample, _bytes_of(sample)
+        return self._hops[k]
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> StoredFeatures:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
@@ -174,7 +170,7 @@ class View:
 
     def whole(self, k: int) -> StoredFeatures:
         """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the cache keeps."""
-        hop = self._hop(k)
+        hop = self.hop(k)
         if isinstance(hop, Tensor):
             return self.block(k).float()
         if self.device.type != "cpu":
@@ -195,7 +191,7 @@ class View:
 
     def _on_device_if_it_fits(self, k: int) -> StoredFeatures:
         """Hop k on the device if it is there or fits, else in the map."""
-        hop = self._hop(k)
+        hop = self.hop(k)
         if self.device.type == "cpu":
             return hop
         self._used.add(("hop", k))
