@@ -291,10 +291,7 @@ def _every_key() -> dict[str, Any]:
 
 
 def require_names(config: Config) -> None:
-    """Refuses a method, model or dataset that there is not; files of the user's own are not looked into.
-
-    Raises ShoalError: there is none of a name.
-    """
+    """Raises ShoalError: there is no such method, model or dataset; files of the user's own are not looked into."""
     require_method_name(config.algorithm.name)
     for model in config.models():
         require_backbone_name(model.name, config.task)
@@ -306,7 +303,7 @@ def require_names(config: Config) -> None:
 def device_choice(config: Config) -> str:
     """`cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 
-    Raises ShoalError: the config's device, shares and precision exclude one another.
+    Raises ShoalError: device, shares and precision exclude one another.
     """
     share, device = config.resources.gpus_per_host, config.engine.device
     if device == "auto":

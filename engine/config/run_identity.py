@@ -13,24 +13,12 @@ from shoal.storage.options.types import is_own
 NUMBERS = 1
 # Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
 NEUTRAL = (
-    "name",
-    "data.root",
-    "data.store",
-    "data.overlay",
-    "data.name",
-    "data.synthetic",
-    "ray",
-    "resources",
-    "run",
-    "engine",
+    *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic"),
+    *("ray", "resources", "run", "engine"),
 )
 # Keys of these sections that change numbers.
 BUT_THESE = (
-    "engine.cell_size",
-    "engine.device",
-    "engine.trainer",
-    "engine.precision",
-    "engine.threads",
+    *("engine.cell_size", "engine.device", "engine.trainer", "engine.precision", "engine.threads"),
     "resources.server_gpus",
 )
 # Callbacks that only record a run; others may end it.

@@ -44,14 +44,7 @@ class ClientScores:
             raise cannot_write(self.path, error) from error
 
     def restore(self, evaluated: list[int]) -> str | None:
-        """Cuts off what is behind a checkpoint. Raises ShoalError: the file cannot be written.
-
-        Args:
-            evaluated: The evaluated rounds up to it, ascending.
-
-        Returns:
-            A warning about missing rounds; None if there are none.
-        """
+        """Cuts off what is behind a checkpoint; a warning if rounds of those evaluated, ascending, are missing."""
         kept: list[int] = []
         end = 0
         for batch, after in _batches(self.path):
@@ -108,10 +101,7 @@ def read_client_scores(run: Path) -> pa.Table:
 
 
 def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
-    """Means over clients of accuracy and macro-F1, by round, scope and part.
-
-    Raises ShoalError: as for `read_client_scores`.
-    """
+    """Means over clients of accuracy and macro-F1, by round, scope and part; errors of `read_client_scores`."""
     rows = read_client_scores(run).to_pydict()
     places: dict[tuple[int, str, str], list[int]] = {}
     for place, key in enumerate(zip(rows["round"], rows["scope"], rows["part"])):

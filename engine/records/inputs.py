@@ -22,10 +22,7 @@ TRAINING = "the prepared training nodes"
 
 
 def contents(config: Config) -> dict[str, str]:
-    """A digest for every key of a config that names a file which the run reads, user code for one.
-
-    Raises ShoalError: a file is missing or cannot be read; names the key.
-    """
+    """Digests of the files, user code for one, that keys of a config name. Raises ShoalError: one cannot be read."""
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
         "data.path": lambda: _of_graphs(data),
@@ -54,7 +51,7 @@ def _digests(readers: Mapping[str, Callable[[], str | None]]) -> dict[str, str]:
         try:
             content = read()
         except ShoalError as error:
-            raise ShoalError(str(error) if key in str(error) else f"{key}: {error}") from None
+            raise error if key in error.line else ShoalError(key, *error.args) from None
         if content is not None:
             found[key] = content
     return found

@@ -41,10 +41,7 @@ class Metrics:
         return "".join(line + "\n" for line in self._lines)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Logs a round.
-
-        Raises ShoalError: a number is NaN or infinite, or the file cannot be written: it then is as before.
-        """
+        """Logs a round. Raises ShoalError: a number is not finite, or the file cannot be written and is as before."""
         try:
             text = sealed(line)
         except ValueError:
@@ -59,13 +56,7 @@ class Metrics:
         self._lines.append(text)
 
     def restore(self, text: str) -> str | None:
-        """Takes over the lines that a checkpoint holds; later ones are cut off.
-
-        Raises ShoalError: the file cannot be written.
-
-        Returns:
-            A warning about a file that does not begin with these lines; None if it does.
-        """
+        """Takes over the lines that a checkpoint holds; a warning if the file does not begin with them."""
         self._lines = text.splitlines()
         try:
             found = self.path.read_text(encoding="utf-8", errors="replace")
@@ -76,7 +67,10 @@ class Metrics:
                 self.path, f"cannot be read ({error.strerror}); make it readable, or move it away and use --resume"
             ) from error
         if found != text and not text:
-            _remove(self.path)
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ShoalError(self.path, f"cannot be removed: {error.strerror}; remove it by hand") from error
         elif found != text:
             with replacing(self.path) as unfinished:
                 unfinished.write_text(text)
@@ -86,15 +80,8 @@ class Metrics:
         return f"{self.path}: {fault}; rebuilt from the checkpoint" if text else None
 
 
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ShoalError(path, f"cannot be removed: {error.strerror}; remove it by hand") from error
-
-
 def write_whole(file: int, data: bytes, before: int) -> None:
-    """Writes all of it at the end of a file or, if that fails, nothing. Raises OSError: they cannot be written."""
+    """Writes all of it at the end of an open file, whose length is `before`, or nothing if that raises OSError."""
     try:
         while data:
             data = data[os.write(file, data) :]
@@ -122,10 +109,7 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds logged in a run folder; a last line that a kill cut off is skipped.
-
-    Raises ShoalError: a line was changed, or the file cannot be read.
-    """
+    """The rounds logged, but a last line that a kill cut off. Raises ShoalError: one was changed, or cannot be read."""
     path = run / METRICS
     try:
         text = path.read_bytes()

@@ -31,13 +31,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
-    """`<run.root>/<name>-<8 hex digits>`, by `shoal.engine.config.run_identity.name_digits`.
-
-    Raises ShoalError: unknown method, or a file cannot be read.
-
-    Args:
-        inputs: As `shoal.engine.records.inputs.contents` gives them, if they were read.
-    """
+    """`<run.root>/<name>-<8 hex digits>`; `inputs` are those of `shoal.engine.records.inputs`, if they were read."""
     digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
     return Path(config.run.root) / f"{config.name}-{digits}"
 
@@ -53,19 +47,10 @@ def started(run: Path) -> bool:
 
 
 class RunFolder:
-    """The one writer of a run folder.
-
-    Attributes:
-        path: The folder.
-        metrics: Its lines.
-        client_scores: The scores of its clients.
-    """
+    """The one writer of a run folder."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder and locks it.
-
-        Raises ShoalError: another run is writing it, or it cannot be made or locked.
-        """
+        """Makes and locks the folder. Raises ShoalError: another run is writing it, or it cannot be made or locked."""
         self.path = path
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
@@ -103,10 +88,7 @@ class RunFolder:
         return started(self.path)
 
     def rounds_logged(self) -> int:
-        """Complete lines of the metrics as they are on disk, readable or not.
-
-        Raises ShoalError: the file cannot be read.
-        """
+        """Complete lines of the metrics on disk, readable or not. Raises ShoalError: the file cannot be read."""
         try:
             return self.metrics.path.read_bytes().count(b"\n")
         except OSError as error:
@@ -120,10 +102,7 @@ class RunFolder:
             return None
 
     def begin(self, config: Config) -> None:
-        """Writes the resolved config, and the user code that it names.
-
-        Raises ShoalError: something cannot be read or written.
-        """
+        """Writes the resolved config and the user code that it names. Raises ShoalError: it cannot."""
         plain = config.plain()
         codes = {code.name: code for _, code in read_all(plain)}
         for code in codes.values():
@@ -188,10 +167,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def require_whole_metrics(run: Path) -> None:
-    """Compares the metrics with the rounds of the summary and of the newest checkpoint.
-
-    Raises ShoalError: lines are damaged or missing, or the summary is damaged.
-    """
+    """Raises ShoalError: rounds of the summary or of the newest checkpoint are damaged or missing in the metrics."""
     logged = len(read_metrics(run))
     done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
     if logged < done:

@@ -32,7 +32,6 @@ class Header:
     """Header of an .npy file.
 
     Attributes:
-        shape: Of the array.
         dtype: Of the array, neither of objects nor of records.
         columns_first: It is stored column by column (Fortran order).
         start: Bytes before its first value.
@@ -73,11 +72,7 @@ def read_header(file: BinaryIO, length: int) -> Header:
 
 
 def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
-    """The array of an .npy file, whole or as a read-only memory map.
-
-    Raises OSError: it cannot be opened, or is no file. Raises ValueError: as `read_header` does. Raises EOFError: it is
-    empty. Raises MemoryError: it is larger than the free memory.
-    """
+    """The array of an .npy file, whole or as a read-only memory map. Raises what `NOT_READ` names."""
     with open_plain(path) as file:
         if file.read(4) == b"PK\3\4":
             raise ValueError("several arrays; save one with numpy.save")
@@ -108,11 +103,7 @@ def require_free(needed: int) -> None:
 
 @contextmanager
 def open_npz(path: Path) -> Iterator["Npz"]:
-    """Opens an .npz file.
-
-    Raises OSError: it cannot be opened, or is no file. Raises ValueError: it is no .npz file. Raises
-    zipfile.BadZipFile: it is damaged.
-    """
+    """Opens an .npz file. Raises OSError, ValueError or zipfile.BadZipFile."""
     with open_plain(path) as file:
         if file.read(6) == np.lib.format.MAGIC_PREFIX:
             raise ValueError("one array, not an .npz archive of named arrays")
@@ -129,11 +120,7 @@ class Npz:
         self.names = [name.removesuffix(".npy") for name in archive.namelist()]
 
     def header(self, name: str) -> Header:
-        """Header of a member.
-
-        Raises KeyError: there is no such array. Raises ValueError: as `read_header` does, or so few bytes cannot hold
-        so many.
-        """
+        """Header of a member. Raises KeyError: there is none; ValueError: its bytes cannot be those of an array."""
         member = self._archive.getinfo(f"{name}.npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name}: compressed as no .npz file is")
@@ -143,11 +130,7 @@ class Npz:
             return read_header(file, member.file_size)  # type: ignore[arg-type]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array of a name.
-
-        Raises KeyError: there is no such array. Raises ValueError: as `header` does. Raises MemoryError: it is larger
-        than the free memory.
-        """
+        """The array of a name; errors of `header`, and MemoryError: it is larger than the free memory."""
         header = self.header(name)
         require_free(math.prod(header.shape) * header.dtype.itemsize)
         with self._archive.open(f"{name}.npy") as file:
@@ -162,13 +145,9 @@ COMPRESSED = {"csr": sp.csr_array, "csc": sp.csc_array}
 
 
 def matrix_of(npz: Npz, rows: int | None = None) -> Any:
-    """The matrix that `scipy.sparse.save_npz` wrote, CSR, CSC or COO, entry by entry as it lies there.
+    """The CSR, CSC or COO matrix that `scipy.sparse.save_npz` wrote, with so many rows, if they are known.
 
-    Raises ValueError: it is no such matrix. Raises KeyError: an array of it is missing. Raises MemoryError: it is
-    larger than the free memory.
-
-    Args:
-        rows: Rows that it must have; None: any number.
+    Raises ValueError or KeyError: it is none; MemoryError: it is larger than the free memory.
     """
     kind = npz["format"].item()
     kind = kind.decode("ascii") if isinstance(kind, bytes) else str(kind)
@@ -184,10 +163,7 @@ def matrix_of(npz: Npz, rows: int | None = None) -> Any:
 
 
 def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A CSR or CSC matrix from its three arrays.
-
-    Raises ValueError: they do not fit one another, or an index is out of range.
-    """
+    """A CSR or CSC matrix. Raises ValueError: its arrays do not fit one another, or an index is out of range."""
     arrays = _numbers(data), _integers("indices", indices), _integers("indptr", indptr)
     # SciPy leaves out this check of a pointer that ends with 0.
     degrees_of(indptr, indices)

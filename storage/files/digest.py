@@ -19,10 +19,7 @@ NOTES = "SHOAL_CACHE"
 
 
 def digest(path: Path) -> str:
-    """XXH3-128 of the bytes of a file, in hexadecimal: at the speed of memory, and no protection against malice.
-
-    Raises OSError: the file cannot be read.
-    """
+    """XXH3-128 of a file, in hexadecimal: at the speed of memory, and no protection against malice. Raises OSError."""
     hasher = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK):

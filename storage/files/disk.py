@@ -13,10 +13,7 @@ LOCK = ".lock"
 
 
 def locked(path: Path, key: str, busy: ShoalError) -> TextIO:
-    """The open lock of a folder, which is made if it is not there; closing it gives the lock back.
-
-    Raises ShoalError: `busy` where another process holds it, or the folder cannot be made or locked.
-    """
+    """The open lock of a folder, made if it is missing. Raises ShoalError: `busy`, or it cannot be made or locked."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / LOCK).open("a")

@@ -61,11 +61,7 @@ def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
 
 
 def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    """Sums of the weights of every node's edges and of its self loop, which weighs 1: float64 `[N]`.
-
-    Args:
-        weight: Of every entry, float32 `[E]`; None: all are 1.
-    """
+    """Degrees with self loops, which weigh 1, float64 `[N]`; `weight` is float32 `[E]`, or None: all are 1."""
     if weight is None:
         return np.diff(indptr) + 1.0
     found = np.ones(len(indptr) - 1)

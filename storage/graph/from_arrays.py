@@ -19,8 +19,7 @@ ALWAYS, MOST = 1024, 1 << 17
 def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
     """Number of classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
 
-    Raises ShoalError: no item has a label, one is below -1, or there would be more classes than labelled items; names
-    the row.
+    Raises ShoalError: no item has a label, one is below -1, or there are more classes than labelled items.
     """
     labelled = int((y >= 0).sum())
     if not labelled:

@@ -102,6 +102,13 @@ def _groups(
 
 def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
     """Rows of x for the ids of some clients, read block by block in ascending order."""
+
+    def rows_of(first: int, ids: np.ndarray) -> np.ndarray:
+        if isinstance(x, np.memmap):
+            return read(x, first, min(first + ROWS_A_BLOCK, len(x)))[ids - first]
+        rows = x[ids]
+        return rows.toarray() if sp.issparse(rows) else rows
+
     order = np.argsort(ids)
     ids = ids[order]
     found = np.empty((len(ids), x.shape[1]), dtype=dtype)
@@ -110,7 +117,7 @@ def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
         for number, (low, high) in enumerate(pairwise(cuts)):
             if low < high:
                 with np.errstate(over="ignore"):
-                    found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
+                    found[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
                 advance(int(high - low))
     return found
 
@@ -122,11 +129,3 @@ def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
     with np.errstate(over="ignore"):
         values = rows.data.astype(dtype, copy=False)
     return CsrRows(rows.indptr.astype(np.int32), rows.indices.astype(np.int32, copy=False), values, x.shape[1])
-
-
-def _rows(x: Any, first: int, ids: np.ndarray) -> np.ndarray:
-    """Some rows of one block, ascending."""
-    if isinstance(x, np.memmap):
-        return read(x, first, min(first + ROWS_A_BLOCK, len(x)))[ids - first]
-    rows = x[ids]
-    return rows.toarray() if sp.issparse(rows) else rows

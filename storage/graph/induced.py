@@ -120,12 +120,7 @@ def count_by_client(assignment: np.ndarray, kept: np.ndarray, nodes: np.ndarray,
 
 @numba.njit(cache=True)
 def _number(
-    assignment: np.ndarray,
-    slot: np.ndarray,
-    cursor: np.ndarray,
-    ends: np.ndarray,
-    row_of: np.ndarray,
-    node: np.ndarray,
+    assignment: np.ndarray, slot: np.ndarray, cursor: np.ndarray, ends: np.ndarray, row_of: np.ndarray, node: np.ndarray
 ) -> None:
     """Numbers the nodes of each client in ascending order, and lists them client by client."""
     for v in range(len(assignment)):

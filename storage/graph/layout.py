@@ -10,12 +10,7 @@ Layout = Literal["dense", "sparse"]
 
 
 def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:
-    """The layout of a store.
-
-    Args:
-        x: Features of the whole graph `[N, F]`: an array, a SciPy CSR, or drawn when read.
-        layout: `dense`, `sparse`, or `auto`: the one in which features in memory are smaller.
-    """
+    """The layout of a store; `auto` is the one in which features `[N, F]` are smaller, if they are in memory."""
     smaller = layout == "auto" and may_be_sparse(dataset, path) and is_smaller_sparse(x, dtype)
     return "sparse" if smaller or layout == "sparse" else "dense"
 

@@ -14,12 +14,7 @@ COLUMNS = 256
 
 
 def propagate(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    x: np.ndarray,
-    r: float,
-    out: np.ndarray,
-    weight: np.ndarray | None = None,
+    indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, r: float, out: np.ndarray, weight: np.ndarray | None = None
 ) -> None:
     """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
 

@@ -65,12 +65,7 @@ def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True)
 def _count(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    pointer: np.ndarray,
-    columns: np.ndarray,
-    features: int,
-    counts: np.ndarray,
+    indptr: np.ndarray, indices: np.ndarray, pointer: np.ndarray, columns: np.ndarray, features: int, counts: np.ndarray
 ) -> None:
     """Counts the columns that occur in each row of (A + I) x, int64 `[N]`."""
     seen = np.full(features, -1, dtype=np.int32)

@@ -69,13 +69,7 @@ class SparseMatrix(FeatureMatrix):
     def of(
         cls, indptr: Any, indices: Any, values: Any, columns: int, transposed: Tensor | None = None
     ) -> "SparseMatrix":
-        """Over arrays or tensors, without a copy.
-
-        Args:
-            indptr: Row starts, int32 `[N + 1]`.
-            indices: Columns, int32 `[E]`, ascending in a row.
-            values: float32 or float16 `[E]`.
-        """
+        """Over arrays or tensors, without a copy: row starts and ascending columns int32, values float32 or float16."""
         return cls(_csr(indptr, indices, values, columns), transposed)
 
     @property

@@ -17,11 +17,7 @@ IN_MEMORY = (
     *("nci1", "proteins", "imdb-binary", "collab", "ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp"),
 )
 # The synthetic twin of a published graph that is too large to be at hand everywhere.
-TWINS = {
-    "ogbn-arxiv": "arxiv-like",
-    "ogbn-products": "products-like",
-    "ogbn-papers100m": "papers100m-like",
-}
+TWINS = {"ogbn-arxiv": "arxiv-like", "ogbn-products": "products-like", "ogbn-papers100m": "papers100m-like"}
 DATASETS = (
     *IN_MEMORY,
     *("sbm", "sbm-graphs", "induced-node", "induced-edge", "induced-graph"),

@@ -70,11 +70,7 @@ def buckets_in(folder: Path, low: int, end: int, shift: int) -> list[Bucket]:
 
 
 class BucketWriter:
-    """Open files of successive buckets of one shift.
-
-    Attributes:
-        unsaved: Bytes written since the last `save`.
-    """
+    """Open files of successive buckets of one shift."""
 
     def __init__(self, buckets: list[Bucket], sizes: list[int]) -> None:
         """Opens the files and cuts them to their sizes in bytes at the last save."""
@@ -168,13 +164,7 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of the rows written so far.
-
-    Attributes:
-        indices: Entries of the CSR.
-        given: Directed edges that were given, loops left out.
-        distinct: Different ones among those.
-    """
+    """Entries of the CSR so far; directed edges given for them, without loops; different ones among these."""
 
     indices: int = 0
     given: int = 0
@@ -184,10 +174,9 @@ class Counts:
 def buckets_to_rows(
     buckets: list[Bucket], layout: KeyLayout, work: Path, capacity: int, journal: Journal, where: str
 ) -> Counts:
-    """Writes `indptr.npy` and `indices.npy`, and deletes the buckets. Raises ShoalError: the disk is too small.
+    """Writes `indptr.npy` and `indices.npy`, from where the journal says, and deletes the buckets.
 
-    Args:
-        journal: Says that all keys are in buckets, and which of these are done.
+    Raises ShoalError: the disk is too small.
     """
     begin = next(number for number, entry in enumerate(journal.entries) if "distributed" in entry)
     done = journal.entries[begin + 1 :]

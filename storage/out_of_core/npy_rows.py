@@ -34,14 +34,10 @@ def write_rows(
     commit_bytes: int,
     where: str,
 ) -> None:
-    """Writes an array block by block, unless the file exists.
+    """Writes an array block by block, unless the file exists; a kill loses about `commit_bytes`.
 
-    Raises ShoalError: the blocks hold fewer or more rows than `shape` says, or they do not fit on the disk.
-
-    Args:
-        dtype: Of the file; blocks are cast.
-        blocks: `blocks(first)` gives the rows from number `first` on, in blocks of any size.
-        commit_bytes: A kill loses about this much work.
+    `blocks(first)` gives the rows from number `first` on, in blocks of any size, which are cast to `dtype`. Raises
+    ShoalError: there are fewer or more rows than `shape` says, or they do not fit on the disk.
     """
     if path.exists():
         return

@@ -35,10 +35,7 @@ def record_of(path: Path) -> FileRecord:
 
 
 def require_content(path: Path, record: FileRecord, where: str = "the manifest") -> None:
-    """Reads a whole file, and compares it with its record, which stands in `where`.
-
-    Raises ShoalError: it is missing, cannot be read, or is not as it was written.
-    """
+    """Compares a whole file with its record in `where`. Raises ShoalError: it is missing, unreadable or has changed."""
     try:
         size = path.stat().st_size
         if size != record.bytes:
@@ -79,12 +76,9 @@ def rows_column(x: Rows) -> pa.Array:
 
 
 def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
-    """Writes columns as one record batch; the file appears under its name only when it is complete.
+    """Writes columns as one record batch of a kind (`shard`, `split`, `hops`); the file appears when it is complete.
 
-    Raises ShoalError: the file cannot be written, because the disk is full for instance.
-
-    Args:
-        kind: What the file holds (`shard`, `split`, `hops`), checked by `open_file`.
+    Raises ShoalError: it cannot be written.
     """
     metadata = {"shoal.kind": kind, "shoal.format": str(FORMAT)}
     schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()], metadata=metadata)
@@ -103,10 +97,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, kind: str, record: FileRecord | None = None) -> None:
-        """Maps a file.
-
-        Raises ShoalError: the file is missing, cannot be read, is truncated, damaged, or not of this kind and format.
-        """
+        """Maps a file. Raises ShoalError: it is missing, unreadable, damaged, or not of this kind and format."""
         self.path = path
         self._bytes = _mapped(path, record)
         try:
@@ -148,10 +139,7 @@ class MappedFile:
         return self._array(column.values).reshape(self.rows, column.type.list_size)
 
     def features(self, name: str) -> Rows:
-        """A column of features, dense or sparse: `[N, F]`.
-
-        Raises ShoalError: it is neither, or the row pointer does not end where the values do.
-        """
+        """A column of features, dense or sparse: `[N, F]`. Raises ShoalError: it is neither, or damaged."""
         if not _is_sparse(self._batch.schema.field(name).type if name in self.names else None):
             return self.matrix(name)
         indptr, columns, values = self.structs(name)
@@ -193,10 +181,7 @@ def _is_sparse(type_: pa.DataType | None) -> bool:
 
 
 def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
-    """The bytes of a file, uint8, in a private map.
-
-    Raises ShoalError: it is missing, cannot be read or mapped, or has another size than its record says.
-    """
+    """The bytes of a file, uint8, in a private map."""
     import torch  # names of datasets are looked up without it
 
     try:

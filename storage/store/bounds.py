@@ -15,17 +15,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that a manifest sets for the files of all its clients.
-
-    Attributes:
-        nodes: Nodes of all clients.
-        features: Width F of the features.
-        classes: Number of classes C.
-        layout: How shards keep their features.
-        graphs: Graphs of all clients, where labels are of graphs; None: labels are of nodes, or of pairs of them.
-        pairs: Labels are of pairs of nodes.
-        weighted: Edges have weights.
-    """
+    """Bounds that a manifest sets for the files of all its clients; `graphs` is None where labels are of none."""
 
     nodes: int
     features: int

@@ -48,11 +48,7 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions) -> Pairs:
 
 
 def union_of(nodes: int, clients: Iterable[tuple[np.ndarray, Pairs]]) -> Pairs:
-    """The pairs of all clients that hold the nodes of one graph, with the label and the part that they have there.
-
-    Args:
-        clients: The row in the graph of every row of a client, integers, and the client's pairs.
-    """
+    """The pairs of clients of one graph, labels and parts kept; of each client also the graph's row of its rows."""
     empty = np.empty((0, 2), np.int64), np.empty(0, np.int8), np.empty(0, np.int8)
     every = [empty, *((np.sort(row_of[pairs.ends], axis=1), pairs.label, pairs.part) for row_of, pairs in clients)]
     return _pairs(nodes, *(np.concatenate(arrays) for arrays in zip(*every)))

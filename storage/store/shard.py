@@ -36,7 +36,6 @@ class Shard:
     Where items are pairs of nodes, its edges are those that are not held out.
 
     Attributes:
-        client: Number of the client.
         node: Global id of every row, int64 `[N]`.
         label: Label of every row, int32 `[N]`; -1 is unlabelled; that of its graph, where labels are of graphs; -1
             where they are of pairs.
@@ -68,10 +67,7 @@ class Shard:
 
     @cached_property
     def graph_ptr(self) -> np.ndarray:
-        """First row of every graph and the end of the last, int64 `[G + 1]`; graphs of nodes have none.
-
-        Raises ValueError: items are no graphs.
-        """
+        """First row of every graph and the end of the last, int64 `[G + 1]`. Raises ValueError: items are no graphs."""
         if self.graph is None:
             raise ValueError(f"client {self.client}: its items are {self.kind}, and it holds one graph")
         return first_rows(self.graph)
@@ -96,10 +92,7 @@ class Shard:
 
     @property
     def item(self) -> np.ndarray:
-        """Global number of every item, int64 `[items]`: of rows that of their node, or that of every graph.
-
-        Raises ValueError: items are pairs, which have none.
-        """
+        """Global number of every item, node or graph, int64 `[items]`. Raises ValueError: items are pairs."""
         if self.pairs is not None:
             raise ValueError(f"client {self.client}: its items are pairs of nodes, which have no numbers")
         return self.node if self.graph is None else self.graph[self.graph_ptr[:-1]]
@@ -189,14 +182,7 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
 def write_training_shard(
     path: Path, part: Induced, label: np.ndarray, x: Rows, edge_weight: np.ndarray | None = None
 ) -> FileRecord:
-    """Writes some nodes of a client, of which a shard was made, as a shard of their own.
-
-    Raises ShoalError: the disk is full.
-
-    Args:
-        label: Label of every node of `part`, `[N]`.
-        x: Their features as they are stored, `[N, F]`, dense or sparse.
-    """
+    """Writes some nodes, their labels `[N]` and stored features `[N, F]`. Raises ShoalError: the disk is full."""
     return arrow_file.write(path, "shard", _columns(part, label, x, edge_weight))
 
 
@@ -221,10 +207,7 @@ def weights_column(part: Induced, edge_weight: np.ndarray | None) -> dict[str, p
 
 
 def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
-    """Weights of the edges of a mapped shard, or part of one, float32 `[E]`; None where they have none.
-
-    Raises ShoalError: they are of other edges than the neighbours.
-    """
+    """Weights of edges, float32 `[E]`; None: there are none. Raises ShoalError: they are of other edges."""
     if "weights" not in file.names:
         return None
     starts, weight = file.lists("weights")
@@ -234,12 +217,9 @@ def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
 
 
 def open_shard(path: Path, client: int, record: FileRecord | None = None, limits: Limits | None = None) -> Shard:
-    """Maps a shard and checks size, columns and the ends of the row pointer.
+    """Maps a shard; with limits, every byte and every number but the features is checked first.
 
     Raises ShoalError: the file is missing, damaged, or another kind of file.
-
-    Args:
-        limits: Given, every byte and every number but the features is checked first.
     """
     if limits is not None:
         if record is not None:

@@ -80,12 +80,9 @@ def write_split(path: Path, split: Split) -> FileRecord:
 
 
 def open_split(path: Path, items: int, record: FileRecord | None = None, whole: bool = False) -> Split:
-    """Maps a split and checks that its rows lie in the shard.
+    """Maps a split; with `whole`, every byte is checked, and that parts are ascending and share no row.
 
     Raises ShoalError: the file is missing, damaged, or of another shard.
-
-    Args:
-        whole: Check every byte, that rows are ascending, and that no two parts share one.
     """
     if whole and record is not None:
         require_content(path, record)

@@ -16,11 +16,7 @@ AGAIN = "delete the folder it lies in, and it is made again"
 
 
 class Journal:
-    """A file of finished work; a line counts once it is complete and on disk.
-
-    Attributes:
-        entries: All complete lines, oldest first.
-    """
+    """A file of finished work; a line counts once it is complete and on disk."""
 
     def __init__(self, path: Path, way_out: str = AGAIN) -> None:
         """Reads what is there; the end of a line that a kill cut off is removed from the file.
@@ -36,10 +32,7 @@ class Journal:
                 raise cannot_write(path, error) from error
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Adds a line; the work that it records must already be on disk.
-
-        Raises ShoalError: the line cannot be written.
-        """
+        """Adds a line, after what it records is on disk. Raises ShoalError: it cannot be written."""
         try:
             with self._path.open("a") as file:
                 file.write(sealed(entry) + "\n")
@@ -51,10 +44,7 @@ class Journal:
 
 
 def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines of a journal, oldest first, and the bytes of a line that a kill cut off.
-
-    Raises ShoalError: a line is not as it was written, or the file cannot be read.
-    """
+    """The complete lines of a journal, oldest first, and the bytes of a torn one. Raises ShoalError: it is damaged."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -78,8 +68,8 @@ WAY_OUT = "delete it and run `shoal prepare` again, which makes again what the m
 class StoreWriter:
     """The one writer of a store folder.
 
-    Every finished file is noted in `progress.jsonl` with its checksum, after the file itself is on disk; a later
-    prepare of the same identity finds it there and does not make it again, if it still is what was written.
+    Every finished file is noted in `progress.jsonl` with its checksum; a later prepare of the same identity does not
+    make it again, if it still is what was written.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], say: Callable[[str], None] = lambda line: None) -> None:
@@ -147,10 +137,7 @@ class StoreWriter:
 
 
 def noted_files(store: Path) -> dict[Path, FileRecord]:
-    """The files that the journal of a store names, by their path in it; none where there is no journal.
-
-    Raises ShoalError: the journal is damaged.
-    """
+    """The files that the journal of a store names, if there is one. Raises ShoalError: it is damaged."""
     entries, _ = read_journal(store / PROGRESS, WAY_OUT)
     return {Path(path): record for path, record in _records(store / PROGRESS, entries).items()}
 

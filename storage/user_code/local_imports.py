@@ -18,12 +18,9 @@ TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, str]:
-    """The texts of all modules beside a file that it imports, and of those that they import in turn.
+    """Texts of the modules beside a file that it imports, and of those that these import, by dotted name.
 
-    Raises ShoalError: a module beside the file cannot be read.
-
-    Returns:
-        Texts by dotted name; that of a package ends in `.__init__`.
+    That of a package ends in `.__init__`. Raises ShoalError: one cannot be read.
     """
     texts: dict[str, str] = {}
     waiting = [("", source)]
@@ -76,18 +73,10 @@ def _read(place: Path, key: str) -> tuple[bool, str] | None:
 
 
 class LocalModules:
-    """Imports modules from texts for one file, under names that no other file has.
-
-    Attributes:
-        files: Where the texts lay.
-    """
+    """Imports modules from texts for one file, under names that no other file has."""
 
     def __init__(self, name: str, folder: Path, texts: Mapping[str, str]) -> None:
-        """Imports nothing yet.
-
-        Args:
-            name: Of the file's module; those of its helpers lie below it.
-        """
+        """Imports nothing yet; `name` is that of the file's module, and those of its helpers lie below it."""
         self._name, self._folder, self._texts = name, folder, texts
         self.files = frozenset(map(self._file, texts))
         for old in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:

@@ -1,6 +1,5 @@
 """A sparse store has the numbers of a dense one, and a dense one the bytes that it always had."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from support.errors import refused
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import digest
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.rows import CsrRows, Rows, csr_of
@@ -117,7 +116,7 @@ def test_the_manifest_says_so(make_store: Callable[..., Store]) -> None:
     (propagation,) = again.hops
     assert again.content(SPLIT, propagation) != replace(again, layout="dense").content(SPLIT, propagation)
     dense_store = Store(store.path, manifest=replace(again, layout="dense"))
-    with pytest.raises(ShoalError, match=rf"^{store.path / shard_path(0)}: x is not dense; "):
+    with refused(store.path / shard_path(0), says="x is not dense;"):
         dense_store.shard(0)
 
 
@@ -157,7 +156,7 @@ def test_columns_out_of_bounds(tmp_path: Path, changed: dict[str, Any], fault: s
         return open_shard(path, 0, arrow_file.write(path, "shard", file), limits).x
 
     assert opened(**SOUND).nbytes == 16 + 20 + 5 * np.dtype(dtype).itemsize
-    with pytest.raises(ShoalError, match=rf"^{path}: {re.escape(fault)}; .* delete the file and run .*$"):
+    with refused(path, says="delete the file and run"):
         opened(**{**SOUND, **changed})
 
 
@@ -167,7 +166,7 @@ def test_another_list_is_no_features(tmp_path: Path) -> None:
     arrow_file.write(
         path, "shard", {"node": pa.array([0, 1]), "label": pa.array([0, 1], pa.int32()), "neighbors": lists, "x": lists}
     )
-    with pytest.raises(ShoalError, match=rf"^{path}: column 'x' is list<.*; delete the file and run .*$"):
+    with refused(path, says="; delete the file and run"):
         open_shard(path, 0)
 
 
@@ -175,10 +174,10 @@ def test_what_no_shard_holds(tmp_path: Path) -> None:
     part = Induced(np.array([0]), np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int32))
     label, indptr = np.array([0]), np.array([0, 1], dtype=np.int32)
     many = CsrRows(indptr, np.broadcast_to(np.int32(0), 2**31), np.broadcast_to(np.float32(0), 2**31), 3)
-    with pytest.raises(ShoalError, match=r"^client 5: 2147483648 feature values, .* or data\.layout dense$"):
+    with refused(says="client 5: 2147483648 feature values,"):
         write_shard(tmp_path / "a.arrow", 5, part, label, many)
     large = CsrRows(indptr, np.zeros(1, dtype=np.int32), np.array([np.inf], dtype=np.float16), 3)
-    with pytest.raises(ShoalError, match=r"^data\.dtype: float16 ends at 65504, but client 5 has .*; use float32$"):
+    with refused("data.dtype", says="float16 ends at 65504, but client 5 has"):
         write_shard(tmp_path / "a.arrow", 5, part, label, large)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.errors import refused
 
 import shoal
 from shoal.engine.config import config_text
@@ -11,7 +12,6 @@ from shoal.engine.config.config import Config, config_from, load_config
 from shoal.engine.config.config_text import RENAMED
 from shoal.engine.config.run_identity import flatten
 from shoal.engine.studies.study import Study
-from shoal.storage.errors import ShoalError
 
 PLAIN: dict[str, Any] = {"name": "old", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
 TEXT = "name: old\ndata: {dataset: sbm}\nalgorithm: fedavg\n"
@@ -63,10 +63,10 @@ def test_renamed_key_override_replaces_the_key_of_today(tmp_path: Path) -> None:
 def test_renamed_key_with_the_key_of_today_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(TEXT + "engine: {path: loop, trainer: batched}\n")
-    with pytest.raises(ShoalError, match=f"^{file}: not a config: engine.path is now engine.trainer, and both are"):
+    with refused(file, says="not a config: engine.path is now engine.trainer, and both are"):
         load_config(file)
 
 
 def test_renamed_key_with_a_wrong_value_names_the_key_of_today(tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=r"engine\.trainer: .*found 'fast'"):
+    with refused("engine.trainer", says="found 'fast'"):
         config_from({**PLAIN, "engine": {"path": "fast"}})

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.errors import refused
 
 from shoal.engine.records.client_scores import ClientScores, read_client_scores
 from shoal.engine.rounds.evaluation import client_scores
-from shoal.storage.errors import ShoalError
 
 # Validation and test of two clients and three classes: rows of the class, predicted so, rightly so.
 COUNTS = {
@@ -43,18 +43,6 @@ def test_another_metric() -> None:
     assert np.isnan(found["roc_auc"][1])
 
 
-def test_appended_and_read(tmp_path: Path) -> None:
-    scores = ClientScores(tmp_path)
-    for number in (2, 4):
-        scores.append(number, columns(number))
-    scores.append(5, {})
-    table = read_client_scores(tmp_path)
-    assert table.column_names == ["round", "scope", "part", "client", "rows", "correct", "f1"]
-    assert table["round"].to_pylist() == [2, 2, 2, 4, 4, 4]
-    assert table["rows"].to_pylist() == [4, 8, 6, 8, 16, 12]
-    assert [str(table.schema.field(name).type) for name in ("round", "rows", "f1")] == ["int32", "int32", "double"]
-
-
 @pytest.mark.parametrize("lost", [0, 1, 20, 100, 400])
 def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int) -> None:
     """Some bytes of the last batch are not written, and the checkpoint is of round 4."""
@@ -75,18 +63,22 @@ def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int
 def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:
     scores = ClientScores(tmp_path)
     assert scores.restore([]) is None
-    assert (
-        scores.restore([2, 4, 6])
-        == f"{scores.path}: is without the scores of 3 evaluated rounds, of which 2 is the first"
-    )
+
+    def missing(count: int, first: int) -> str:
+        return f"{scores.path}: is without the scores of {count} evaluated rounds, of which {first} is the first"
+
+    assert scores.restore([2, 4, 6]) == missing(3, 2)
     scores.append(2, columns())
     scores.append(4, columns())
+    scores.append(5, {})
+    table = read_client_scores(tmp_path)
+    assert table["rows"].to_pylist() == 2 * [2, 4, 3]
+    types = [(name, str(table.schema.field(name).type)) for name in ("round", "client", "rows", "correct", "f1")]
+    assert types == [*((name, "int32") for name, _ in types[:4]), ("f1", "double")]
     scores.path.write_bytes(scores.path.read_bytes()[:-30])
-    assert (
-        scores.restore([2, 4]) == f"{scores.path}: is without the scores of 1 evaluated rounds, of which 4 is the first"
-    )
+    assert scores.restore([2, 4]) == missing(1, 4)
     assert read_client_scores(tmp_path)["round"].to_pylist() == [2, 2, 2]
     # A run that is started over.
     assert scores.restore([]) is None
-    with pytest.raises(ShoalError, match=r"no scores of clients; the run was made with run\.client_scores=false"):
+    with refused(scores.path, says="no scores of clients"):
         read_client_scores(tmp_path)

@@ -1,13 +1,9 @@
 """How many classes labels make, and which labels make more than there can be."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from support.errors import refused
 
-from shoal.storage.datasets.registry import load
-from shoal.storage.datasets.sources.source import DataSource
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import class_count
 
 
@@ -21,9 +17,9 @@ def test_one_more_than_the_largest(y: list[int], classes: int) -> None:
 @pytest.mark.parametrize(
     ("y", "says"),
     [
-        ([0, 1, 2**31 - 1, 1], r"row 2 has label 2147483647, which makes 2147483648 classes, but 4 nodes have a label"),
+        ([0, 1, 2**31 - 1, 1], "row 2 has label 2147483647, which makes 2147483648 classes, but 4 nodes"),
         ([1024], "row 0 has label 1024"),
-        (np.append(np.arange(2000), 3000), "row 2000 has label 3000, which makes 3001 classes, but 2001 nodes"),
+        (np.append(np.arange(2000), 3000), "row 2000 has label 3000"),
         (np.full(2**17 + 1, 2**17), "row 0 has label 131072"),
         ([0, -2], "row 1 is -2"),
         ([-1, -1], "no node has a label"),
@@ -31,12 +27,5 @@ def test_one_more_than_the_largest(y: list[int], classes: int) -> None:
     ],
 )
 def test_absurd_labels(y: list[int], says: str) -> None:
-    with pytest.raises(ShoalError, match=rf"^y\.npy: {says}"):
+    with refused("y.npy", says=says):
         class_count(np.array(y, dtype=np.int64), "y.npy")
-
-
-def test_a_label_of_a_users_graph(tmp_path: Path) -> None:
-    y = np.array([0, 1, 2**31 - 1, 1])
-    np.savez(tmp_path / "g.npz", edge_index=[[0, 1], [1, 2]], x=np.ones((4, 2), np.float32), y=y)
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/g\.npz \(y\): row 2 has label 2147483647"):
-        load(DataSource("files", path=str(tmp_path / "g.npz")))

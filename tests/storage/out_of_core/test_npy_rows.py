@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.errors import refused
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.out_of_core.npy_rows import write_rows
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -52,6 +52,6 @@ def test_a_finished_file_is_not_written_again(tmp_path: Path) -> None:
 
 
 def test_too_few_rows_name_the_source(tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=r"^there: 17 rows, but 20 are announced"):
+    with refused("there", says="17 rows, but 20 are announced"):
         write_rows(tmp_path / "x.npy", X.shape, X.dtype, rows(4, until=17), 48, "there")
     assert not (tmp_path / "x.npy").exists()

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-import pytest
+from support.errors import refused
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.cache import apart
@@ -44,7 +44,7 @@ def test_it_waits_and_gives_back_what_was_made_or_raised() -> None:
     assert apart(threading.current_thread) is not threading.current_thread()
     # What is made may itself want something made.
     assert apart(lambda: apart(threading.current_thread)) is apart(threading.current_thread)
-    with pytest.raises(ShoalError, match="no such shard"):
+    with refused(says="no such shard"):
         apart(fail)
 
 

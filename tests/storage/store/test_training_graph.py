@@ -43,20 +43,6 @@ def test_as_if_the_client_had_no_other_node(
     assert (found.indptr.dtype, found.indices.dtype, row.dtype) == (np.int64, np.int32, np.int64)
 
 
-def test_by_hand() -> None:
-    # 10 - 11 - 12 - 13, 10 - 13, and 14 alone; the shard has them in another order, and 11 is no training node.
-    node = np.array([13, 11, 14, 12, 10])
-    neighbours = [[3, 4], [3, 4], [], [0, 1], [0, 1]]
-    indptr = np.cumsum([0, *map(len, neighbours)]).astype(np.int32)
-    indices = np.array([row for rows in neighbours for row in rows], dtype=np.int32)
-    shard = Shard(0, node, np.zeros(5, dtype=np.int32), indptr, indices, np.zeros((5, 1), dtype=np.float32))
-    found, row = training_graph(shard, np.array([0, 2, 3, 4], dtype=np.int32))
-    assert found.node.tolist() == [10, 13, 12, 14]
-    assert row.tolist() == [4, 0, 3, 2]
-    assert found.indptr.tolist() == [0, 1, 3, 4, 4]
-    assert found.indices.tolist() == [1, 0, 2, 1]
-
-
 @pytest.mark.parametrize("nodes", [0, 3])
 def test_nobody_trains(nodes: int) -> None:
     empty = np.zeros(0, dtype=np.int32)
