@@ -1,16 +1,20 @@
 """Reading a config: from a file or a run folder, with overrides; a fault is one line that names file or key."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from support.errors import refused
 
-from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.config.config import Config, device_choice, load_config, parse_config
 from shoal.engine.config.config_text import with_seal
 from shoal.engine.config.run_identity import identity_keys
+from shoal.engine.config.sizes import size
 from shoal.storage.datasets.synthetic.twin import ORIGINALS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import TWINS
@@ -117,7 +121,51 @@ def test_a_wrong_key_is_named_with_its_file(file: Path, override: str, key: str,
 
 def test_user_method_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for given in ("mine.py:Mine", {"name": "mine.py:Mine", "mu": 1}):
-        config = parse_config({**PLAIN, "algorithm": given}, "test")
+    for method in ("mine.py:Mine", {"name": "mine.py:Mine", "mu": 1}):
+        config = parse_config({**PLAIN, "algorithm": method}, "test")
         assert config.algorithm.name == f"{tmp_path}/mine.py:Mine"
     assert config.algorithm.options == {"mu": 1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "device"),
+    [
+        ({}, "cpu"),
+        ({"resources.gpus_per_host": 0.25}, "cuda"),
+        ({"resources.gpus_per_host": 0.25, "engine.device": "cpu"}, "cpu"),
+        ({"resources.gpus_per_host": 2, "engine.device": "cpu"}, "cpu"),
+        ({"engine.device": "cuda"}, "cuda"),
+        ({"engine.device": "cuda", "engine.backend": "ray", "resources.gpus_per_host": 1}, "cuda"),
+        ({"engine.device": "cuda", "engine.precision": "tf32"}, "cuda"),
+        ({"engine.precision": "bfloat16"}, "cpu"),
+        # The server's share says nothing of the hosts.
+        ({"resources.server_gpus": 1.0}, "cpu"),
+    ],
+)
+def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: str) -> None:
+    assert device_choice(configure(keys)) == device
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"resources.gpus_per_host": 2}, "resources.gpus_per_host"),
+        ({"engine.device": "cuda", "engine.backend": "ray"}, "engine.device"),
+        ({"engine.precision": "tf32"}, "engine.precision"),
+        ({"engine.precision": "tf32", "engine.device": "cpu", "resources.gpus_per_host": 1}, "engine.precision"),
+    ],
+)
+def test_device_choice_refuses_contradictions(configure: Callable[..., Config], keys: dict[str, Any], key: str) -> None:
+    with refused(key):
+        device_choice(configure(keys))
+
+
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@given(st.integers(0, 2**52))
+def test_size_shows_one_decimal(count: int) -> None:
+    number, unit = size(count).split()
+    assert abs(float(number) * UNITS[unit] - count) <= 0.0501 * UNITS[unit]
+    assert count < 1024 * UNITS[unit] or unit == "TiB"
+    assert ("." in number) == (unit != "B")

@@ -1,6 +1,5 @@
 """Every option refuses what it cannot be, in a config with one line that names file and key, and in its class alike."""
 
-import ast
 import dataclasses
 import math
 import re
@@ -8,7 +7,6 @@ from typing import Any, get_type_hints
 
 import pytest
 from pydantic import ValidationError
-from rooms import ROOT, modules
 from support.errors import refused
 
 from shoal.algorithms.models.model_options import ModelSpec
@@ -38,95 +36,80 @@ CLASSES: dict[str, type] = {
     "run": sections.RunConfig,
 }
 
+# Wrong values of keys of one kind, which stand beside those of `REFUSED`.
+KINDS: list[tuple[str, list[Any]]] = [
+    (
+        "data.root data.store data.overlay data.path data.split_file partition.file model.pretrained "
+        "participation.trace run.root",
+        [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
+    ),
+    (
+        "data.row_normalize data.synthetic data.inductive evaluation.domains run.keep_best run.keep_records "
+        "run.client_scores run.tensorboard",
+        ["perhaps", "true", 1, None],
+    ),
+    (
+        "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
+        "participation.at_least evaluation.every engine.hosts engine.threads engine.cell_size run.checkpoint_every "
+        "run.keep run.keep_finished",
+        [0, -1, 2.5, "4", True],
+    ),
+    ("data.split_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
+    (
+        "partition.alpha partition.resolution train.lr engine.cell_timeout run.checkpoint_seconds run.max_seconds",
+        [0.0, -1.0, NAN, INF, "1", True],
+    ),
+    (
+        "train.weight_decay resources.cpus_per_host resources.gpus_per_host resources.server_cpus "
+        "resources.server_gpus",
+        [-0.5, NAN, INF],
+    ),
+    ("train.momentum train.dropout", [-0.1, 1.0, NAN, INF]),
+    ("participation.ratio", [0.0, 1.1, NAN, True, "1"]),
+    (
+        "data.dtype data.layout data.split data.edge_weights partition.method partition.balance propagation.dtype "
+        "propagation.rows model.init heterogeneity.rule train.optimizer train.opt_state evaluation.metric "
+        "engine.backend engine.trainer engine.device engine.precision engine.on_client_error engine.verify",
+        ["another", True],
+    ),
+]
 REFUSED: dict[str, list[Any]] = {
     "data.dataset": [None, 3],
-    "data.root": [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
-    "data.store": [3, "b" * 256],
-    "data.overlay": [3, "b" * 256],
-    "data.path": [3, "c\0"],
-    "data.split": ["random", None],
-    "data.split_seed": [-1, 0.5, 2**63, "3", True],
-    "data.split_file": [3, "d" * 256],
     "data.fractions": [[0.9, 0.2, 0.2], [-0.1, 0.5, 0.5], [0, 0, 0], [0.5, NAN, 0.1], [0.5, "0.1", 0.1], "half"],
-    "data.dtype": ["int8"],
-    "data.layout": ["csr", None, True],
-    "data.row_normalize": ["perhaps", 1, "true"],
     "data.options": ["nodes"],
     "data.sparsity": [0.5, None, "half"],
-    "data.synthetic": ["perhaps", 1, None],
-    "data.inductive": ["perhaps", 1, None],
-    "data.edge_weights": ["none", 1, None, True],
     "data.name": [3, "", "a/b", "a b", "a" * 61],
     "data.features": [0.5, None, ["degree"]],
-    "partition.method": ["leiden", None],
-    "partition.clients": [0, -1, 2.5, 10**12, True, "4"],
+    "partition.clients": [10**12],
     "partition.domains": [3, [0, 2], ["a"]],
-    "partition.chunks": [0, 2.5, "4", True],
     "partition.options": ["seeds", None, 3],
-    "partition.alpha": [0.0, 0.0009, -1.0, NAN, INF, "1", True],
-    "partition.seed": [-1, 2**31, True],
-    "partition.resolution": [0.0, -1.0, NAN, INF, "1", True],
+    "partition.alpha": [0.0009],
+    "partition.seed": [2**31],
     "partition.imbalance": [1.0, 1.0009, NAN, INF, 1e300],
-    "partition.balance": ["edges"],
-    "partition.file": [3, "e" * 256],
     "propagation.hops": [-1, 1.5, None, 1001, 10**12, True],
     "propagation.r": [-0.1, 1.1, NAN, "0.5", True],
-    "propagation.dtype": ["int8"],
-    "propagation.rows": ["some"],
     "model.name": [3, None],
-    "model.init": ["equal"],
-    "model.pretrained": [3, "h" * 256],
-    "heterogeneity.rule": ["alphabetical"],
-    "heterogeneity.seed": [-1, 2**63],
     "heterogeneity.clients": [3, [True], ["0"]],
-    "heterogeneity.embedding": [0, 10**12, True],
-    "train.epochs": [0, 2**63, True, "3"],
-    "train.optimizer": ["lion"],
-    "train.lr": [0.0, -0.1, NAN, INF, "fast", "0.1", True],
-    "train.weight_decay": [-1e-9, NAN, INF],
-    "train.momentum": [-0.1, 1.0, NAN, INF],
-    "train.batch_size": [0, 2**63, True],
-    "train.opt_state": ["forget"],
-    "train.dropout": [-0.1, 1.0, NAN],
+    "heterogeneity.embedding": [10**12],
+    "train.batch_size": [2**63],
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
-    "participation.ratio": [0.0, 1.1, NAN, True, "1"],
-    "participation.count": [0, True],
-    "participation.at_least": [0, None],
-    "participation.trace": [3, "f" * 256],
-    "evaluation.every": [0],
-    "evaluation.domains": ["perhaps", 1, None],
-    "evaluation.metric": ["f1", "ROC_AUC", None, True],
-    "engine.backend": ["mpi"],
-    "engine.hosts": [0, 10**12, True],
-    "engine.threads": [0, 10**12],
-    "engine.trainer": ["batch"],
-    "engine.device": ["tpu"],
-    "engine.precision": ["float16"],
-    "engine.cell_size": [0, "auto4", True],
+    "engine.hosts": [10**12],
+    "engine.threads": [10**12],
+    "engine.cell_size": ["auto4"],
     "engine.memory_limit": [
         *(0, -1, NAN, INF, True),
         *("lots", "8 gigs", "1.2.3GiB", "-1GiB", "nan", "1e400GiB", "9" * 400 + "GiB"),
     ],
-    "engine.cell_timeout": [0.0, NAN, INF, 1e300],
+    "engine.cell_timeout": [1e300],
     "engine.retries": [-1, True],
-    "engine.on_client_error": ["wait"],
-    "engine.verify": ["always", True],
-    "resources.cpus_per_host": [-0.5, NAN, INF],
-    "resources.gpus_per_host": [-0.5, 1.5, NAN, INF],
-    "resources.server_cpus": [-0.5, NAN, INF],
-    "resources.server_gpus": [-0.5, 1.5, NAN],
+    "resources.gpus_per_host": [1.5],
+    "resources.server_gpus": [1.5],
     "ray.address": [3],
-    "run.root": [3, None, "g" * 256],
-    "run.checkpoint_every": [0],
-    "run.checkpoint_seconds": [0.0, NAN],
-    "run.keep": [0],
-    "run.keep_finished": [0, "all"],
-    "run.keep_best": ["perhaps", 0],
-    "run.keep_records": ["perhaps", 0],
-    "run.client_scores": ["perhaps", 1],
-    "run.tensorboard": ["perhaps", 0],
-    "run.max_seconds": [0.0, NAN, INF, "9"],
+    "run.root": [None],
 }
+for names, wrong in KINDS:
+    for key in names.split():
+        REFUSED[key] = [*REFUSED.get(key, []), *wrong]
 
 # The ends of what is allowed.
 TAKEN: dict[str, list[Any]] = {
@@ -263,16 +246,3 @@ def test_an_unknown_key_lists_the_known(section: str) -> None:
         parse_config({**PLAIN, section: values}, "x.yaml")
     with pytest.raises(ValidationError):
         CLASSES[section](**values)
-
-
-def test_no_other_class_has_the_fields_of_a_section() -> None:
-    fields = {
-        (path, node.name): {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}  # type: ignore[union-attr]
-        for path in modules().values()
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
-    for kind in CLASSES.values():
-        ((own, names),) = [(place, of) for place, of in fields.items() if place[1] == kind.__name__]
-        copies = [place for place, of in fields.items() if place != own and names <= of]
-        assert not copies or len(names) < 3, kind

@@ -173,22 +173,6 @@ def test_several_threads_at_once_and_either_pointer_change_no_bit() -> None:
     assert all(np.array_equal(out, outs[0]) for out in outs)
 
 
-def test_what_the_kernel_cannot_read_is_refused() -> None:
-    adjacency, x = random_graph(25, 20, 0.2), features(26, 20, 8)
-    out = np.empty_like(x)
-    for bad_x, bad_out in [
-        (x[:, ::2], out[:, :4].copy()),
-        (np.asfortranarray(x), out),
-        (x, np.asfortranarray(out)),
-        (x.astype(np.float64), out),
-        (x, out.astype(np.float64)),
-        (x, out[:-1]),
-        (x, x),
-    ]:
-        with pytest.raises(AssertionError):
-            propagate(*csr(adjacency), bad_x, 0.5, bad_out)
-
-
 def test_whether_the_processor_converts_float16() -> None:
     cpuinfo = Path("/proc/cpuinfo")
     flags = next((line.split() for line in cpuinfo.open() if line.startswith("flags")), []) if cpuinfo.exists() else []
@@ -272,9 +256,3 @@ def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: f
         expected = operator(adjacency, r) @ expected
         assert hop.dtype == np.float32
         np.testing.assert_allclose(hop, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_kernel_name_tells_kernels_apart() -> None:
-    assert PropagationOptions(3).name == "r0.5-k3-float32"
-    assert PropagationOptions(2, 0, "float16").name == PropagationOptions(2, 0.0, "float16").name == "r0.0-k2-float16"
-    assert PropagationOptions(2, 0.1234567).name != PropagationOptions(2, 0.1234568).name

@@ -74,14 +74,6 @@ def test_what_memory_held_before_does_not_show() -> None:
         assert torch.equal(matrix @ torch.randn(4, 3), torch.zeros(5, 3))
 
 
-@pytest.mark.parametrize("rows", [[3, 3, 8, 0, 2], [], [8], list(range(9))])
-def test_rows_in_the_order_asked_for(dense: torch.Tensor, rows: list[int]) -> None:
-    index = torch.tensor(rows, dtype=torch.int64)
-    found = sparse(dense).rows(index)
-    assert torch.equal(found.to_dense(), dense[index])
-    assert found.csr.crow_indices().dtype == torch.int32
-
-
 @pytest.mark.parametrize(("start", "stop"), [(0, 9), (3, 4), (4, 4), (5, 9), (5, 20)])
 def test_successive_rows_share_memory(dense: torch.Tensor, start: int, stop: int) -> None:
     matrix = sparse(dense)
@@ -90,11 +82,3 @@ def test_successive_rows_share_memory(dense: torch.Tensor, start: int, stop: int
     if stop > start:
         offset = int(matrix.parts()[0][start])
         assert block.parts()[2].data_ptr() == matrix.parts()[2].data_ptr() + 4 * offset
-
-
-def test_float32_of_halves(dense: torch.Tensor) -> None:
-    half = sparse(dense.half())
-    assert half.float().dtype == torch.float32
-    assert torch.equal(half.float().to_dense(), dense.half().float())
-    whole = sparse(dense)
-    assert whole.float() is whole

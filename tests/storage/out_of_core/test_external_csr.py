@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from support.errors import refused
 
 from shoal.storage.graph.graph import clean_edges
-from shoal.storage.kernels.edge_keys import KeyLayout
-from shoal.storage.out_of_core.bucket_sort import MAX_BUCKETS, Edges, bucket_shift, buckets_in, edges_to_buckets
+from shoal.storage.out_of_core.bucket_sort import MAX_BUCKETS, bucket_shift
 from shoal.storage.out_of_core.csr_files import INDICES, INDPTR
 from shoal.storage.out_of_core.external_csr import external_csr, open_csr
-from shoal.storage.store.writer import Journal
 
 BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
 
@@ -48,15 +46,6 @@ def test_equals_clean_edges_whatever_the_memory(
         assert counts == wanted_counts
         assert sorted(entry.name for entry in Path(folder).iterdir()) == ["csr"]
         assert sorted(entry.name for entry in path.iterdir()) == ["cleaning.json", "indices.npy", "indptr.npy"]
-
-
-def test_ids_up_to_the_largest_that_fits(blocks_of: BlocksOf, tmp_path: Path) -> None:
-    # Three rows are written; the row pointer of 2^31 nodes would fill the disk of a small machine.
-    nodes = 1 << 20
-    edges = np.array([[nodes - 1, 0], [0, nodes - 2]])
-    indptr, indices, _ = external_csr(blocks_of(edges, 1), nodes, 2, tmp_path / "csr", 1 << 16, "test")
-    assert indices.tolist() == [nodes - 2, nodes - 1, 0, 0]
-    assert np.diff(indptr).sum() == indptr[-1] == 4
 
 
 def test_a_finished_one_is_not_made_again(blocks_of: BlocksOf, tmp_path: Path) -> None:
@@ -161,26 +150,6 @@ def test_a_star_and_a_pair_repeated_more_often_than_memory_holds(blocks_of: Bloc
     wanted = clean_edges(edges, 3001, "test")
     assert all(np.array_equal(a, b) for a, b in zip(found[:2], wanted[:2]))
     assert found[2] == wanted[2]
-
-
-def test_goes_on_after_the_last_journal_entry(blocks_of: BlocksOf, tmp_path: Path) -> None:
-    """What was written after the entry is cut off, and its edges are read again; keys by hand, 2-2 is a loop."""
-
-    def key(source: int, target: int, reverse: int) -> int:
-        return source << 3 | target << 1 | reverse
-
-    low = [key(0, 1, 0), key(1, 0, 1), key(1, 3, 0), key(0, 3, 1)]
-    high = [key(3, 1, 1), key(3, 0, 0)]
-    edges = np.array([[0, 1, 2, 3], [1, 3, 2, 0]])
-    journal = Journal(tmp_path / "progress.jsonl")
-    journal.append({"nodes": 4, "edges": 4})
-    journal.append({"edges": 2, "loops": 0, "bytes": [24, 8]})
-    buckets = buckets_in(tmp_path, 0, KeyLayout(4).end, 4)
-    np.array(low, dtype=np.uint64).tofile(buckets[0].path)
-    np.array([*high, 31], dtype=np.uint64).tofile(buckets[1].path)
-    edges_to_buckets(Edges(blocks_of(edges, 1), 4, 4, "here"), buckets, tmp_path, 1 << 20, journal)
-    assert [bucket.read().tolist() for bucket in buckets] == [low, high]
-    assert journal.entries[-1] == {"distributed": True, "loops": 1}
 
 
 @given(bits=st.integers(2, 63), keys=st.integers(0, 1 << 40), capacity=st.integers(4, 1 << 30))

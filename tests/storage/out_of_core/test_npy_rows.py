@@ -43,14 +43,6 @@ def test_goes_on_after_the_last_commit(tmp_path: Path) -> None:
     assert np.array_equal(np.load(tmp_path / "x.npy"), X)
 
 
-def test_a_finished_file_is_not_written_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        write_rows(tmp_path / "x.npy", X.shape, X.dtype, rows(6), 48, "test")
-    before = (tmp_path / "x.npy").stat().st_mtime_ns
-    write_rows(tmp_path / "x.npy", X.shape, X.dtype, lambda first: 1 / 0, 48, "test")
-    assert (tmp_path / "x.npy").stat().st_mtime_ns == before
-
-
 def test_too_few_rows_name_the_source(tmp_path: Path) -> None:
     with refused("there", says="17 rows, but 20 are announced"):
         write_rows(tmp_path / "x.npy", X.shape, X.dtype, rows(4, until=17), 48, "there")

@@ -1,6 +1,6 @@
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +10,9 @@ import xxhash
 from support.errors import refused
 
 from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import MappedFile, fixed_rows, require_content
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a file system of 1 MiB needs the rights of an administrator")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+from shoal.storage.store.arrow_file import FileRecord, MappedFile, fixed_rows, require_content
+from shoal.storage.store.manifest import NAME, read_manifest
+from shoal.storage.store.writer import Journal
 
 
 def columns(rows: int = 5) -> dict[str, pa.Array]:
@@ -60,18 +50,6 @@ def test_columns_come_back_writable(tmp_path: Path, dtype: str) -> None:
     assert path.read_bytes() == before
     np.testing.assert_array_equal(MappedFile(path, "test").matrix("x"), x)
     assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-def test_rows_and_values_may_be_none(tmp_path: Path) -> None:
-    path = tmp_path / "file.arrow"
-    arrow_file.write(path, "test", {"x": fixed_rows(np.empty((0, 3), dtype=np.float32))})
-    assert MappedFile(path, "test").matrix("x").shape == (0, 3)
-    nothing = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), pa.array([], pa.int32()))
-    arrow_file.write(path, "test", {"list": nothing})
-    offsets, values = MappedFile(path, "test").lists("list")
-    assert offsets.tolist() == [0, 0, 0]
-    assert values.dtype == np.int32
-    assert values.shape == (0,)
 
 
 def test_a_replaced_file_leaves_open_maps_as_they_were(tmp_path: Path) -> None:
@@ -138,9 +116,49 @@ def test_a_column_that_is_missing_or_of_another_type(tmp_path: Path) -> None:
             read(name)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(small_disk: Path) -> None:
-    arrow_file.write(small_disk / "small.arrow", "test", columns())
-    big = {"x": fixed_rows(np.ones((1000, 1000), dtype=np.float32))}
-    with refused(small_disk / "x/big.arrow", says="No space left on device; free space"):
-        arrow_file.write(small_disk / "x" / "big.arrow", "test", big)
-    assert [p.name for p in small_disk.rglob("*") if p.is_file()] == ["small.arrow"]
+LIMITED = """
+import re, resource, sys
+import torch  # a host has it before it opens files
+from pathlib import Path
+from shoal.storage.store.arrow_file import MappedFile
+from shoal.storage.errors import ShoalError
+if sys.argv[2] == "memory":
+    used = 1024 * int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
+else:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+try:
+    MappedFile(Path(sys.argv[1]), "test")
+except ShoalError as error:
+    print(error.line)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lacking", "line"),
+    [
+        (
+            "memory",
+            "Cannot allocate memory; free memory, or raise vm.max_map_count if this process maps very many files",
+        ),
+        ("files", "Too many open files; raise the limit of open files (ulimit -n)"),
+    ],
+)
+def test_what_a_process_may_have_no_more_of(tmp_path: Path, lacking: str, line: str) -> None:
+    path = tmp_path / "a.arrow"
+    with path.open("wb") as file:
+        file.truncate(1 << 26)
+    command = [sys.executable, "-c", LIMITED, str(path), lacking]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == f"{path}: cannot be read: {line}\n"
+
+
+def test_what_a_disk_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    path.symlink_to("/proc/self/mem")
+    for read in (lambda: require_content(path, FileRecord(0, "")), lambda: Journal(path)):
+        with refused(path, says="cannot be read: Input/output error; look at the disk"):
+            read()
+    (tmp_path / NAME).symlink_to("/proc/self/mem")
+    with refused(tmp_path / NAME, says="Input/output error; look at the disk"):
+        read_manifest(tmp_path)

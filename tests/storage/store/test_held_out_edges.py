@@ -3,7 +3,6 @@
 from itertools import combinations, pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
@@ -13,7 +12,7 @@ from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.pairs import EDGE, NO_EDGE, Pairs
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.held_out_edges import _ends, _numbers, draw_pairs, require_room, union_of, without_held_out
+from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 
 Pair = tuple[int, int]
 EVEN = SplitOptions(fractions=(0.5, 0.25, 0.25))
@@ -73,19 +72,6 @@ def test_every_edge_has_its_part_and_every_part_as_many_pairs_without_one(
     assert edges_of(without_held_out(part, pairs)) == visible | {(b, a) for a, b in visible}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "edges", "items"),
-    [(1, [], 0), (5, [], 0), (3, [(0, 2)], 2), (2, [(0, 1)], 1), (4, list(combinations(range(4), 2)), 6)],
-)
-def test_few_edges_and_all_of_them(nodes: int, edges: list[Pair], items: int) -> None:
-    pairs = draw_pairs(part_of(nodes, edges), 0, EVEN)
-    assert len(pairs) == items
-    assert int((pairs.label == EDGE).sum()) == len(edges)
-    # An only edge is for the test, and so is the only pair without one.
-    if len(edges) == 1:
-        assert set(pairs.part.tolist()) == {TEST}
-
-
 def test_every_pair_without_an_edge_is_as_likely_as_any_other() -> None:
     """Over 500 clients, of 19 such pairs at 7 nodes; 5 standard deviations of a count are allowed."""
     part = part_of(7, [(0, 6), (2, 3)])
@@ -107,14 +93,6 @@ def test_pairs_hang_on_seed_and_client_alone() -> None:
     ]
     assert len(set(map(str, drawn))) == 4
     assert items_of(draw_pairs(part, 1, EVEN)) == drawn[1]
-
-
-@pytest.mark.parametrize("nodes", range(1, 10))
-def test_numbers_name_every_pair_once(nodes: int) -> None:
-    every = np.array(list(combinations(range(nodes), 2)), dtype=np.int64).reshape(-1, 2)
-    numbers = _numbers(every, nodes)
-    assert sorted(numbers) == list(range(len(every)))
-    np.testing.assert_array_equal(_ends(numbers, nodes), every)
 
 
 def test_pairs_of_clients_are_those_of_the_whole_graph() -> None:

@@ -48,13 +48,6 @@ def test_columns_are_powers_of_the_dense_operator(tmp_path: Path, shard: Shard, 
         np.testing.assert_allclose(found, expected, rtol=close, atol=close)
 
 
-def test_what_does_not_fit_leaves_no_file(tmp_path: Path, shard: Shard) -> None:
-    shard.x[:] = 6e4  # in private pages of this map, where a node with neighbours exceeds float16
-    with refused("propagation.dtype", says="float16 ends at 65504,"):
-        write_hops(tmp_path / "hops.arrow", shard, PropagationOptions(1, 1.0, "float16"))
-    assert [p.name for p in tmp_path.iterdir()] == ["shard.arrow"]
-
-
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_labelled_rows_keep_their_neighbours_and_the_hops_of_all(tmp_path: Path, shard: Shard, share: float) -> None:
     shard.label[:] = np.where(np.random.default_rng(0).random(25) < share, shard.label.clip(0), -1)
@@ -114,13 +107,3 @@ def test_labelled_rows_out_of_bounds(tmp_path: Path, row: list[int], neighbors: 
     record = arrow_file.write(path, "hops", columns)
     with refused(path, says="delete the file and run"):
         open_hops(path, 25, PropagationOptions(1, rows="labelled"), record, LIMITS)
-
-
-def test_content_is_compared_before_anything_is_used(tmp_path: Path, shard: Shard) -> None:
-    path, propagation = tmp_path / "hops.arrow", PropagationOptions(1)
-    record = write_hops(path, shard, propagation)
-    shard.x[0, 0] += 1
-    write_hops(path, shard, propagation)
-    with refused(path, says="checksum"):
-        open_hops(path, 25, propagation, record, LIMITS)
-    assert open_hops(path, 25, propagation, record).rows == 25

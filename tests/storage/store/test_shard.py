@@ -66,16 +66,6 @@ def test_what_no_shard_holds(tmp_path: Path) -> None:
         write_shard(path, 0, without_edges(2), np.zeros(2), x, np.array([1, 0]))
 
 
-def test_content_is_compared_before_anything_is_used(tmp_path: Path) -> None:
-    path, limits = tmp_path / "a.arrow", Limits(nodes=2, features=2, classes=2)
-    record = write_shard(path, 0, without_edges(2), np.array([0, 1]), np.ones((2, 2), dtype=np.float32))
-    other = write_shard(path, 0, without_edges(2), np.array([1, 0]), np.ones((2, 2), dtype=np.float32))
-    assert record.bytes == other.bytes
-    with refused(path, says="checksum does not match the manifest;"):
-        open_shard(path, 0, record, limits)
-    assert open_shard(path, 0, other, limits).label.tolist() == [1, 0]
-
-
 # Graphs of 3, 1 and 2 nodes; the first is an edge and a node apart, the second has no label.
 GRAPHS, LABELS = np.array([0, 0, 0, 1, 2, 2]), np.array([1, -1, 0])
 

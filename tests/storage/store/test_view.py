@@ -1,3 +1,6 @@
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -6,11 +9,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from support.errors import refused
 from torch import Tensor
 
+from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import digest
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import Induced
+from shoal.storage.store.cache import apart
 from shoal.storage.store.shard import Shard, open_shard, write_shard
 from shoal.storage.store.split import Split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
@@ -142,6 +148,11 @@ def test_who_is_visited_in_turn_finds_what_fits() -> None:
         builds.get("abcdefghij")
         assert builds.cache.bytes <= 320
     assert len(builds.built) - before == 4 * 3
+    # Others take the place of those who were visited before.
+    builds.get("klmnopq" * 3)
+    before = len(builds.built)
+    builds.get("klmnopq")
+    assert (len(builds.built), builds.cache.bytes) == (before, 320)
 
 
 def test_twice_in_a_turn_is_once() -> None:
@@ -157,38 +168,25 @@ def test_twice_in_a_turn_is_once() -> None:
     assert builds.built[before:] == "dijklkji"
 
 
-def test_others_take_the_place_of_those_who_were_visited_before() -> None:
-    builds = Builds(Cache(320))
-    builds.get("abcdefgh" * 3)
-    builds.get("klmnopq" * 3)
-    before = len(builds.built)
-    builds.get("klmnopq")
-    assert (len(builds.built), builds.cache.bytes) == (before, 320)
-
-
 def test_what_is_kept_only_if_it_fits() -> None:
     cache = Cache(100)
 
-    def kept(key: str) -> bool:
+    def kept(key: str) -> str:
         cache.begin_turn()
-        return cache.keep(key, 40, lambda: torch.zeros(10)) is not None
+        return "-" if cache.keep(key, 40, lambda: torch.zeros(10)) is None else key
 
-    assert [kept(key) for key in "ababc"] == [True, True, True, True, False]
     # In turn, what stays stays; once nobody asked for it between two times of another one, it goes.
-    assert [kept(key) for key in "abcabcab"] == [True, True, False, True, True, False, True, True]
-    assert [kept(key) for key in "cc"] == [False, True]
-    assert [kept(key) for key in "bca"] == [True, True, False]
+    for asked, expected in (("ababc", "abab-"), ("abcabcab", "ab-ab-ab"), ("cc", "-c"), ("bca", "bc-")):
+        assert "".join(map(kept, asked)) == expected
     assert cache.bytes == 80
-
-
-def test_what_passes_makes_room_for_what_is_kept() -> None:
+    # What passes makes room for what is kept.
     cache = Cache(100)
     for key in "abc":
         cache.get(key, lambda: torch.zeros(10))
     assert cache.bytes == 80
-    assert cache.keep("d", 40, lambda: torch.zeros(10)) is not None
-    assert cache.bytes == 80
+    assert kept("d") == "d"
     assert cache.keep("e", 90, lambda: torch.zeros(22)) is None
+    assert cache.bytes == 80
 
 
 def resident(path: Path) -> int:
@@ -297,3 +295,46 @@ def test_arrays_and_attributes_are_read_only() -> None:
     for name in ("train", "label", "own"):
         with pytest.raises(AttributeError, match=f"^the data of a client is read-only: {name} cannot be set$"):
             setattr(view, name, torch.ones(1))
+
+
+# Blocks that stay, each made among larger ones that go; what the process holds beyond the former, in MB.
+GROWTH = """
+import psutil, torch
+from shoal.engine.hosts.device import keep_freed_memory
+from shoal.storage.store.cache import apart
+keep_freed_memory()
+make = {}
+def step():
+    blocks = [torch.zeros(400_000) for _ in range(3)]
+def visit():
+    kept.append(make(lambda: torch.zeros(3_000)))
+    step()
+kept = []
+for _ in range(10):
+    visit()
+before = psutil.Process().memory_info().rss
+for _ in range(200):
+    visit()
+print((psutil.Process().memory_info().rss - before) / 1e6)
+"""
+
+
+def growth(make: str) -> float:
+    done = subprocess.run([sys.executable, "-c", GROWTH.format(make)], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def test_memory_does_not_grow_by_more_than_what_stays() -> None:
+    assert growth("apart") < 10
+
+
+def test_it_waits_and_gives_back_what_was_made_or_raised() -> None:
+    assert apart(threading.current_thread) is not threading.current_thread()
+    # What is made may itself want something made.
+    assert apart(lambda: apart(threading.current_thread)) is apart(threading.current_thread)
+    with refused(says="no such shard"):
+        apart(fail)
+
+
+def fail() -> None:
+    raise ShoalError("no such shard")
