@@ -280,14 +280,9 @@ def _known(location: Sequence[str | int]) -> str:
             # Without what is done to a value before it is checked.
             section = getattr(section, "__origin__", section)
         names = [known.name for known in fields(section)]
-    wrong = str(location[-1])
-    return f"known here: {', '.join(names)}{did_you_mean_at(wrong, _every_key()) or did_you_mean(wrong, names)}"
-
-
-def _every_key() -> dict[str, Any]:
-    """The keys of all sections, dotted; a class of options has no other form."""
-    sections = {name: field.annotation for name, field in Config.model_fields.items()}
-    return {f"{name}.{key.name}": key.type for name, of in sections.items() if is_dataclass(of) for key in fields(of)}
+    wrong, sections = str(location[-1]), {name: field.annotation for name, field in Config.model_fields.items()}
+    every = [f"{name}.{key.name}" for name, of in sections.items() if is_dataclass(of) for key in fields(of)]
+    return f"known here: {', '.join(names)}{did_you_mean_at(wrong, every) or did_you_mean(wrong, names)}"
 
 
 def require_names(config: Config) -> None:

@@ -213,10 +213,7 @@ class BestRounds:
     """Keeps the checkpoint of the best validation round of every scope, and of no other round."""
 
     def __init__(self, run: Path, lines: Sequence[dict[str, Any]]) -> None:
-        """Starts with the metrics of a run; removes checkpoints of rounds that will run again.
-
-        Raises ShoalError: the folder of these checkpoints is there and cannot be read.
-        """
+        """Starts with the metrics of a run; removes the checkpoints of rounds that will run again."""
         self._folder = run / BEST
         self._best: dict[str, tuple[float, int]] = {}
         for line in lines:

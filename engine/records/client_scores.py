@@ -24,7 +24,6 @@ class ClientScores:
     """The one writer of a run's file."""
 
     def __init__(self, run: Path) -> None:
-        """Of a run folder."""
         self.path = run / CLIENT_SCORES
 
     def append(self, number: int, columns: Mapping[str, np.ndarray]) -> None:

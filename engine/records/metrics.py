@@ -26,7 +26,6 @@ class Metrics:
     """The one writer of a run's lines; it also holds them, so that a changed file changes no number."""
 
     def __init__(self, run: Path) -> None:
-        """Of a run folder; begins with no line."""
         self.path = run / METRICS
         self._lines: list[str] = []
 

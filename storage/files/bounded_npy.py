@@ -115,7 +115,6 @@ class Npz:
     """The arrays of an open .npz file by name; each is bounded before it is read."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
-        """Takes over an open archive."""
         self._archive = archive
         self.names = [name.removesuffix(".npy") for name in archive.namelist()]
 

@@ -55,7 +55,6 @@ class Cache:
     """
 
     def __init__(self, limit: int) -> None:
-        """Starts empty."""
         self.limit = limit
         self._ones = torch.ones(0)
         self.clear()
@@ -211,12 +210,7 @@ class OpenViews(Generic[V]):
     """Views by client; the least recently visited are let go, and each can be opened again."""
 
     def __init__(self, open_view: Callable[[int], V], most: int) -> None:
-        """Starts without any.
-
-        Args:
-            open_view: Opens a client's data; called in other threads.
-            most: How many stay open, beside those that are about to be visited.
-        """
+        """`open_view` is called in other threads; `most` views stay open, beside those about to be visited."""
         self._open_view = open_view
         self._most = most
         self._views: OrderedDict[int, V] = OrderedDict()

@@ -19,10 +19,7 @@ class Journal:
     """A file of finished work; a line counts once it is complete and on disk."""
 
     def __init__(self, path: Path, way_out: str = AGAIN) -> None:
-        """Reads what is there; the end of a line that a kill cut off is removed from the file.
-
-        Raises ShoalError: the file is damaged, or cannot be read or cut.
-        """
+        """Reads what is there, and removes a torn line. Raises ShoalError: it cannot, or a line is damaged."""
         self._path = path
         self.entries, torn = read_journal(path, way_out)
         if torn:
@@ -73,12 +70,9 @@ class StoreWriter:
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], say: Callable[[str], None] = lambda line: None) -> None:
-        """Reads the journal of an interrupted prepare, if there is one.
+        """Reads the journal of an interrupted prepare; `say` gets a line on a file that changed and is made again.
 
         Raises ShoalError: the folder holds an unfinished store of another identity, or its journal is damaged.
-
-        Args:
-            say: Called with a line on a finished file that has changed and is made again.
         """
         self.path = path
         self._say = say

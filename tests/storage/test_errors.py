@@ -10,11 +10,6 @@ def test_error_with_a_file_and_a_key_names_both() -> None:
     assert (error.file, error.key, error.detail) == (Path("a.yaml"), "data.path", "a traceback")
 
 
-def test_error_without_a_place_names_none() -> None:
-    error = ShoalError("data.path: one text")
-    assert (error.places, error.file, error.key) == ((), None, None)
-
-
 def test_error_from_another_process_keeps_its_places() -> None:
     error = pickle.loads(pickle.dumps(ShoalError(Path("a.arrow"), "damaged", detail="there")))
     assert (error.line, error.file, error.detail) == ("a.arrow: damaged", Path("a.arrow"), "there")

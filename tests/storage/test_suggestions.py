@@ -3,9 +3,7 @@
 import re
 
 import pytest
-from support.errors import refused
 
-from shoal.algorithms.methods.registry.load import describe, load
 from shoal.engine.config.config import parse_config
 from shoal.storage.errors import ShoalError
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
@@ -36,10 +34,3 @@ def test_the_most_alike_is_proposed() -> None:
 def test_keys(keys: dict[str, object], end: str) -> None:
     with pytest.raises(ShoalError, match=f", {re.escape(end)}$"):
         parse_config({**PLAIN, **keys}, "x.yaml")
-
-
-def test_methods_and_their_options() -> None:
-    with refused(says="did you mean 'fedprox'?"):
-        describe("fedprx", {})
-    with refused("algorithm.wieght", says="fedprox has weight, mu; did you mean 'weight'?"):
-        load(describe("fedprox", {"wieght": 1.0}))

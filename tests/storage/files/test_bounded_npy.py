@@ -11,7 +11,7 @@ import psutil
 import pytest
 import scipy.sparse as sp
 
-from shoal.storage.files.bounded_npy import degrees_of, load_npy, matrix_of, open_npz, require_free
+from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz, require_free
 
 
 def header_of(descr: Any, shape: tuple[int, ...]) -> bytes:
@@ -148,10 +148,3 @@ def test_every_format_comes_back(tmp_path: Path, fmt: str) -> None:
 def test_pieces_that_do_not_fit(tmp_path: Path, fmt: str, changes: dict[str, np.ndarray], says: str) -> None:
     with open_npz(saved(tmp_path / "x.npz", fmt, **changes)) as npz, pytest.raises(ValueError, match=says):
         matrix_of(npz, 4)
-
-
-def test_degrees() -> None:
-    assert degrees_of(np.array([0, 2, 2, 3]), np.zeros(3)).tolist() == [2, 0, 1]
-    for pointer in ([], [0, 2], [1, 3], [0, 5, 3]):
-        with pytest.raises(ValueError, match="row pointer"):
-            degrees_of(np.array(pointer, dtype=np.int64), np.zeros(3))

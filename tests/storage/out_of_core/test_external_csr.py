@@ -18,6 +18,7 @@ from shoal.storage.graph.graph import clean_edges
 from shoal.storage.out_of_core.bucket_sort import MAX_BUCKETS, bucket_shift
 from shoal.storage.out_of_core.csr_files import INDICES, INDPTR
 from shoal.storage.out_of_core.external_csr import external_csr, open_csr
+from shoal.storage.out_of_core.npy_rows import write_rows
 
 BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
 
@@ -180,3 +181,43 @@ def test_refuses(edges: Any, announced: int, says: str, blocks_of: BlocksOf, tmp
 def test_refuses_more_than_the_disk_holds(tmp_path: Path) -> None:
     with refused(says="the edges being sorted need"):
         external_csr(lambda first: (), 4, 2**60, tmp_path / "csr", 1 << 30, "here")
+
+
+X = np.arange(60, dtype=np.float32).reshape(20, 3)
+
+
+def rows(size: int, until: int = 20) -> Callable[[int], Iterator[np.ndarray]]:
+    return lambda first: (X[at : min(at + size, until)] for at in range(first, until, size))
+
+
+@pytest.mark.parametrize("size", [1, 7, 20])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_is_what_numpy_writes(size: int, dtype: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "x.npy", X.shape, np.dtype(dtype), rows(size), 24, "test")
+    np.save(tmp_path / "y.npy", X.astype(dtype))
+    assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "y.npy").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy", "y.npy"]
+
+
+def test_goes_on_after_the_last_commit(tmp_path: Path) -> None:
+    asked = []
+
+    def breaks(first: int) -> Iterator[np.ndarray]:
+        asked.append(first)
+        for at, block in zip(range(first, 20, 2), rows(2)(first)):
+            yield block
+            if at == 8 and len(asked) == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(tmp_path / "x.npy", X.shape, X.dtype, breaks, 48, "test")
+    assert not (tmp_path / "x.npy").exists()
+    write_rows(tmp_path / "x.npy", X.shape, X.dtype, breaks, 48, "test")
+    assert asked == [0, 8]
+    assert np.array_equal(np.load(tmp_path / "x.npy"), X)
+
+
+def test_too_few_rows_name_the_source(tmp_path: Path) -> None:
+    with refused("there", says="17 rows, but 20 are announced"):
+        write_rows(tmp_path / "x.npy", X.shape, X.dtype, rows(4, until=17), 48, "there")
+    assert not (tmp_path / "x.npy").exists()

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.errors import refused
 
 from shoal.storage.graph.graph import Graph, clean_edges
@@ -13,7 +15,7 @@ from shoal.storage.graph.induced import Induced, induced, kept_entries
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import fixed_rows
 from shoal.storage.store.bounds import Limits
-from shoal.storage.store.shard import Shard, open_shard, write_shard
+from shoal.storage.store.shard import Shard, open_shard, training_graph, write_shard
 
 NODES = np.arange(0, 20, 2)
 
@@ -163,3 +165,34 @@ def test_numbers_out_of_bounds(tmp_path: Path, changed: dict[str, Any], graphs: 
         assert opened(**{**sound, "graph": [3, 4, 4, 8]}).item.tolist() == [3, 4, 8]
     with refused(path, says=fault):
         opened(**{**sound, **changed})
+
+
+def part_among(graph: Graph, nodes: np.ndarray) -> Induced:
+    assignment = np.ones(graph.nodes, dtype=np.int32)
+    assignment[nodes] = 0
+    kept = kept_entries(graph.indptr, graph.indices, assignment)
+    return next(induced(graph.indptr, graph.indices, assignment, kept, [0]))
+
+
+def shard_of(graph: Graph, nodes: np.ndarray) -> Shard:
+    part = part_among(graph, nodes)
+    label, x = np.zeros(len(nodes), dtype=np.int32), np.zeros((len(nodes), 1), dtype=np.float32)
+    return Shard(0, part.node, label, part.indptr.astype(np.int32), part.indices, x)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), nodes=st.integers(1, 25), density=st.floats(0, 0.5), share=st.floats(0, 1))
+def test_as_if_the_client_had_no_other_node(
+    make_graph: Callable[..., Graph], seed: int, nodes: int, density: float, share: float
+) -> None:
+    graph = make_graph(seed, nodes, density)
+    part = np.random.default_rng(seed).choice(3, size=nodes)
+    shard = shard_of(graph, np.flatnonzero(part < 2))
+    train = np.flatnonzero(part[shard.node] == 0).astype(np.int32)
+    found, row = training_graph(shard, train)
+    alone = part_among(graph, np.flatnonzero(part == 0))
+    np.testing.assert_array_equal(found.node, alone.node)
+    np.testing.assert_array_equal(found.indptr, alone.indptr)
+    np.testing.assert_array_equal(found.indices, alone.indices)
+    np.testing.assert_array_equal(shard.node[row], found.node)
+    assert (found.indptr.dtype, found.indices.dtype, row.dtype) == (np.int64, np.int32, np.int64)

@@ -1,6 +1,7 @@
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,12 @@ from support.errors import refused
 from shoal.storage.files.digest import digest
 from shoal.storage.graph.induced import Induced
 from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.store.arrow_file import record_of
 from shoal.storage.store.hops import hops_bytes, write_hops
 from shoal.storage.store.shard import write_shard
 from shoal.storage.store.store import Store
+from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
+from shoal.storage.store.writer import PROGRESS, Journal
 
 SPLIT, KERNEL = "stratified-50-20-30-seed0", "r0.5-k2-float32"
 SHARD = "clients/00000.arrow"
@@ -122,3 +126,74 @@ def test_neighbours_out_of_bounds(store: Store) -> None:
     replace(store.manifest, clients=clients).write(store.path)
     with refused(path, says="a neighbour lies outside rows 0 to 0"):
         Store(store.path).data(SPLIT, KERNEL, 2)
+
+
+@pytest.fixture
+def noted(make_store: Callable[..., Store]) -> Store:
+    """A noted with an assignment that its journal names, beside a shard that the manifest names as well."""
+    noted = make_store()
+    (noted.path / "assignment.npy").write_bytes(b"to whom nodes belong")
+    journal = Journal(noted.path / PROGRESS)
+    journal.append(noted.manifest.identity)
+    for name in ("assignment.npy", "clients/00000.arrow"):
+        journal.append({"path": name, **asdict(record_of(noted.path / name))})
+    return noted
+
+
+def flip_middle(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_sound_store_has_no_fault(noted: Store) -> None:
+    steps: list[None] = []
+    assert verify(noted, lambda: steps.append(None)) == []
+    assert len(steps) == files_to_verify(noted) == 10
+    assert unnamed_files(noted) == []
+
+
+@pytest.mark.parametrize("folder", ["clients", f"splits/{SPLIT}", f"hops/{KERNEL}"])
+def test_one_flipped_bit_of_any_file_is_found(noted: Store, folder: str) -> None:
+    # What this process has read before is read again.
+    noted.data(SPLIT, KERNEL, 1)
+    path, cut = noted.path / folder / "00001.arrow", noted.path / "clients/00000.arrow"
+    size = cut.stat().st_size
+    flip_middle(path)
+    cut.write_bytes(cut.read_bytes()[:-8])
+    shorter = f"{cut}: {size - 8} bytes, the manifest says {size}"
+    assert verify(noted) == [shorter, f"{path}: checksum does not match the manifest"]
+    path.unlink()
+    assert verify(noted) == [shorter, f"{path}: missing"]
+
+
+def test_what_only_the_journal_names(noted: Store) -> None:
+    path = noted.path / "assignment.npy"
+    flip_middle(path)
+    assert verify(noted) == [f"{path}: checksum does not match {PROGRESS}"]
+    # It is needed for shards only, and made again with them.
+    path.unlink()
+    assert verify(noted) == []
+
+
+def test_a_damaged_journal_is_named_and_left_as_it_is(noted: Store) -> None:
+    path = noted.path / PROGRESS
+    sound = path.read_bytes()
+    flip_middle(path)
+    (fault,) = verify(noted)
+    assert fault.startswith(f"{path}: line 2 is damaged (")
+    path.write_bytes(sound[:-5])
+    assert verify(noted) == []
+    assert path.read_bytes() == sound[:-5]
+
+
+def test_what_nothing_names(noted: Store) -> None:
+    strays = ["clients/00003.arrow", "notes.txt", "hops/r1.0-k1-float32/00000.arrow", "whole/clients/00000.arrow"]
+    for name in strays:
+        (noted.path / name).parent.mkdir(exist_ok=True, parents=True)
+        (noted.path / name).touch()
+    assert unnamed_files(noted) == sorted(noted.path / name for name in strays)
+    assert verify(noted) == []
+    # A noted of the whole graph is verified by itself.
+    shutil.copy(noted.path / "manifest.json", noted.path / "whole")
+    assert unnamed_files(noted) == sorted(noted.path / name for name in strays[:3])
