@@ -212,18 +212,6 @@ def test_writes_into_a_whole_hop_are_seen(make_store: Callable[..., Store], of: 
     assert view.written() == named
 
 
-def test_what_a_memo_holds_of_a_matrix_counts_its_transpose() -> None:
-    cache = Cache(2**20)
-    indptr, columns, values = torch.tensor([0, 1, 2, 2]).int(), torch.tensor([0, 4]).int(), torch.ones(2)
-    matrix = cache.get("matrix", lambda: SparseMatrix.of(indptr, columns, values, 5))
-    assert cache.bytes == (16 + 8 + 8) + (24 + 8 + 8)
-    kept = [*matrix.parts(), *SparseMatrix(matrix.transposed).parts()]
-    assert sum(part.nbytes for part in kept) == cache.bytes
-    assert not cache.written("matrix")
-    matrix.csr.values().add_(1)
-    assert cache.written("matrix")
-
-
 WRITES: dict[str, Callable[[SparseMatrix], object]] = {
     "values": lambda x: x.csr.values().mul_(2),
     "columns": lambda x: x.csr.col_indices().zero_(),

@@ -109,14 +109,3 @@ def test_domains_are_chosen_by_their_mean_and_the_last_five_are_averaged(manifes
     assert five["domains"]["de"]["accuracy"] == pytest.approx(five["clients"])
     assert five["domains"]["pt"]["accuracy"] == pytest.approx(five["clients"] / 2)
     assert (five["constant"], five["constant_class"]) == (pytest.approx(0.6), 9)
-
-
-def test_fewer_than_five_evaluations_of_domains(manifest: Manifest) -> None:
-    found = summarize_run([domains(2, None, 0.5, None)], manifest, 0, "cpu")["scopes"]["domains"]
-    assert found["best"] is None
-    assert (found["last_five"]["rounds"], found["last_five"]["clients"]) == ([2], 0.125)
-    assert found["last_five"]["auc"] is None
-    nobody = line(1, scopes={"domains": {}})
-    assert summarize_run([nobody], manifest, 0, "cpu")["scopes"]["domains"]["last_five"] == {"rounds": []}
-    # Other scopes have none.
-    assert "last_five" not in summarize_run([line(1)], manifest, 0, "cpu")["scopes"]["served"]

@@ -2,7 +2,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,40 +27,33 @@ def of(
     return {client: (part.node, x) for client, part, x in found}
 
 
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_features_of_every_kind(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str) -> None:
+def test_features_of_every_kind(
+    tmp_path: Path, make_graph: Callable[..., Graph], dtype: str, layout: Literal["dense", "sparse"]
+) -> None:
     graph = make_graph(1, 40, 0.2, features=5)
     x = np.maximum(graph.x, 0)
     np.save(tmp_path / "x.npy", x)
-    assignment = np.random.default_rng(0).integers(0, 3, 40).astype(np.int32)
-    for kind in (x, sp.csr_array(x), np.load(tmp_path / "x.npy", mmap_mode="r")):
-        found = of(replace(graph, x=kind), assignment, [2, 0], dtype)
-        assert list(found) == [2, 0]
-        for client, (node, rows) in found.items():
-            assert set(node) == set(np.flatnonzero(assignment == client))
-            assert rows.dtype == dtype
-            np.testing.assert_array_equal(rows, x[node].astype(dtype))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_sparse_features_stay_sparse(make_graph: Callable[..., Graph], dtype: str) -> None:
-    graph = make_graph(1, 40, 0.2, features=5)
-    x = np.maximum(graph.x, 0)
     csr = sp.csr_array(x)
     backwards = np.concatenate([np.arange(low, high)[::-1] for low, high in zip(csr.indptr[:-1], csr.indptr[1:])])
     unsorted = sp.csr_array((csr.data[backwards], csr.indices[backwards], csr.indptr), csr.shape)
     assert not unsorted.has_sorted_indices
     assignment = np.random.default_rng(0).integers(0, 3, 40).astype(np.int32)
     kept = kept_entries(graph.indptr, graph.indices, assignment)
-    for kind in (x, x.astype(np.float16), sp.csr_array(x), unsorted):
-        found = gathered(replace(graph, x=kind), assignment, kept, [2, 0], dtype, 1 << 30, "sparse")
+    for kind in (x, x.astype(np.float16), csr, unsorted, np.load(tmp_path / "x.npy", mmap_mode="r")):
+        found = list(gathered(replace(graph, x=kind), assignment, kept, [2, 0], dtype, 1 << 30, layout))
+        assert [client for client, _, _ in found] == [2, 0]
         for client, part, rows in found:
-            assert isinstance(rows, CsrRows)
-            assert (rows.indptr.dtype, rows.columns.dtype, rows.dtype) == (np.int32, np.int32, dtype)
             np.testing.assert_array_equal(np.sort(part.node), np.flatnonzero(assignment == client))
-            expected = kind.toarray() if sp.issparse(kind) else kind
-            np.testing.assert_array_equal(rows.toarray(), expected[part.node].astype(dtype))
-            check_rows("x", rows, len(part.node), 5, pytest.fail)
+            assert isinstance(rows, CsrRows) == (layout == "sparse")
+            if isinstance(rows, CsrRows):
+                assert (rows.indptr.dtype, rows.columns.dtype) == (np.int32, np.int32)
+                check_rows("x", rows, len(part.node), 5, pytest.fail)
+            assert rows.dtype == dtype
+            expected = kind.toarray() if sp.issparse(kind) else np.asarray(kind)
+            mine = rows.toarray() if isinstance(rows, CsrRows) else rows
+            np.testing.assert_array_equal(mine, expected[part.node].astype(dtype))
 
 
 def test_sparse_features_take_no_dense_rows() -> None:

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
+from support.induced_parts import csr_rows
 from torch_geometric.data import Data
 from torch_geometric.nn import SGConv
 from torch_geometric.transforms import SIGN
@@ -86,28 +86,18 @@ def _any_processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("_any_processor")
-@pytest.mark.parametrize("sign", [1, -1])
-def test_overflow_of_float16_is_refused(sign: int) -> None:
-    x = np.full((3, 2), sign * 6e4, dtype=np.float16)
-    star = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], dtype=np.float64)
-    with refused("propagation.dtype", says="80000"):
-        one_hop(star, x, 1.0)
-
-
-@pytest.mark.usefixtures("_any_processor")
-@pytest.mark.parametrize("value", [65505.0, -65519.0, np.inf, -np.inf])
-def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it(value: float) -> None:
-    x, out = np.array([[1.0, value]], dtype=np.float32), np.empty((1, 2), dtype=np.float16)
-    with refused("propagation.dtype"):
-        propagate(*csr(np.zeros((1, 1))), x, 0.5, out)
-
-
-@pytest.mark.usefixtures("_any_processor")
-def test_the_largest_float16_and_nan_pass() -> None:
+def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it() -> None:
+    no_edges, out = csr(np.zeros((1, 1))), np.empty((1, 3), dtype=np.float16)
     x = np.array([[65504.0, -65504.0, np.nan]], dtype=np.float32)
-    out = np.empty((1, 3), dtype=np.float16)
-    propagate(*csr(np.zeros((1, 1))), x, 0.5, out)
+    propagate(*no_edges, x, 0.5, out)
     np.testing.assert_array_equal(out, x)
+    for value in (65505.0, -65519.0, np.inf, -np.inf):
+        with refused("propagation.dtype"):
+            propagate(*no_edges, np.array([[1.0, value, 0.0]], dtype=np.float32), 0.5, out)
+    star = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], dtype=np.float64)
+    for sign in (1, -1):
+        with refused("propagation.dtype", says="80000"):
+            one_hop(star, np.full((3, 2), sign * 6e4, dtype=np.float16), 1.0)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float16"), ("float16", "float32"), ("float16", "float16")])
@@ -266,11 +256,6 @@ def dense(x: Rows) -> np.ndarray:
     return x.toarray() if isinstance(x, CsrRows) else x
 
 
-def sparse(x: np.ndarray) -> CsrRows:
-    csr = sp.csr_array(x.astype(np.float32))
-    return CsrRows(csr.indptr.astype(np.int32), csr.indices.astype(np.int32), csr.data.astype(x.dtype), x.shape[1])
-
-
 def graph_of(make_graph: Callable[..., Graph], density: float) -> tuple[np.ndarray, np.ndarray]:
     graph = make_graph(4, 60, density)
     return graph.indptr.astype(np.int32), graph.indices
@@ -297,7 +282,7 @@ def test_bits_of_the_dense_kernel(
     drawn = rng.uniform(0.1, 3, len(graph[1])).astype(np.float32)
     weight = {"none": None, "ones": np.ones_like(drawn), "drawn": drawn}[weights]
     propagation = PropagationOptions(4, r, dtype)
-    found = hops(*graph, sparse(x), propagation, weight)
+    found = hops(*graph, csr_rows(x), propagation, weight)
     expected = hops(*graph, x, propagation, None if weights == "ones" else weight)
     for mine, truth in zip(found, expected, strict=True):
         assert mine.dtype == truth.dtype == dtype
@@ -313,7 +298,7 @@ def test_bits_of_the_dense_kernel(
 
 @pytest.mark.parametrize("features", [60, 200])
 def test_hops_become_dense_and_stay_so(make_graph: Callable[..., Graph], features: int) -> None:
-    x = sparse(np.eye(60, features, dtype=np.float32))
+    x = csr_rows(np.eye(60, features, dtype=np.float32))
     layouts = [isinstance(hop, CsrRows) for hop in hops(*graph_of(make_graph, 0.04), x, PropagationOptions(6))]
     assert layouts[0]
     assert layouts == sorted(layouts, reverse=True)
@@ -322,6 +307,6 @@ def test_hops_become_dense_and_stay_so(make_graph: Callable[..., Graph], feature
 
 @pytest.mark.parametrize("features", [3, 400])
 def test_too_large_for_float16(make_graph: Callable[..., Graph], features: int) -> None:
-    x = sparse(np.full((60, 1), 6e4, dtype=np.float16) * np.eye(1, features, dtype=np.float16))
+    x = csr_rows(np.full((60, 1), 6e4, dtype=np.float16) * np.eye(1, features, dtype=np.float16))
     with refused("propagation.dtype", says="float16 ends at 65504, but a hop reaches"):
         hops(*graph_of(make_graph, 0.1), x, PropagationOptions(1, 1.0, "float16"))

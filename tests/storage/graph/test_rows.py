@@ -4,18 +4,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from support.errors import refused
+from support.induced_parts import csr_rows
 
 from shoal.storage.datasets.registry import CATALOGUE
 from shoal.storage.datasets.synthetic.induced_graphs import LEVELS
 from shoal.storage.graph import rows
 from shoal.storage.graph.layout import chosen_layout, require_possible, stored_bytes
-from shoal.storage.graph.rows import CsrRows, csr_of, dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
+from shoal.storage.graph.rows import csr_of, dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
 from shoal.storage.options.dataset_names import IN_MEMORY, may_be_sparse
-
-
-def rows_of(x: np.ndarray) -> CsrRows:
-    csr = sp.csr_array(x.astype(np.float32))
-    return CsrRows(csr.indptr.astype(np.int32), csr.indices.astype(np.int32), csr.data.astype(x.dtype), x.shape[1])
 
 
 def words(rows: int, columns: int, dtype: str = "float32") -> np.ndarray:
@@ -29,7 +25,7 @@ def words(rows: int, columns: int, dtype: str = "float32") -> np.ndarray:
 @pytest.mark.parametrize("chosen", [[], [3], [9, 0, 9, 5], list(range(10))])
 def test_rows_in_any_order(dtype: str, chosen: list[int]) -> None:
     x = words(10, 40, dtype)
-    found = rows_of(x)[np.array(chosen, dtype=np.int64)]
+    found = csr_rows(x)[np.array(chosen, dtype=np.int64)]
     assert found.shape == (len(found), 40) == (len(chosen), 40)
     assert found.toarray().dtype == found.dtype == dtype
     np.testing.assert_array_equal(found.toarray(), x[chosen])
@@ -38,7 +34,7 @@ def test_rows_in_any_order(dtype: str, chosen: list[int]) -> None:
 def test_bytes_are_those_of_the_arrays() -> None:
     for dtype, of_value in (("float32", 8), ("float16", 6)):
         x = words(10, 40, dtype)
-        found = rows_of(x)
+        found = csr_rows(x)
         assert found.entries == np.count_nonzero(x)
         assert sparse_bytes(10, found.entries, dtype) == 40 + of_value * found.entries == found.nbytes - 4
         assert dense_bytes(10, 40, dtype) == x.nbytes

@@ -52,15 +52,6 @@ def test_columns_come_back_writable(tmp_path: Path, dtype: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_a_replaced_file_leaves_open_maps_as_they_were(tmp_path: Path) -> None:
-    path = tmp_path / "file.arrow"
-    arrow_file.write(path, "test", {"n": pa.array([1, 2, 3])})
-    mapped = MappedFile(path, "test")
-    arrow_file.write(path, "test", {"n": pa.array([7, 8, 9])})
-    assert mapped.primitive("n").tolist() == [1, 2, 3]
-    assert MappedFile(path, "test").primitive("n").tolist() == [7, 8, 9]
-
-
 @pytest.mark.parametrize("size", [0, 1, 100, -100, -1])
 def test_truncated(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file.arrow"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.induced_parts import csr_rows
 
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.graph.induced import Induced
@@ -73,14 +74,8 @@ def test_values_are_zero_in_dense_and_gone_from_sparse_rows(share: float, seed: 
     for row, column in np.ndindex(*x.shape):
         if uniform(own, int(node[row]) * 6 + column) < share:
             expected[row, column] = 0
-    sparse = CsrRows(
-        np.concatenate([[0], np.cumsum((x != 0).sum(1))]).astype(np.int32),
-        np.nonzero(x)[1].astype(np.int32),
-        x[x != 0],
-        6,
-    )
     wanted = Sparsity(features=share, seed=seed)
-    found = without_features(sparse, node, wanted)
+    found = without_features(csr_rows(x), node, wanted)
     np.testing.assert_array_equal(without_features(x.copy(), node, wanted), expected)
     assert isinstance(found, CsrRows)
     np.testing.assert_array_equal(found.toarray(), expected)
@@ -99,23 +94,6 @@ def test_training_items_are_taken_away_and_no_others(share: float, left: int) ->
     assert found.train.tolist() == sorted(order[100 - left :])
     assert found.train.dtype == np.int32
     assert (found.val.tolist(), found.test.tolist()) == (split.val.tolist(), split.test.tolist())
-
-
-def test_no_share_hangs_on_another_and_each_is_met() -> None:
-    nodes = 300
-    node = np.arange(nodes)
-    edges = np.random.default_rng(0).integers(nodes, size=(3000, 2))
-    one, other = (Sparsity(0.3, 0.4, 0.5, seed) for seed in (0, 1))
-    before = len(part_of(node, edges).indices)
-    kept = [set(edges_by_id(without_edges(part_of(node, edges), each))) for each in (one, other)]
-    assert kept[0] != kept[1]
-    assert len(kept[0]) / before == pytest.approx(0.6, abs=0.04)
-    x = [without_features(np.ones((nodes, 20), dtype=np.float32), node, each) for each in (one, other)]
-    assert (x[0] != x[1]).any()
-    assert x[0].mean() == pytest.approx(0.7, abs=0.03)
-    more = without_features(np.ones((nodes, 20), dtype=np.float32), node, Sparsity(0.6))
-    assert (more <= x[0]).all()
-    assert more.sum() < x[0].sum()
 
 
 def test_what_is_said_and_named() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
+from support.induced_parts import part_of
 
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import Induced, induced, kept_entries
@@ -20,12 +21,6 @@ from shoal.storage.store.shard import Shard, open_shard, training_graph, write_s
 NODES = np.arange(0, 20, 2)
 
 
-def part_of(graph: Graph) -> Induced:
-    assignment = (np.arange(graph.nodes) % 2).astype(np.int32)
-    kept = kept_entries(graph.indptr, graph.indices, assignment)
-    return next(induced(graph.indptr, graph.indices, assignment, kept, [0]))
-
-
 def without_edges(nodes: int) -> Induced:
     return Induced(np.arange(nodes), np.zeros(nodes + 1, dtype=np.int64), np.empty(0, dtype=np.int32))
 
@@ -34,7 +29,7 @@ def without_edges(nodes: int) -> Induced:
 def test_round_trip(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str) -> None:
     graph = make_graph(0, 20, 0.4)
     assert {-1, 0, 1} <= set(graph.y[NODES])
-    part = part_of(graph)
+    part = part_of(graph, NODES)
     record = write_shard(tmp_path / "a.arrow", 7, part, graph.y, graph.x[part.node].astype(dtype))
     shard = open_shard(tmp_path / "a.arrow", 7, record)
     assert (shard.client, shard.nodes, shard.entries, shard.items) == (7, 10, len(part.indices), 10)
@@ -167,15 +162,8 @@ def test_numbers_out_of_bounds(tmp_path: Path, changed: dict[str, Any], graphs: 
         opened(**{**sound, **changed})
 
 
-def part_among(graph: Graph, nodes: np.ndarray) -> Induced:
-    assignment = np.ones(graph.nodes, dtype=np.int32)
-    assignment[nodes] = 0
-    kept = kept_entries(graph.indptr, graph.indices, assignment)
-    return next(induced(graph.indptr, graph.indices, assignment, kept, [0]))
-
-
 def shard_of(graph: Graph, nodes: np.ndarray) -> Shard:
-    part = part_among(graph, nodes)
+    part = part_of(graph, nodes)
     label, x = np.zeros(len(nodes), dtype=np.int32), np.zeros((len(nodes), 1), dtype=np.float32)
     return Shard(0, part.node, label, part.indptr.astype(np.int32), part.indices, x)
 
@@ -190,7 +178,7 @@ def test_as_if_the_client_had_no_other_node(
     shard = shard_of(graph, np.flatnonzero(part < 2))
     train = np.flatnonzero(part[shard.node] == 0).astype(np.int32)
     found, row = training_graph(shard, train)
-    alone = part_among(graph, np.flatnonzero(part == 0))
+    alone = part_of(graph, np.flatnonzero(part == 0))
     np.testing.assert_array_equal(found.node, alone.node)
     np.testing.assert_array_equal(found.indptr, alone.indptr)
     np.testing.assert_array_equal(found.indices, alone.indices)

@@ -9,11 +9,9 @@ import pytest
 from support.errors import refused
 
 from shoal.storage.files.digest import digest
-from shoal.storage.graph.induced import Induced
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.arrow_file import record_of
 from shoal.storage.store.hops import hops_bytes, write_hops
-from shoal.storage.store.shard import write_shard
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
 from shoal.storage.store.writer import PROGRESS, Journal
@@ -116,16 +114,6 @@ def test_hops_of_another_shard(store: Store) -> None:
     for first_read in (True, False):
         with refused(path, says="9 rows for a shard of 20"):
             Store(store.path, first_read).hops(KERNEL, 0)
-
-
-def test_neighbours_out_of_bounds(store: Store) -> None:
-    path, clients = store.path / "clients/00002.arrow", list(store.manifest.clients)
-    part = Induced(np.array([29]), np.array([0, 1]), np.array([1]))
-    record = write_shard(path, 2, part, np.zeros(30), np.ones((1, 3), dtype=np.float32))
-    clients[2] = replace(clients[2], file=record)
-    replace(store.manifest, clients=clients).write(store.path)
-    with refused(path, says="a neighbour lies outside rows 0 to 0"):
-        Store(store.path).data(SPLIT, KERNEL, 2)
 
 
 @pytest.fixture
