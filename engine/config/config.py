@@ -128,13 +128,11 @@ UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, Attribut
 def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Reads a config file, or the config of a run folder, and applies overrides.
 
+    Raises ShoalError: one line that names the file or the key.
+
     Args:
-        path: The file or folder.
         overrides: As `key.sub=value`.
         values: By dotted key, plain values; those of a section are laid over it.
-
-    Raises:
-        ShoalError: One line that names the file or the key.
     """
     file = _config_file(path)
     for override in overrides:
@@ -228,11 +226,7 @@ def _reason(error: Exception) -> str:
 
 
 def parse_config(plain: dict[str, Any], where: str) -> Config:
-    """Checks a config given as plain values.
-
-    Raises:
-        ShoalError: One line with the first wrong key.
-    """
+    """Checks a config given as plain values. Raises ShoalError: one line with the first wrong key."""
     try:
         config = Config.model_validate(plain)
     except ValidationError as error:
@@ -286,22 +280,13 @@ def _known(location: Sequence[str | int]) -> str:
             # Without what is done to a value before it is checked.
             section = getattr(section, "__origin__", section)
         names = [known.name for known in fields(section)]
-    wrong = str(location[-1])
-    return f"known here: {', '.join(names)}{did_you_mean_at(wrong, _every_key()) or did_you_mean(wrong, names)}"
-
-
-def _every_key() -> dict[str, Any]:
-    """The keys of all sections, dotted; a class of options has no other form."""
-    sections = {name: field.annotation for name, field in Config.model_fields.items()}
-    return {f"{name}.{key.name}": key.type for name, of in sections.items() if is_dataclass(of) for key in fields(of)}
+    wrong, sections = str(location[-1]), {name: field.annotation for name, field in Config.model_fields.items()}
+    every = [f"{name}.{key.name}" for name, of in sections.items() if is_dataclass(of) for key in fields(of)]
+    return f"known here: {', '.join(names)}{did_you_mean_at(wrong, every) or did_you_mean(wrong, names)}"
 
 
 def require_names(config: Config) -> None:
-    """Refuses a method, model or dataset that there is not; files of the user's own are not looked into.
-
-    Raises:
-        ShoalError: There is none of a name.
-    """
+    """Raises ShoalError: there is no such method, model or dataset; files of the user's own are not looked into."""
     require_method_name(config.algorithm.name)
     for model in config.models():
         require_backbone_name(model.name, config.task)
@@ -313,8 +298,7 @@ def require_names(config: Config) -> None:
 def device_choice(config: Config) -> str:
     """`cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 
-    Raises:
-        ShoalError: The config's device, shares and precision exclude one another.
+    Raises ShoalError: device, shares and precision exclude one another.
     """
     share, device = config.resources.gpus_per_host, config.engine.device
     if device == "auto":

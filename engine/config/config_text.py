@@ -22,19 +22,13 @@ LONGEST_WITH_INTERPOLATION = 1000
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Earlier names of keys: the key of today, in the same section, and of its values those that were renamed, too.
 RENAMED: dict[str, tuple[str, dict[str, str]]] = {
-    "engine.path": (
-        "engine.trainer",
-        {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"},
-    ),
+    "engine.path": ("engine.trainer", {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"})
 }
 _announced: set[str] = set()
 
 
 def with_new_name(key: str, value: Any) -> tuple[str, Any]:
-    """A dotted key and its value, or of a section its mapping, by the names of today.
-
-    Each renamed key is announced on standard error, once in a process.
-    """
+    """A dotted key and its value, or a section, by the names of today; renamed keys are announced once in a process."""
     if isinstance(value, Mapping):
         return key, with_new_keys({key: value})[key]
     if key not in RENAMED:
@@ -48,11 +42,7 @@ def with_new_name(key: str, value: Any) -> tuple[str, Any]:
 
 
 def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
-    """The plain values of a config, those of renamed keys below the keys of today.
-
-    Raises:
-        ValueError: A key is there by both names.
-    """
+    """The plain values of a config by the keys of today. Raises ValueError: a key is there by both names."""
     for old, (new, _) in RENAMED.items():
         section, _, name = old.rpartition(".")
         holder, today = plain.get(section), new.rpartition(".")[2]
@@ -65,12 +55,7 @@ def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def require_small(text: str) -> None:
-    """Refuses YAML that is nested, repeated by aliases, or typed by tags beyond what a config needs.
-
-    Raises:
-        ValueError: It is; says in which line.
-        YAMLError: It is no YAML.
-    """
+    """Raises ValueError: YAML is nested, repeated by aliases, or typed by tags beyond what a config needs."""
     # Of every open collection, and of every anchor: how many values, and how deep.
     opened: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     anchors: dict[str, tuple[int, int]] = {}
@@ -115,13 +100,7 @@ def _require_plain(value: str, line: str) -> None:
 
 
 def require_resolvable(tree: Mapping[Any, Any]) -> None:
-    """Refuses interpolations that name no single value, or one that is an interpolation itself.
-
-    A chain of them could grow without bound, and end nowhere.
-
-    Raises:
-        ValueError: There is one, or a key is no text.
-    """
+    """Raises ValueError: an interpolation names no single value, or an interpolation, which may be endless."""
     for value in _texts(tree):
         for name in INTERPOLATION.findall(value):
             if VARIABLE.fullmatch(name):
@@ -165,11 +144,7 @@ def with_seal(text: str) -> str:
 
 
 def require_as_kept(file: Path) -> None:
-    """Checks the config of a run folder.
-
-    Raises:
-        ShoalError: It was changed, or cannot be read.
-    """
+    """Checks the config of a run folder. Raises ShoalError: it was changed, or cannot be read."""
     try:
         text = file.read_text()
     except FileNotFoundError:

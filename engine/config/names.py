@@ -21,18 +21,10 @@ PLACES = (
 )
 
 
-def user_names(plain: dict[str, Any]) -> list[tuple[str, str]]:
-    """Key and name of all user code in the plain values of a config."""
-    return [(key, holder[last]) for key, holder, last in _places(plain) if is_own(str(holder[last]))]
-
-
 def read_all(plain: dict[str, Any]) -> list[tuple[str, UserCode]]:
-    """All user code in the plain values of a config, read, with the key that names it.
-
-    Raises:
-        ShoalError: A file cannot be read; names the key.
-    """
-    return [(key, read_user_code(key, name)) for key, name in user_names(plain)]
+    """All user code that a config names, with its key. Raises ShoalError: a file cannot be read."""
+    names = [(key, holder[last]) for key, holder, last in _places(plain) if is_own(str(holder[last]))]
+    return [(key, read_user_code(key, name)) for key, name in names]
 
 
 def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:

@@ -19,24 +19,12 @@ from shoal.storage.options.types import is_own
 NUMBERS = 1
 # Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
 NEUTRAL = (
-    "name",
-    "data.root",
-    "data.store",
-    "data.overlay",
-    "data.name",
-    "data.synthetic",
-    "ray",
-    "resources",
-    "run",
-    "engine",
+    *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic"),
+    *("ray", "resources", "run", "engine"),
 )
 # Keys of these sections that change numbers.
 BUT_THESE = (
-    "engine.cell_size",
-    "engine.device",
-    "engine.trainer",
-    "engine.precision",
-    "engine.threads",
+    *("engine.cell_size", "engine.device", "engine.trainer", "engine.precision", "engine.threads"),
     "resources.server_gpus",
 )
 # Callbacks that only record a run; others may end it.
@@ -86,7 +74,6 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     A key that comes new, and stays at its default, changes no name.
 
     Args:
-        plain: A resolved config.
         inputs: Digests of the files that keys name, which replace the values of these keys.
     """
     usual = {**defaults(), **option_defaults(plain["algorithm"]["name"], plain["model"])}

@@ -35,10 +35,8 @@ class Checkpoint:
     """The state that a run continues from.
 
     Attributes:
-        state: The federation after a committed round.
         environment: Of the process that wrote it; see `shoal.engine.messages.environment`.
         inputs: Digests of what the run reads; see `shoal.engine.records.inputs`.
-        metrics: Lines of metrics.jsonl up to this round.
         passed_over: A line for each newer checkpoint that cannot be used.
     """
 
@@ -50,11 +48,7 @@ class Checkpoint:
 
 
 def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Writes a checkpoint under `root`, unless that of its round is there, and removes all but the newest `keep`.
-
-    Raises:
-        ShoalError: The disk is full; older checkpoints are kept.
-    """
+    """Writes a checkpoint below `root` as `write` does, and removes all but the newest `keep`."""
     folder = write(root, checkpoint)
     keep_newest(root, keep)
     return folder
@@ -62,23 +56,27 @@ def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 def keep_newest(root: Path, count: int) -> None:
     """Removes all checkpoints but the newest ones."""
-    keep_only(root, {_round(folder) for folder in _checkpoints(root)[:count]})
+    keep_only(root, rounds_kept(root)[:count])
 
 
 def keep_only(root: Path, rounds: Collection[int]) -> None:
     """Removes the checkpoints of all other rounds."""
-    for old in _checkpoints(root):
-        if _round(old) not in rounds:
-            shutil.rmtree(old, onerror=lambda _, path, error: log.warning("%s: cannot be removed: %s", path, error[1]))
+    for old in rounds_kept(root):
+        if old not in rounds:
+            shutil.rmtree(
+                folder_of(root, old),
+                onerror=lambda _, path, error: log.warning("%s: cannot be removed: %s", path, error[1]),
+            )
+
+
+def folder_of(root: Path, number: int) -> Path:
+    """Folder of the checkpoint of a round."""
+    return root / f"round-{number:06d}"
 
 
 def write(root: Path, checkpoint: Checkpoint) -> Path:
-    """Writes a checkpoint under `root`, unless that of its round is there.
-
-    Raises:
-        ShoalError: The disk is full.
-    """
-    folder = root / f"round-{checkpoint.state.round:06d}"
+    """Writes a checkpoint under `root`, unless that of its round is there. Raises ShoalError: the disk is full."""
+    folder = folder_of(root, checkpoint.state.round)
     if folder.exists():
         return folder
     unfinished = folder.with_name(folder.name + ".unfinished")
@@ -115,46 +113,24 @@ def _to_disk(path: Path) -> None:
         os.close(file)
 
 
-def _checkpoints(root: Path) -> list[Path]:
-    """Finished checkpoints, newest first."""
+def rounds_kept(root: Path) -> list[int]:
+    """Rounds of the checkpoints, readable or not, newest first. Raises ShoalError: the folder cannot be read."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ShoalError(root, f"the checkpoints cannot be read: {error.strerror}") from error
-    numbers = sorted((int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,18}", name)), reverse=True)
-    return [root / f"round-{number:06d}" for number in numbers]
-
-
-def rounds_kept(root: Path) -> list[int]:
-    """Rounds of the checkpoints, readable or not, newest first.
-
-    Raises:
-        ShoalError: The folder is there and cannot be read.
-    """
-    return [_round(folder) for folder in _checkpoints(root)]
+    return sorted((int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,18}", name)), reverse=True)
 
 
 def newest_round(root: Path) -> int:
-    """Round of the newest checkpoint, readable or not; 0 if there is none.
-
-    Raises:
-        ShoalError: The folder is there and cannot be read.
-    """
+    """Round of the newest checkpoint, readable or not; 0 if there is none; errors of `rounds_kept`."""
     return max(rounds_kept(root), default=0)
 
 
-def _round(folder: Path) -> int:
-    return int(folder.name.removeprefix("round-"))
-
-
 def load_newest(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be used; None if there is none at all.
-
-    Raises:
-        ShoalError: There are checkpoints and none can be used; lists the fault of each.
-    """
+    """The newest checkpoint that can be used; None if there is none. Raises ShoalError: not one of them can be used."""
     complaints: list[str] = []
     for number in rounds_kept(root):
         try:
@@ -170,12 +146,8 @@ def load_newest(root: Path) -> Checkpoint | None:
 
 
 def load_round(root: Path, number: int) -> Checkpoint:
-    """The checkpoint of one round.
-
-    Raises:
-        ShoalError: It is not there, or cannot be used.
-    """
-    folder = root / f"round-{number:06d}"
+    """The checkpoint of one round. Raises ShoalError: it is not there, or cannot be used."""
+    folder = folder_of(root, number)
     try:
         return _read(folder)
     except UNUSABLE as error:
@@ -183,11 +155,7 @@ def load_round(root: Path, number: int) -> Checkpoint:
 
 
 def load_last(root: Path, rounds: int) -> Checkpoint:
-    """The checkpoint that a finished run ends with.
-
-    Raises:
-        ShoalError: There is none of its last round, or it cannot be used.
-    """
+    """The checkpoint of a finished run's last round. Raises ShoalError: there is none, or it cannot be used."""
     found = load_newest(root)
     if found is None or found.passed_over or found.state.round != rounds:
         why = found.passed_over[0] if found and found.passed_over else f"{root}: no checkpoint of round {rounds}"
@@ -196,11 +164,7 @@ def load_last(root: Path, rounds: int) -> Checkpoint:
 
 
 def faults(root: Path) -> list[str]:
-    """A line for every checkpoint that cannot be used.
-
-    Raises:
-        ShoalError: The folder is there and cannot be read.
-    """
+    """A line for every checkpoint that cannot be used. Raises ShoalError: the folder is there and cannot be read."""
     found = []
     for number in rounds_kept(root):
         try:
@@ -235,18 +199,8 @@ def _fault(error: Exception) -> str:
 
 
 def set_aside(root: Path, newest: int) -> None:
-    """Renames checkpoints of later rounds, which cannot be used, so that the run may write those rounds again.
-
-    Args:
-        root: Folder of the checkpoints.
-        newest: Round of the newest checkpoint that can be used.
-
-    Raises:
-        ShoalError: One cannot be renamed.
-    """
-    for folder in _checkpoints(root):
-        if _round(folder) <= newest:
-            continue
+    """Renames the checkpoints of rounds after `newest`, which cannot be used, so that these may be written again."""
+    for folder in (folder_of(root, number) for number in rounds_kept(root) if number > newest):
         numbers = (f".unusable{number or ''}" for number in range(10**6))
         aside = next(path for end in numbers if not (path := folder.with_name(folder.name + end)).exists())
         try:
@@ -259,15 +213,7 @@ class BestRounds:
     """Keeps the checkpoint of the best validation round of every scope, and of no other round."""
 
     def __init__(self, run: Path, lines: Sequence[dict[str, Any]]) -> None:
-        """Starts with the metrics of a run; removes checkpoints of rounds that will run again.
-
-        Args:
-            run: The run folder.
-            lines: Its metrics so far.
-
-        Raises:
-            ShoalError: The folder of these checkpoints is there and cannot be read.
-        """
+        """Starts with the metrics of a run; removes the checkpoints of rounds that will run again."""
         self._folder = run / BEST
         self._best: dict[str, tuple[float, int]] = {}
         for line in lines:
@@ -275,15 +221,7 @@ class BestRounds:
         keep_only(self._folder, self._rounds)
 
     def note(self, line: Mapping[str, Any], current: Callable[[], Checkpoint]) -> None:
-        """Writes a checkpoint if a round is the best of a scope so far; then removes those that are best no more.
-
-        Args:
-            line: The metrics of the newest round.
-            current: Its checkpoint; asked for only where it is to be written.
-
-        Raises:
-            ShoalError: It cannot be written; earlier ones are kept.
-        """
+        """Keeps a round that is the best of a scope so far. Raises ShoalError: it cannot be written."""
         if self._compare(line):
             write(self._folder, current())
             keep_only(self._folder, self._rounds)
@@ -304,11 +242,7 @@ class BestRounds:
 
 
 def load_best(run: Path, summary: Mapping[str, Any], scope: str) -> Checkpoint:
-    """The checkpoint of the round with the best validation of a scope.
-
-    Raises:
-        ShoalError: The run has no such scope or kept no such checkpoint, or it cannot be used.
-    """
+    """The checkpoint of a scope's best validation round. Raises ShoalError: there is none, or it cannot be used."""
     scopes = summary["scopes"]
     if scope not in scopes or not scopes[scope]["best"]:
         known = ", ".join(name for name, found in scopes.items() if found["best"])

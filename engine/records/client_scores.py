@@ -24,19 +24,10 @@ class ClientScores:
     """The one writer of a run's file."""
 
     def __init__(self, run: Path) -> None:
-        """Of a run folder."""
         self.path = run / CLIENT_SCORES
 
     def append(self, number: int, columns: Mapping[str, np.ndarray]) -> None:
-        """Adds the scores of a round.
-
-        Args:
-            number: The round.
-            columns: As `shoal.engine.rounds.evaluation` gives them.
-
-        Raises:
-            ShoalError: The file cannot be written: it then is as before.
-        """
+        """Adds the scores of a round. Raises ShoalError: the file cannot be written: it then is as before."""
         if not columns:
             return
         rows = len(next(iter(columns.values())))
@@ -52,17 +43,7 @@ class ClientScores:
             raise cannot_write(self.path, error) from error
 
     def restore(self, evaluated: list[int]) -> str | None:
-        """Cuts off what is behind a checkpoint.
-
-        Args:
-            evaluated: The evaluated rounds up to it, ascending.
-
-        Returns:
-            A warning about missing rounds; None if there are none.
-
-        Raises:
-            ShoalError: The file cannot be written.
-        """
+        """Cuts off what is behind a checkpoint; a warning if rounds of those evaluated, ascending, are missing."""
         kept: list[int] = []
         end = 0
         for batch, after in _batches(self.path):
@@ -102,12 +83,11 @@ def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, int]]:
 def read_client_scores(run: Path) -> pa.Table:
     """The scores of all evaluated rounds of a run, one row for every round, scope, part and client.
 
+    Raises ShoalError: the run kept none, or the file cannot be read.
+
     Returns:
         `round` int32, `scope` and `part` (text: `served`, `test`), `client`, `rows` and `correct` int32, `f1` float64
         (macro-F1), and the metric of the run under its name, float64, if it is not accuracy.
-
-    Raises:
-        ShoalError: The run kept none, or the file cannot be read.
     """
     path = run / CLIENT_SCORES
     try:
@@ -120,11 +100,7 @@ def read_client_scores(run: Path) -> pa.Table:
 
 
 def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
-    """Means over clients of accuracy and macro-F1, by round, scope and part.
-
-    Raises:
-        ShoalError: As for `read_client_scores`.
-    """
+    """Means over clients of accuracy and macro-F1, by round, scope and part; errors of `read_client_scores`."""
     rows = read_client_scores(run).to_pydict()
     places: dict[tuple[int, str, str], list[int]] = {}
     for place, key in enumerate(zip(rows["round"], rows["scope"], rows["part"])):

@@ -21,11 +21,7 @@ TRAINING = "the prepared training nodes"
 
 
 def contents(config: Config) -> dict[str, str]:
-    """A digest for every key of a config that names a file which the run reads, user code for one.
-
-    Raises:
-        ShoalError: A file is missing or cannot be read; names the key.
-    """
+    """Digests of the files, user code for one, that keys of a config name. Raises ShoalError: one cannot be read."""
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
         "data.path": lambda: _of_graphs(data),
@@ -42,11 +38,7 @@ def contents(config: Config) -> dict[str, str]:
 
 
 def pretrained(config: Config) -> dict[str, str]:
-    """Digests of the files that models start from, by the keys that name them.
-
-    Raises:
-        ShoalError: As for `contents`.
-    """
+    """Digests of the files that models start from, by the keys that name them. Raises ShoalError: as for `contents`."""
     models = config.models()
     keys = [f"model.{number}.pretrained" for number in range(len(models))] if len(models) > 1 else ["model.pretrained"]
     return _digests({key: partial(_of_file, model.pretrained) for key, model in zip(keys, models)})
@@ -58,7 +50,7 @@ def _digests(readers: Mapping[str, Callable[[], str | None]]) -> dict[str, str]:
         try:
             content = read()
         except ShoalError as error:
-            raise ShoalError(str(error) if key in str(error) else f"{key}: {error}") from None
+            raise error if key in error.line else ShoalError(key, *error.args) from None
         if content is not None:
             found[key] = content
     return found

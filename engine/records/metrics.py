@@ -26,7 +26,6 @@ class Metrics:
     """The one writer of a run's lines; it also holds them, so that a changed file changes no number."""
 
     def __init__(self, run: Path) -> None:
-        """Of a run folder; begins with no line."""
         self.path = run / METRICS
         self._lines: list[str] = []
 
@@ -41,11 +40,7 @@ class Metrics:
         return "".join(line + "\n" for line in self._lines)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Logs a round.
-
-        Raises:
-            ShoalError: A number is NaN or infinite, or the file cannot be written: it then is as before.
-        """
+        """Logs a round. Raises ShoalError: a number is not finite, or the file cannot be written and is as before."""
         try:
             text = sealed(line)
         except ValueError:
@@ -60,14 +55,7 @@ class Metrics:
         self._lines.append(text)
 
     def restore(self, text: str) -> str | None:
-        """Takes over the lines that a checkpoint holds; later ones are cut off.
-
-        Returns:
-            A warning about a file that does not begin with these lines; None if it does.
-
-        Raises:
-            ShoalError: The file cannot be written.
-        """
+        """Takes over the lines that a checkpoint holds; a warning if the file does not begin with them."""
         self._lines = text.splitlines()
         try:
             found = self.path.read_text(encoding="utf-8", errors="replace")
@@ -78,7 +66,10 @@ class Metrics:
                 self.path, f"cannot be read ({error.strerror}); make it readable, or move it away and use --resume"
             ) from error
         if found != text and not text:
-            _remove(self.path)
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ShoalError(self.path, f"cannot be removed: {error.strerror}; remove it by hand") from error
         elif found != text:
             with replacing(self.path) as unfinished:
                 unfinished.write_text(text)
@@ -88,24 +79,8 @@ class Metrics:
         return f"{self.path}: {fault}; rebuilt from the checkpoint" if text else None
 
 
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ShoalError(path, f"cannot be removed: {error.strerror}; remove it by hand") from error
-
-
 def write_whole(file: int, data: bytes, before: int) -> None:
-    """Writes all of it at the end of a file or, if that fails, nothing.
-
-    Args:
-        file: Its descriptor.
-        data: The bytes.
-        before: Length of the file.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Writes all of it at the end of an open file, whose length is `before`, or nothing if that raises OSError."""
     try:
         while data:
             data = data[os.write(file, data) :]
@@ -133,11 +108,7 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds logged in a run folder; a last line that a kill cut off is skipped.
-
-    Raises:
-        ShoalError: A line was changed, or the file cannot be read.
-    """
+    """The rounds logged, but a last line that a kill cut off. Raises ShoalError: one was changed, or cannot be read."""
     path = run / METRICS
     try:
         text = path.read_bytes()
@@ -161,11 +132,7 @@ RECORDS = "records"
 
 
 def write_records(run: Path, number: int, records: Tree) -> None:
-    """Writes the records of a round.
-
-    Raises:
-        ShoalError: The file cannot be written.
-    """
+    """Writes the records of a round. Raises ShoalError: the file cannot be written."""
     with replacing(run / RECORDS / f"round-{number:06d}.safetensors") as unfinished:
         write_tensors(unfinished, records)
 
@@ -181,8 +148,7 @@ def read_records(run: Path, number: int) -> Tree:
     """Records of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
     clients, and `prototypes` float32 `[P, H]` with `prototype_client` and `prototype_class` int64 `[P]`, if there are.
 
-    Raises:
-        ShoalError: The file is damaged.
+    Raises ShoalError: the file is damaged.
     """
     path = run / RECORDS / f"round-{number:06d}.safetensors"
     try:
@@ -195,9 +161,7 @@ def read_records(run: Path, number: int) -> Tree:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors of any device as they are now, with the file modes that the user's umask says.
 
-    Raises:
-        OSError: It cannot be written; then a part of the file may be there.
-        SafetensorError: The same.
+    Raises OSError: it cannot be written; then a part of the file may be there. Raises SafetensorError: the same.
     """
     # The library makes private files; an empty file has the modes of the umask.
     path.touch()

@@ -1,6 +1,5 @@
 """The folder of a run: resolved config, metrics, checkpoints, summary. Nothing else is needed to resume or redraw."""
 
-import fcntl
 import json
 import logging
 import shutil
@@ -22,24 +21,17 @@ from shoal.engine.records.metrics import METRICS, RECORDS, Metrics, read_metrics
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.disk import locked
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
 # Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
-CHECKPOINTS, LOCK = "checkpoints", ".lock"
+CHECKPOINTS = "checkpoints"
 
 
 def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
-    """`<run.root>/<name>-<8 hex digits>`, by `shoal.engine.config.run_identity.name_digits`.
-
-    Args:
-        config: The run.
-        inputs: As `shoal.engine.records.inputs.contents` gives them, if they were read.
-
-    Raises:
-        ShoalError: Unknown method, or a file cannot be read.
-    """
+    """`<run.root>/<name>-<8 hex digits>`; `inputs` are those of `shoal.engine.records.inputs`, if they were read."""
     digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
     return Path(config.run.root) / f"{config.name}-{digits}"
 
@@ -55,41 +47,14 @@ def started(run: Path) -> bool:
 
 
 class RunFolder:
-    """The one writer of a run folder.
-
-    Attributes:
-        path: The folder.
-        metrics: Its lines.
-        client_scores: The scores of its clients.
-    """
+    """The one writer of a run folder."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder and locks it.
-
-        Raises:
-            ShoalError: Another run is writing it, or it cannot be made or locked.
-        """
+        """Makes and locks the folder. Raises ShoalError: another run is writing it, or it cannot be made or locked."""
         self.path = path
-        self.metrics, self.client_scores = Metrics(self.path), ClientScores(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / LOCK).open("a")
-        except OSError as error:
-            raise ShoalError(
-                self.path, f"cannot be made: {error.strerror}; set run.root to a folder that can be written"
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ShoalError(
-                self.path, "another run of this config is writing here; wait for it or change name or run.root"
-            ) from None
-        except OSError as error:
-            self._lock.close()
-            raise ShoalError(
-                self.path, f"cannot be locked: {error.strerror}; set run.root to a file system with locks"
-            ) from error
+        self.metrics, self.client_scores = Metrics(path), ClientScores(path)
+        busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
+        self._lock = locked(path, "run.root", busy)
         self._log = _Log(self.log, delay=True)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger().addHandler(self._log)
@@ -123,11 +88,7 @@ class RunFolder:
         return started(self.path)
 
     def rounds_logged(self) -> int:
-        """Complete lines of the metrics as they are on disk, readable or not.
-
-        Raises:
-            ShoalError: The file cannot be read.
-        """
+        """Complete lines of the metrics on disk, readable or not. Raises ShoalError: the file cannot be read."""
         try:
             return self.metrics.path.read_bytes().count(b"\n")
         except OSError as error:
@@ -141,11 +102,7 @@ class RunFolder:
             return None
 
     def begin(self, config: Config) -> None:
-        """Writes the resolved config, and the user code that it names.
-
-        Raises:
-            ShoalError: Something cannot be read or written.
-        """
+        """Writes the resolved config and the user code that it names. Raises ShoalError: it cannot."""
         plain = config.plain()
         codes = {code.name: code for _, code in read_all(plain)}
         for code in codes.values():
@@ -163,11 +120,7 @@ class RunFolder:
                 unfinished.write_text(text, encoding="utf-8")
 
     def clear(self) -> None:
-        """Deletes the files of an earlier run, readable or not.
-
-        Raises:
-            ShoalError: Something cannot be removed.
-        """
+        """Deletes the files of an earlier run, readable or not. Raises ShoalError: something cannot be removed."""
         # Opened again by the next line.
         self._log.close()
         try:
@@ -181,11 +134,7 @@ class RunFolder:
             raise ShoalError(error.filename, f"cannot be removed: {error.strerror}; remove it by hand") from error
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary; the run is finished.
-
-        Raises:
-            ShoalError: It cannot be written, or holds NaN.
-        """
+        """Writes the summary; the run is finished. Raises ShoalError: it cannot be written, or holds NaN."""
         try:
             text = sealed(summary, indent=1)
         except ValueError:
@@ -202,11 +151,7 @@ class _Log(logging.FileHandler):
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of a finished run.
-
-    Raises:
-        ShoalError: There is none, or it is not as it was written.
-    """
+    """The summary of a finished run. Raises ShoalError: there is none, or it is not as it was written."""
     path = run / SUMMARY
     try:
         return unsealed(path.read_bytes())
@@ -222,11 +167,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def require_whole_metrics(run: Path) -> None:
-    """Compares the metrics with the rounds of the summary and of the newest checkpoint.
-
-    Raises:
-        ShoalError: Lines are damaged or missing, or the summary is damaged.
-    """
+    """Raises ShoalError: rounds of the summary or of the newest checkpoint are damaged or missing in the metrics."""
     logged = len(read_metrics(run))
     done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
     if logged < done:
@@ -241,10 +182,7 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     """Keys that change numbers and differ between a config and that of a run folder, as `key (old -> new)`.
 
     A key that one of the two does not have is at its default there. Keys of files count by the content of these, see
-    `changed_contents`.
-
-    Raises:
-        ShoalError: The config of the run folder cannot be read.
+    `changed_contents`. Raises ShoalError: the config of the run folder cannot be read.
     """
     path = run / CONFIG
     try:

@@ -10,8 +10,6 @@ from shoal.engine.rounds.scoring import ACCURACY, RANKINGS
 from shoal.storage.store.manifest import Manifest
 
 PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
-
-
 # What the paper of FGGP reports: the mean of so many last evaluations.
 LAST = 5
 
@@ -26,35 +24,20 @@ def metric_of(numbers: Mapping[str, Any]) -> str:
     return next((metric for metric in RANKINGS if metric in numbers), ACCURACY)
 
 
-def chosen(numbers: Mapping[str, Any], scope: str, weighting: str | None = None) -> float | None:
-    """The number by which rounds are chosen: the run's metric; None where it is not defined.
-
-    Args:
-        numbers: Of a part.
-        scope: The scope.
-        weighting: Which one of the metric; None: that of `weighting_of`.
-    """
+def chosen(numbers: Mapping[str, Any], scope: str) -> float | None:
+    """The number by which rounds are chosen, that of the run's metric; None where it is not defined."""
     metric = metric_of(numbers)
     weightings = numbers if metric == ACCURACY else numbers[metric]
-    value: float | None = weightings[weighting or weighting_of(scope)]
+    value: float | None = weightings[weighting_of(scope)]
     return value
 
 
-def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str | None = None) -> dict[str, Any] | None:
-    """The first logged round with the highest validation metric of a scope; None where it is defined in none.
-
-    Args:
-        lines: Of metrics.
-        scope: The scope.
-        weighting: As for `chosen`.
-    """
-    values = {}
-    for place, line in enumerate(lines):
-        numbers = line.get("scopes", {}).get(scope, {}).get("val")
-        value = None if numbers is None else chosen(numbers, scope, weighting)
-        if value is not None:
-            values[place] = value
-    return lines[max(values, key=values.__getitem__)] if values else None
+def best_round(lines: Sequence[dict[str, Any]], scope: str) -> dict[str, Any] | None:
+    """The first logged round with the highest validation metric of a scope; None where it is defined in none."""
+    numbers = [line.get("scopes", {}).get(scope, {}).get("val") for line in lines]
+    values = {place: None if found is None else chosen(found, scope) for place, found in enumerate(numbers)}
+    known = {place: value for place, value in values.items() if value is not None}
+    return lines[max(known, key=known.__getitem__)] if known else None
 
 
 def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
 from shoal.engine.records.metrics import METRICS
-from shoal.engine.records.run_folder import CONFIG, LOCK, finished, read_summary, started
+from shoal.engine.records.run_folder import CONFIG, finished, read_summary, started
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.sweep_folder import SWEEP, figures_of, is_share, is_sweep, read_rows, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.disk import LOCK
 from shoal.storage.store.manifest import NAME as MANIFEST
 from shoal.storage.store.manifest import read_manifest
 

@@ -13,8 +13,7 @@ from shoal.storage.errors import ShoalError
 def replacing(path: Path) -> Iterator[Path]:
     """Gives the path of an unfinished file that takes the place of `path` when the block ends; the folder is made.
 
-    Raises:
-        ShoalError: It cannot be written, because the disk is full for instance; no unfinished file stays behind.
+    Raises ShoalError: it cannot be written; no unfinished file stays behind.
     """
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -35,11 +34,7 @@ def cannot_write(path: Path, error: OSError) -> ShoalError:
 
 
 def present(path: Path) -> bool:
-    """Whether something lies at a path; what cannot be looked at is not taken for missing.
-
-    Raises:
-        ShoalError: The folder cannot be read.
-    """
+    """Whether something lies at a path. Raises ShoalError: its folder cannot be read."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

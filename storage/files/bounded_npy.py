@@ -32,7 +32,6 @@ class Header:
     """Header of an .npy file.
 
     Attributes:
-        shape: Of the array.
         dtype: Of the array, neither of objects nor of records.
         columns_first: It is stored column by column (Fortran order).
         start: Bytes before its first value.
@@ -47,12 +46,10 @@ class Header:
 def read_header(file: BinaryIO, length: int) -> Header:
     """Reads the header of an .npy file, or of a member of an .npz file, from its first byte.
 
-    Args:
-        file: At its beginning.
-        length: Its bytes, header included.
+    Raises ValueError: it is none, holds Python objects or records, or announces other than the bytes that are there.
 
-    Raises:
-        ValueError: It is none, holds Python objects or records, or announces other than the bytes that are there.
+    Args:
+        length: Its bytes, header included.
     """
     version = np.lib.format.read_magic(file)
     if version not in HEADERS:
@@ -75,14 +72,7 @@ def read_header(file: BinaryIO, length: int) -> Header:
 
 
 def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
-    """The array of an .npy file, whole or as a read-only memory map.
-
-    Raises:
-        OSError: It cannot be opened, or is no file.
-        ValueError: As `read_header` does.
-        EOFError: It is empty.
-        MemoryError: It is larger than the free memory.
-    """
+    """The array of an .npy file, whole or as a read-only memory map. Raises what `NOT_READ` names."""
     with open_plain(path) as file:
         if file.read(4) == b"PK\3\4":
             raise ValueError("several arrays; save one with numpy.save")
@@ -113,13 +103,7 @@ def require_free(needed: int) -> None:
 
 @contextmanager
 def open_npz(path: Path) -> Iterator["Npz"]:
-    """Opens an .npz file.
-
-    Raises:
-        OSError: It cannot be opened, or is no file.
-        ValueError: It is no .npz file.
-        zipfile.BadZipFile: It is damaged.
-    """
+    """Opens an .npz file. Raises OSError, ValueError or zipfile.BadZipFile."""
     with open_plain(path) as file:
         if file.read(6) == np.lib.format.MAGIC_PREFIX:
             raise ValueError("one array, not an .npz archive of named arrays")
@@ -131,17 +115,11 @@ class Npz:
     """The arrays of an open .npz file by name; each is bounded before it is read."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
-        """Takes over an open archive."""
         self._archive = archive
         self.names = [name.removesuffix(".npy") for name in archive.namelist()]
 
     def header(self, name: str) -> Header:
-        """Header of a member.
-
-        Raises:
-            KeyError: There is no such array.
-            ValueError: As `read_header` does, or so few bytes cannot hold so many.
-        """
+        """Header of a member. Raises KeyError: there is none; ValueError: its bytes cannot be those of an array."""
         member = self._archive.getinfo(f"{name}.npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name}: compressed as no .npz file is")
@@ -151,13 +129,7 @@ class Npz:
             return read_header(file, member.file_size)  # type: ignore[arg-type]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array of a name.
-
-        Raises:
-            KeyError: There is no such array.
-            ValueError: As `header` does.
-            MemoryError: It is larger than the free memory.
-        """
+        """The array of a name; errors of `header`, and MemoryError: it is larger than the free memory."""
         header = self.header(name)
         require_free(math.prod(header.shape) * header.dtype.itemsize)
         with self._archive.open(f"{name}.npy") as file:
@@ -172,16 +144,9 @@ COMPRESSED = {"csr": sp.csr_array, "csc": sp.csc_array}
 
 
 def matrix_of(npz: Npz, rows: int | None = None) -> Any:
-    """The matrix that `scipy.sparse.save_npz` wrote, CSR, CSC or COO, entry by entry as it lies there.
+    """The CSR, CSC or COO matrix that `scipy.sparse.save_npz` wrote, with so many rows, if they are known.
 
-    Args:
-        npz: The open file.
-        rows: Rows that it must have; None: any number.
-
-    Raises:
-        ValueError: It is no such matrix.
-        KeyError: An array of it is missing.
-        MemoryError: It is larger than the free memory.
+    Raises ValueError or KeyError: it is none; MemoryError: it is larger than the free memory.
     """
     kind = npz["format"].item()
     kind = kind.decode("ascii") if isinstance(kind, bytes) else str(kind)
@@ -197,11 +162,7 @@ def matrix_of(npz: Npz, rows: int | None = None) -> Any:
 
 
 def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A CSR or CSC matrix from its three arrays.
-
-    Raises:
-        ValueError: They do not fit one another, or an index is out of range.
-    """
+    """A CSR or CSC matrix. Raises ValueError: its arrays do not fit one another, or an index is out of range."""
     arrays = _numbers(data), _integers("indices", indices), _integers("indptr", indptr)
     # SciPy leaves out this check of a pointer that ends with 0.
     degrees_of(indptr, indices)
@@ -211,22 +172,14 @@ def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndar
 
 
 def shape_of(values: np.ndarray) -> tuple[int, int]:
-    """Rows and columns.
-
-    Raises:
-        ValueError: Not two numbers from 0 to 2^31 - 1.
-    """
+    """Rows and columns. Raises ValueError: not two numbers from 0 to 2^31 - 1."""
     if values.shape != (2,) or values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= 2**31:
         raise ValueError("shape must be two numbers below 2^31")
     return int(values[0]), int(values[1])
 
 
 def degrees_of(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Entries of every row, `[N]`.
-
-    Raises:
-        ValueError: The row pointer does not fit the entries.
-    """
+    """Entries of every row, `[N]`. Raises ValueError: the row pointer does not fit the entries."""
     pointer = _integers("indptr", indptr)
     if not len(pointer) or pointer[0] != 0 or pointer[-1] != len(indices) or (pointer[1:] < pointer[:-1]).any():
         raise ValueError("the row pointer does not fit the neighbours")

@@ -10,22 +10,14 @@ SEAL = "seal"
 
 
 def sealed(plain: Mapping[str, Any], indent: int | None = None) -> str:
-    """Strict JSON of an object, its seal as the last key.
-
-    Raises:
-        ValueError: A number is NaN or infinite.
-    """
+    """Strict JSON of an object, its seal as the last key. Raises ValueError: a number is NaN or infinite."""
     # Read back, so that a key which is a number has the form in which it will be found.
     kept = json.loads(json.dumps(plain, allow_nan=False))
     return json.dumps({**kept, SEAL: _seal(kept)}, indent=indent, allow_nan=False)
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
-    """The object without its seal.
-
-    Raises:
-        ValueError: Not JSON, no object, or not as it was written.
-    """
+    """The object without its seal. Raises ValueError: not JSON, no object, or not as it was written."""
     try:
         plain = json.loads(text)
     except RecursionError:

@@ -19,11 +19,7 @@ NOTES = "SHOAL_CACHE"
 
 
 def digest(path: Path) -> str:
-    """XXH3-128 of the bytes of a file, in hexadecimal: at the speed of memory, and no protection against malice.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """XXH3-128 of a file, in hexadecimal: at the speed of memory, and no protection against malice. Raises OSError."""
     hasher = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
@@ -40,10 +36,8 @@ def input_digest(path: Path) -> str:
     """The digest of a user's file, read once for every change of it.
 
     A file that has its device, inode, size, time of change and time of change of the inode, which no user can set, has
-    its content. Of large files the digest is noted below `$SHOAL_CACHE`, else `~/.cache/shoal`.
-
-    Raises:
-        ShoalError: The file is missing, no file, or cannot be read.
+    its content. Of large files the digest is noted below `$SHOAL_CACHE`, else `~/.cache/shoal`. Raises ShoalError: the
+    file is missing, no file, or cannot be read.
     """
     try:
         stat = path.stat()

@@ -8,11 +8,7 @@ ROWS = 1 << 18
 
 
 def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """`array[start:stop]`, of a memory map as a copy.
-
-    The copy is read from the file: pages touched through the map would count as memory of this process until
-    the machine runs short of it.
-    """
+    """`array[start:stop]`, of a map read as a copy, as pages touched through a map count as memory of this process."""
     if not isinstance(array, np.memmap) or not array.flags.c_contiguous or array.filename is None:
         return np.asarray(array[start:stop])
     whole = array

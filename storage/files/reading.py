@@ -11,11 +11,7 @@ from shoal.storage.errors import ShoalError
 
 
 def open_plain(path: str | Path) -> BufferedReader:
-    """Opens a file for reading; a pipe or a device, which may never end, is refused.
-
-    Raises:
-        OSError: It cannot be opened, or is no file; `strerror` says why.
-    """
+    """Opens a file. Raises OSError: it cannot be opened, or is a pipe or device, which may never end."""
     # Opening a pipe would wait for its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -30,12 +26,7 @@ def open_plain(path: str | Path) -> BufferedReader:
 
 
 def read_text(path: str | Path, most_bytes: int) -> str:
-    """The text of a small file in UTF-8, with or without a byte order mark.
-
-    Raises:
-        OSError: It cannot be opened, or is no file.
-        ValueError: It is larger, or no text.
-    """
+    """A small text in UTF-8, with or without a byte order mark. Raises OSError; ValueError: it is no such text."""
     with open_plain(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:

@@ -15,17 +15,12 @@ def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -
     """Weights of the edges that `shoal.storage.graph.graph.clean_edges` makes undirected and simple, float32 `[E]`.
 
     An edge that is given more than once, the other way round or again, weighs the same each time. Self loops are taken
-    out with their weights. Weights that are all 1 say nothing: None.
+    out with their weights. Weights that are all 1 say nothing: None. Raises ShoalError: they are of another shape or no
+    numbers, one is not positive and finite in float32, or an edge has two.
 
     Args:
         edge_index: Sources and targets as given, checked, integers `[2, G]`.
         weight: Of every edge as given, numbers `[G]` or `[G, 1]`.
-        nodes: Number of nodes N.
-        where: Name of the weights in errors.
-
-    Raises:
-        ShoalError: They are of another shape or no numbers, one is not positive and finite in float32, or an edge has
-            two.
     """
     given_G = _numbers(weight, edge_index.shape[1], where)
     source, target = (ends.astype(np.int64) for ends in edge_index)
@@ -49,11 +44,7 @@ def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -
 
 
 def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
-    """Weights of edges as given, float32 `[G]`.
-
-    Raises:
-        ShoalError: As `clean_weights`.
-    """
+    """Weights of edges as given, float32 `[G]`. Raises ShoalError: as `clean_weights`."""
     fits = isinstance(weight, np.ndarray) and weight.shape in ((edges,), (edges, 1)) and weight.dtype.kind in "fiub"
     if not fits:
         found = f"{weight.dtype} {list(weight.shape)}"
@@ -70,12 +61,7 @@ def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
 
 
 def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    """Sums of the weights of every node's edges and of its self loop, which weighs 1: float64 `[N]`.
-
-    Args:
-        indptr: Row pointer, integers `[N + 1]`.
-        weight: Of every entry, float32 `[E]`; None: all are 1.
-    """
+    """Degrees with self loops, which weigh 1, float64 `[N]`; `weight` is float32 `[E]`, or None: all are 1."""
     if weight is None:
         return np.diff(indptr) + 1.0
     found = np.ones(len(indptr) - 1)

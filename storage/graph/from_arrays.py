@@ -19,9 +19,7 @@ ALWAYS, MOST = 1024, 1 << 17
 def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
     """Number of classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
 
-    Raises:
-        ShoalError: No item has a label, one is below -1, or there would be more classes than labelled items; names
-            the row.
+    Raises ShoalError: no item has a label, one is below -1, or there are more classes than labelled items.
     """
     labelled = int((y >= 0).sum())
     if not labelled:
@@ -47,8 +45,9 @@ OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_w
 def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
     """A clean graph.
 
+    Raises ShoalError: an array has a wrong shape, type or value; names the array and the first wrong row.
+
     Args:
-        name: Of the graph.
         arrays: `edge_index [2, E]` (integers, one or both directions), `x [N, F]` (numbers, NumPy or SciPy CSR),
             `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
             train, 2 val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (what every column of x
@@ -58,10 +57,6 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
             called, and y may be such names itself (texts; "" is unlabelled). `edge_weight` has a positive number for
             every edge of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`).
         where: Name of each array in error messages.
-        synthetic: Whether the graph was generated and not published.
-
-    Raises:
-        ShoalError: An array has a wrong shape, type or value; names the array and the first wrong row.
     """
     x = _features(arrays["x"], where["x"])
     nodes = x.shape[0]
@@ -113,11 +108,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
 
 
 def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray, where: str) -> None:
-    """Refuses an edge between two graphs.
-
-    Raises:
-        ShoalError: There is one; names the first.
-    """
+    """Refuses an edge between two graphs. Raises ShoalError: there is one; names the first."""
     source = np.repeat(np.arange(len(graph_of)), np.diff(indptr))
     between = np.flatnonzero(graph_of[source] != graph_of[indices])
     if len(between):

@@ -40,18 +40,14 @@ def gathered(
     """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
 
     Files of the whole graph are read front to back, once for every group of clients that fits into memory together.
+    Raises ShoalError: the limit does not hold one client.
 
     Args:
         graph: The whole graph; its arrays may be memory maps, its features a SciPy CSR, or drawn when read.
         assignment: Client of every node, integers `[nodes]`.
-        kept: See `kept_entries`.
-        clients: Numbers of the clients, in the order in which they are given.
         dtype: `float32` or `float16`; a feature that does not fit becomes infinite.
         memory_limit: Bytes to use beside the interpreter, a graph in memory, and blocks of about 50 MB.
         layout: `sparse` for sparse rows, of a graph whose features are in memory.
-
-    Raises:
-        ShoalError: The limit does not hold one client.
     """
     sparse = csr_of(graph.x) if layout == "sparse" else None
     row_bytes = graph.features * np.dtype(dtype).itemsize if sparse is None else OF_SPARSE_ROW
@@ -106,6 +102,13 @@ def _groups(
 
 def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
     """Rows of x for the ids of some clients, read block by block in ascending order."""
+
+    def rows_of(first: int, ids: np.ndarray) -> np.ndarray:
+        if isinstance(x, np.memmap):
+            return read(x, first, min(first + ROWS_A_BLOCK, len(x)))[ids - first]
+        rows = x[ids]
+        return rows.toarray() if sp.issparse(rows) else rows
+
     order = np.argsort(ids)
     ids = ids[order]
     found = np.empty((len(ids), x.shape[1]), dtype=dtype)
@@ -114,7 +117,7 @@ def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
         for number, (low, high) in enumerate(pairwise(cuts)):
             if low < high:
                 with np.errstate(over="ignore"):
-                    found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
+                    found[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
                 advance(int(high - low))
     return found
 
@@ -126,11 +129,3 @@ def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
     with np.errstate(over="ignore"):
         values = rows.data.astype(dtype, copy=False)
     return CsrRows(rows.indptr.astype(np.int32), rows.indices.astype(np.int32, copy=False), values, x.shape[1])
-
-
-def _rows(x: Any, first: int, ids: np.ndarray) -> np.ndarray:
-    """Some rows of one block, ascending."""
-    if isinstance(x, np.memmap):
-        return read(x, first, min(first + ROWS_A_BLOCK, len(x)))[ids - first]
-    rows = x[ids]
-    return rows.toarray() if sp.issparse(rows) else rows

@@ -22,12 +22,7 @@ class Cleaning:
 
 @dataclass(frozen=True)
 class Domain:
-    """One of the concatenated graphs; no edge joins two of them.
-
-    Attributes:
-        name: Of the graph.
-        nodes: Its nodes, which follow those of the domains before it.
-    """
+    """One of the concatenated graphs, whose nodes follow those of the ones before it; no edge joins two of them."""
 
     name: str
     nodes: int
@@ -41,7 +36,6 @@ class Graph:
     another, of these graphs.
 
     Attributes:
-        name: What the dataset is called in a config.
         indptr: Row pointer, int64 `[N + 1]`.
         indices: Neighbours of every node in ascending order, int32 `[E]`; every edge appears both ways.
         x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array.
@@ -49,9 +43,7 @@ class Graph:
         classes: Number of classes C; labels lie in `0..C-1`.
         split: The dataset's own split, int8 `[items]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
         assignment: The dataset's own client of every item, int32 `[items]`; None if it has none.
-        cleaning: What was done to the edges as published.
         synthetic: True if the graph was generated and not published; reported with every result on it.
-        domains: The graphs that it consists of, where there are several.
         vocabulary: What every column of x stands for, texts `[F]`; None if that is not known.
         graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
             two of them. None: this is one graph, and its items are nodes.
@@ -120,26 +112,31 @@ def first_rows(graph_of: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(min(1, len(graph_of)), dtype=np.int64), changes, [len(graph_of)]])
 
 
-def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:
-    """Makes edges undirected and simple: `(indptr int64 [N + 1], indices int32 [E], counts)`.
-
-    Args:
-        edge_index: Sources and targets, any integer type `[2, E]`; an edge may be given one way or both ways.
-        nodes: Number of nodes N.
-        where: File or dataset that an error names.
-
-    Raises:
-        ShoalError: An end of an edge is not a node.
-    """
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
+def require_edges(edge_index: np.ndarray, where: str) -> None:
+    """Raises ShoalError: these are no integers `[2, E]`."""
+    if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
         found = f"{edge_index.dtype} {list(edge_index.shape)}"
         raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
+
+
+def no_node(number: int, nodes: int, where: str) -> ShoalError:
+    """The error for an end of an edge that is no node."""
+    return ShoalError(where, f"edge_index names node {number}, but the {nodes} nodes count from 0")
+
+
+def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:
+    """Makes edges undirected and simple: indptr int64 `[N + 1]`, indices int32 `[E]`, counts.
+
+    Edges are integers `[2, E]`, given one or both ways.
+
+    Raises ShoalError: an end of an edge is not a node.
+    """
+    require_edges(edge_index, where)
     source, target = edge_index
     if edge_index.size:
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= nodes:
-            outside = low if low < 0 else high
-            raise ShoalError(where, f"edge_index names node {outside}, but the {nodes} nodes count from 0")
+            raise no_node(low if low < 0 else high, nodes, where)
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]

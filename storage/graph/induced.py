@@ -37,7 +37,6 @@ def kept_entries(
         indptr: Row pointer of the whole graph, `[N + 1]`; it and `indices` may be memory maps, read front to back.
         indices: Neighbours in the whole graph, int32 `[entries]`.
         assignment: Client of every node, integers `[N]`.
-        block: Entries to read at a time.
     """
     kept = np.zeros(len(indptr) - 1, dtype=np.int32)
     with step("edges inside clients", int(indptr[-1]), "entries") as advance:
@@ -60,7 +59,6 @@ def induced(
         indptr: Row pointer of the whole graph, `[N + 1]`; it and `indices` may be memory maps, read front to back.
         indices: Neighbours in the whole graph, int32 `[entries]`.
         assignment: Client of every node, integers `[N]`.
-        kept: See `kept_entries`.
         clients: Numbers of the clients, in the order in which they are given.
     """
     counts = np.zeros((2, max(int(assignment.max(initial=-1)), *clients, -1) + 1), dtype=np.int64)
@@ -122,12 +120,7 @@ def count_by_client(assignment: np.ndarray, kept: np.ndarray, nodes: np.ndarray,
 
 @numba.njit(cache=True)
 def _number(
-    assignment: np.ndarray,
-    slot: np.ndarray,
-    cursor: np.ndarray,
-    ends: np.ndarray,
-    row_of: np.ndarray,
-    node: np.ndarray,
+    assignment: np.ndarray, slot: np.ndarray, cursor: np.ndarray, ends: np.ndarray, row_of: np.ndarray, node: np.ndarray
 ) -> None:
     """Numbers the nodes of each client in ascending order, and lists them client by client."""
     for v in range(len(assignment)):

@@ -13,15 +13,9 @@ Names = tuple[str, ...]
 def coded_labels(values: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Class of every item, int64 `[items]`, -1 is unlabelled; and the name of every class, texts `[C]`.
 
-    Numbers are in the order of their size, names in that of their letters; -1 and what is empty is no label. Numbers
-    0 … C-1 without a gap are the classes themselves, and have no names.
-
-    Args:
-        values: Texts `[items]`, of numbers or names; None or "" is unlabelled.
-        where: File and column in error messages.
-
-    Raises:
-        ShoalError: No item has a label.
+    Values are texts, or None. Numbers are in the order of their size, names in that of their letters; -1 and what is
+    empty is no label. Numbers 0 … C-1 without a gap are the classes themselves, and have no names. Raises ShoalError:
+    no item has a label.
     """
     texts = np.array(["" if value is None else str(value) for value in values])
     distinct, place = np.unique(texts, return_inverse=True)
@@ -42,15 +36,9 @@ def coded_labels(values: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray
 def joined_labels(
     labels: Sequence[np.ndarray], names: Sequence[Names | None], graphs: Sequence[str]
 ) -> tuple[list[np.ndarray], Names | None]:
-    """Joined labels of graphs: equal names are one class; without names, equal numbers.
+    """Joined labels `[items]` of graphs: equal names are one class; without names, equal numbers.
 
-    Args:
-        labels: Of every graph, int64 `[items]`.
-        names: Of every graph's classes.
-        graphs: What each graph is called, for errors.
-
-    Raises:
-        ShoalError: Classes of some have names, and those of others only numbers.
+    Raises ShoalError: classes of some have names, and those of others only numbers.
     """
     if all(own is None for own in names):
         return list(labels), None

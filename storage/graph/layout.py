@@ -10,15 +10,7 @@ Layout = Literal["dense", "sparse"]
 
 
 def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:
-    """The layout of a store.
-
-    Args:
-        x: Features of the whole graph `[N, F]`: an array, a SciPy CSR, or drawn when read.
-        layout: `dense`, `sparse`, or `auto`: the one in which features in memory are smaller.
-        dataset: Name of the dataset, or of several.
-        path: The graph of dataset `files`, or one for each.
-        dtype: How features are stored.
-    """
+    """The layout of a store; `auto` is the one in which features `[N, F]` are smaller, if they are in memory."""
     smaller = layout == "auto" and may_be_sparse(dataset, path) and is_smaller_sparse(x, dtype)
     return "sparse" if smaller or layout == "sparse" else "dense"
 
@@ -30,11 +22,7 @@ def stored_bytes(x: Any, layout: Layout, dtype: str) -> int:
 
 
 def require_possible(layout: str, dataset: object, path: object) -> None:
-    """Refuses a sparse store of features that are not in memory.
-
-    Raises:
-        ShoalError: It is one.
-    """
+    """Refuses a sparse store of features that are not in memory. Raises ShoalError: it is one."""
     if layout == "sparse" and not may_be_sparse(dataset, path):
         raise ShoalError(
             "data.layout",

@@ -1,11 +1,6 @@
 """Hops of a graph: X, ÃX, Ã²X, … computed once, before any training."""
 
-import warnings
-from typing import Literal
-
 import numpy as np
-import torch
-from torch import Tensor
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import degrees
@@ -14,24 +9,18 @@ from shoal.storage.graph.sparse_hops import next_hop
 from shoal.storage.kernels.spmm import converts_halves, spmm
 from shoal.storage.options.propagation import PropagationOptions
 
+# That are float32 at a time, on a processor that does not convert float16.
+COLUMNS = 256
+
 
 def propagate(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    x: np.ndarray,
-    r: float,
-    out: np.ndarray,
-    path: Literal["numba", "torch"] = "numba",
-    column_block: int = 256,
-    weight: np.ndarray | None = None,
+    indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, r: float, out: np.ndarray, weight: np.ndarray | None = None
 ) -> None:
     """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
 
-    Where edges have weights, they are the entries of A, and a degree is the sum of a row of A + I.
-
-    Beside the arrays given, Shoal's own kernel needs under 50 bytes a node, torch three float32 blocks
-    `[N, column_block]` and four bytes an entry of A. The two differ in the order of their sums. A column's bits
-    depend on no other column, and on no number of threads.
+    Where edges have weights, they are the entries of A, and a degree is the sum of a row of A + I. Beside the arrays
+    given, it needs under 50 bytes a node. A column's bits depend on no other column. Raises ShoalError: a value of the
+    result is too large for a float16 `out`.
 
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
@@ -39,13 +28,7 @@ def propagate(
         x: Features, float32 or float16 `[N, F]`, C-contiguous; may be a read-only memory map.
         r: Exponent of the normalisation, in [0, 1].
         out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
-        path: `numba`, Shoal's kernel on one core (`kernels/spmm.py`), or `torch`, its reference, on torch's threads;
-            also used for float16 on a processor that cannot convert it.
-        column_block: Columns of x that torch works on at a time.
         weight: Entries of A, float32 `[E]`; None: all are 1, and so are the bits of the result.
-
-    Raises:
-        ShoalError: A value of the result is too large for a float16 `out`.
     """
     assert x.shape == out.shape, (x.shape, out.shape)
     assert len(indptr) == len(x) + 1, (len(indptr), len(x))
@@ -54,11 +37,24 @@ def propagate(
         assert array.dtype in (np.float32, np.float16), array.dtype
         assert array.flags.c_contiguous, array.strides
     assert not np.may_share_memory(x, out)
-    sent, received = _scalings(indptr, r, weight)
-    if path == "numba" and (converts_halves() or np.float16 not in (x.dtype, out.dtype)):
-        peak = _by_numba(indptr, indices, x, sent, received, out, weight)
+    sent, received = map(_read_only, _scalings(indptr, r, weight))
+    adjacency = _read_only(indptr), _read_only(indices.astype(np.int32, copy=False))
+    entries = None if weight is None else _read_only(weight)
+
+    def hop(x: np.ndarray, out: np.ndarray) -> float:
+        peak = spmm(*adjacency, _read_only(_numba_view(x)), sent, received, _numba_view(out), entries)
+        return float(np.int32(peak).view(np.float32))
+
+    if converts_halves() or np.float16 not in (x.dtype, out.dtype):
+        peak = hop(x, out)
     else:
-        peak = _by_torch(indptr, indices, x, sent, received, out, column_block, weight)
+        peak = 0.0
+        for start in range(0, x.shape[1], COLUMNS):
+            columns = slice(start, start + COLUMNS)
+            block = np.empty(x[:, columns].shape, dtype=np.float32)
+            peak = max(peak, hop(np.ascontiguousarray(x[:, columns], dtype=np.float32), block))
+            with np.errstate(over="ignore"):
+                out[:, columns] = block
     limit = float(np.finfo(out.dtype).max)
     if out.dtype == np.float16 and peak > limit:
         raise ShoalError("propagation.dtype", f"float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
@@ -97,55 +93,6 @@ def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[
     return sent[neighbours], received[neighbours]
 
 
-def _by_numba(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    x: np.ndarray,
-    sent: np.ndarray,
-    received: np.ndarray,
-    out: np.ndarray,
-    weight: np.ndarray | None,
-) -> float:
-    peak = spmm(
-        _read_only(indptr),
-        _read_only(indices.astype(np.int32, copy=False)),
-        _read_only(_numba_view(x)),
-        _read_only(sent),
-        _read_only(received),
-        _numba_view(out),
-        None if weight is None else _read_only(weight),
-    )
-    return float(np.int32(peak).view(np.float32))
-
-
-def _by_torch(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    x: np.ndarray,
-    sent: np.ndarray,
-    received: np.ndarray,
-    out: np.ndarray,
-    column_block: int,
-    weight: np.ndarray | None,
-) -> float:
-    adjacency = _adjacency(indptr, indices, weight)
-    source, target = _shared(x), torch.from_numpy(out)
-    scale, rescale = _shared(sent)[:, None], _shared(received)[:, None]
-    peak = 0.0
-    for start in range(0, x.shape[1], column_block):
-        columns = slice(start, start + column_block)
-        scaled = torch.empty(source[:, columns].shape)
-        scaled.copy_(source[:, columns]).mul_(scale)
-        # A third faster than `adjacency @ scaled` on one core, and needs no MKL.
-        result = torch.sparse.mm(adjacency, scaled, "sum")
-        result.add_(scaled).mul_(rescale)
-        if target.dtype == torch.float16 and len(result):
-            low, high = result.aminmax()
-            peak = max(peak, -float(low), float(high))
-        target[:, columns] = result
-    return peak
-
-
 def _numba_view(array: np.ndarray) -> np.ndarray:
     """float16 seen as uint16, as numba has no float16; float32 as it is."""
     return array.view(np.uint16) if array.dtype == np.float16 else array
@@ -156,22 +103,3 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _adjacency(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray | None) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            _shared(indptr.astype(np.int32, copy=False)),
-            _shared(indices.astype(np.int32, copy=False)),
-            torch.ones(len(indices)) if weight is None else _shared(weight),
-            size=(len(indptr) - 1, len(indptr) - 1),
-            check_invariants=False,
-        )
-
-
-def _shared(array: np.ndarray) -> Tensor:
-    """A tensor over the memory of an array, without torch's warning that the array may be read-only."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)

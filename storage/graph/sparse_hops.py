@@ -23,7 +23,7 @@ def next_hop(
     """diag(received) (A + I) diag(sent) x, in the layout that is smaller.
 
     Sums are float32 and run over a node itself and then its neighbours, as in `kernels/spmm.py`: zeros that are left
-    out change no sum.
+    out change no sum. Raises ShoalError: a value of the result is too large for float16.
 
     Args:
         indptr: Row pointer of A, int32 `[N + 1]`.
@@ -31,11 +31,7 @@ def next_hop(
         x: Sparse rows `[N, F]`.
         sent: Scaling of what a node sends, float32 `[N]`.
         received: Scaling of what a node receives, float32 `[N]`.
-        dtype: `float32` or `float16`, of the result.
         weight: A's entries, float32 `[E]`; None: ones.
-
-    Raises:
-        ShoalError: A value of the result is too large for float16.
     """
     counts = np.empty(len(x), dtype=np.int64)
     _count(indptr, indices, x.indptr, x.columns, x.features, counts)
@@ -69,12 +65,7 @@ def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True)
 def _count(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    pointer: np.ndarray,
-    columns: np.ndarray,
-    features: int,
-    counts: np.ndarray,
+    indptr: np.ndarray, indices: np.ndarray, pointer: np.ndarray, columns: np.ndarray, features: int, counts: np.ndarray
 ) -> None:
     """Counts the columns that occur in each row of (A + I) x, int64 `[N]`."""
     seen = np.full(features, -1, dtype=np.int32)

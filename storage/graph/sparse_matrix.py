@@ -11,12 +11,7 @@ from torch import Tensor
 
 
 def ranges(starts: Tensor, counts: Tensor) -> Tensor:
-    """Every range's start, start + 1, …, as many as it counts, int64 `[sum of counts]`.
-
-    Args:
-        starts: First number of every range, int64 `[n]`.
-        counts: How many numbers it has, int64 `[n]`.
-    """
+    """Every range's start, start + 1, …, as many as it counts, int64 `[sum of counts]`."""
     places = torch.arange(int(counts.sum()), device=starts.device)
     places += (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
     return places
@@ -74,15 +69,7 @@ class SparseMatrix(FeatureMatrix):
     def of(
         cls, indptr: Any, indices: Any, values: Any, columns: int, transposed: Tensor | None = None
     ) -> "SparseMatrix":
-        """Over arrays or tensors, without a copy.
-
-        Args:
-            indptr: Row starts, int32 `[N + 1]`.
-            indices: Columns, int32 `[E]`, ascending in a row.
-            values: float32 or float16 `[E]`.
-            columns: Width M.
-            transposed: The same numbers as CSR `[M, N]`, where they are known.
-        """
+        """Over arrays or tensors, without a copy: row starts and ascending columns int32, values float32 or float16."""
         return cls(_csr(indptr, indices, values, columns), transposed)
 
     @property

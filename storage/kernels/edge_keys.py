@@ -49,17 +49,9 @@ def as_signed(ends: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True)
 def keys_of(source: np.ndarray, target: np.ndarray, nodes: int, row_bits: int, keys: np.ndarray) -> tuple[int, int]:
-    """Fills `keys` with both keys of every edge that is no loop.
+    """Fills `keys`, uint64 `[2 e]`, with both keys of every edge that is no loop.
 
-    Args:
-        source: Of every edge, int32 or int64 `[e]`.
-        target: Of every edge, as `source`.
-        nodes: Number of nodes.
-        row_bits: See `KeyLayout`.
-        keys: Written, uint64, at least `[2 e]`.
-
-    Returns:
-        How many keys there are, and the number of the first edge with an end that is no node, or -1.
+    Returns how many there are, and the number of the first edge with an end that is no node, or -1.
     """
     count = 0
     for edge in range(len(source)):
@@ -75,11 +67,7 @@ def keys_of(source: np.ndarray, target: np.ndarray, nodes: int, row_bits: int, k
 
 @numba.njit(cache=True)
 def group_by_bucket(keys: np.ndarray, low: np.uint64, shift: np.uint64, buckets: int, out: np.ndarray) -> np.ndarray:
-    """Writes keys to `out` in the order of their bucket, `(key - low) >> shift`, and else in the order they had.
-
-    Returns:
-        Where each bucket begins in `out`, and where the last one ends, int64 `[buckets + 1]`.
-    """
+    """Sorts keys stably by `(key - low) >> shift` into `out`; where each bucket begins and the last ends, int64."""
     starts = np.zeros(buckets + 1, dtype=np.int64)
     for key in keys:
         starts[((key - low) >> shift) + np.uint64(1)] += 1
@@ -125,8 +113,7 @@ def _radix_sorted(keys: np.ndarray, spare: np.ndarray, passes: int, digit_bits: 
 def distinct_pairs(keys: np.ndarray) -> tuple[int, int, int]:
     """Overwrites the front of ascending keys with their distinct pairs.
 
-    Returns:
-        How many pairs there are, how many keys are of a direction that was given, and how many pairs have such a key.
+    Returns how many pairs there are, how many keys are of a direction that was given, and how many pairs have one.
     """
     pairs = given_keys = given_pairs = 0
     last = np.uint64(0)
@@ -145,18 +132,9 @@ def distinct_pairs(keys: np.ndarray) -> tuple[int, int, int]:
 
 @numba.njit(cache=True)
 def row_ends(pairs: np.ndarray, first: int, row: int, target_bits: int, before: int, ends: np.ndarray) -> int:
-    """Fills the row pointer for the ends of rows `row`, `row + 1`, and so on, one a value of `ends`.
+    """Fills `ends`, int64, of rows `row`, `row + 1`, …, from ascending pairs, uint64; gives the first pair behind them.
 
-    Args:
-        pairs: Ascending pairs, uint64.
-        first: Number of the first pair to read.
-        row: Number of the first row.
-        target_bits: See `KeyLayout`.
-        before: Entries of the CSR before pair 0.
-        ends: Written, int64.
-
-    Returns:
-        Number of the first pair of a later row.
+    The CSR has `before` entries before pair 0.
     """
     at = first
     for i in range(len(ends)):

@@ -10,16 +10,7 @@ import os
 import re
 from typing import Annotated, Any, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 # For the decorator of an options class.
@@ -56,7 +47,7 @@ def path_fault(path: str) -> str | None:
     try:
         name = os.fsencode(path)
     except ValueError:
-        return "has a character that no path can have"
+        name = b"\0"
     if b"\0" in name:
         return "has a character that no path can have"
     if len(name) > LONGEST_PATH or max(map(len, name.split(b"/"))) > LONGEST_NAME:

@@ -12,6 +12,7 @@ import numpy as np
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import reopened, to_disk
 from shoal.storage.files.disk import require_disk
+from shoal.storage.graph.graph import no_node, require_edges
 from shoal.storage.kernels.edge_keys import (
     KEY_BYTES,
     KeyLayout,
@@ -57,13 +58,7 @@ class Bucket:
 
 
 def bucket_shift(bits: int, keys: int, capacity: int) -> int:
-    """Trailing bits that do not choose a bucket, such that an average bucket is a quarter full.
-
-    Args:
-        bits: Bits in which the keys differ.
-        keys: Number of keys.
-        capacity: Keys that memory holds.
-    """
+    """Trailing bits that do not choose a bucket, such that an average bucket is a quarter full."""
     buckets = min(MAX_BUCKETS, max(2, 4 * keys // capacity))
     return max(1, bits - (buckets - 1).bit_length())
 
@@ -75,11 +70,7 @@ def buckets_in(folder: Path, low: int, end: int, shift: int) -> list[Bucket]:
 
 
 class BucketWriter:
-    """Open files of successive buckets of one shift.
-
-    Attributes:
-        unsaved: Bytes written since the last `save`.
-    """
+    """Open files of successive buckets of one shift."""
 
     def __init__(self, buckets: list[Bucket], sizes: list[int]) -> None:
         """Opens the files and cuts them to their sizes in bytes at the last save."""
@@ -136,15 +127,11 @@ class Edges:
 def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_limit: int, journal: Journal) -> None:
     """Writes both keys of every edge that is no loop, and notes in the journal that it is done, and the loops.
 
+    Raises ShoalError: an end of an edge is not a node, the number of edges is another one, or the disk is too small.
+
     Args:
         edges: The edges; those that the journal has are not read again.
-        buckets: For all keys of the graph.
-        work: Folder of the CSR in the making.
         memory_limit: Bytes of memory to use; about as many bytes of scratch are written between two journal entries.
-        journal: Its first entry is there.
-
-    Raises:
-        ShoalError: An end of an edge is not a node, the number of edges is another one, or the disk is too small.
     """
     layout = KeyLayout(edges.nodes)
     start: dict[str, Any] = journal.entries[-1] if len(journal.entries) > 1 else {"edges": 0, "loops": 0}
@@ -156,12 +143,13 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
     keys = np.empty(2 * slice_edges, dtype=np.uint64)
     with writer, step(f"{edges.where}: edges", edges.count, "edges", read) as advance:
         for block in edges.blocks(read):
-            _check_form(block, edges.where)
+            require_edges(block, edges.where)
             for first in range(0, block.shape[1], slice_edges):
                 source, target = block[:, first : first + slice_edges]
                 found, wrong = keys_of(as_signed(source), as_signed(target), edges.nodes, layout.row_bits, keys)
                 if wrong >= 0:
-                    _refuse(source[wrong], target[wrong], edges)
+                    outside = next(int(end) for end in (source[wrong], target[wrong]) if not 0 <= end < edges.nodes)
+                    raise no_node(outside, edges.nodes, edges.where)
                 loops += len(source) - found // 2
                 writer.write(keys[:found])
             read += block.shape[1]
@@ -174,26 +162,9 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
     journal.append({"distributed": True, "loops": loops})
 
 
-def _check_form(block: np.ndarray, where: str) -> None:
-    if block.ndim != 2 or len(block) != 2 or block.dtype.kind not in "iu":
-        found = f"{block.dtype} {list(block.shape)}"
-        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
-
-
-def _refuse(source: np.integer, target: np.integer, edges: Edges) -> None:
-    outside = next(int(end) for end in (source, target) if not 0 <= end < edges.nodes)
-    raise ShoalError(edges.where, f"edge_index names node {outside}, but the {edges.nodes} nodes count from 0")
-
-
 @dataclass(frozen=True)
 class Counts:
-    """Counts of the rows written so far.
-
-    Attributes:
-        indices: Entries of the CSR.
-        given: Directed edges that were given, loops left out.
-        distinct: Different ones among those.
-    """
+    """Entries of the CSR so far; directed edges given for them, without loops; different ones among these."""
 
     indices: int = 0
     given: int = 0
@@ -203,18 +174,9 @@ class Counts:
 def buckets_to_rows(
     buckets: list[Bucket], layout: KeyLayout, work: Path, capacity: int, journal: Journal, where: str
 ) -> Counts:
-    """Writes `indptr.npy` and `indices.npy`, and deletes the buckets.
+    """Writes `indptr.npy` and `indices.npy`, from where the journal says, and deletes the buckets.
 
-    Args:
-        buckets: All keys of the graph.
-        layout: How keys hold source and target.
-        work: Folder of the CSR in the making.
-        capacity: Keys that memory holds.
-        journal: Says that all keys are in buckets, and which of these are done.
-        where: File or dataset, for the report of progress.
-
-    Raises:
-        ShoalError: The disk is too small.
+    Raises ShoalError: the disk is too small.
     """
     begin = next(number for number, entry in enumerate(journal.entries) if "distributed" in entry)
     done = journal.entries[begin + 1 :]

@@ -15,21 +15,10 @@ MAX_BLOCK = 1 << 22
 
 
 class CsrWriter:
-    """Row pointer, int64 `[N + 1]`, and neighbours, int32 `[E]`, of a CSR in the making.
-
-    Attributes:
-        entries: Neighbours written so far.
-    """
+    """Row pointer, int64 `[N + 1]`, and neighbours, int32 `[E]`, of a CSR in the making."""
 
     def __init__(self, folder: Path, layout: KeyLayout, entries: int, block: int) -> None:
-        """Opens the files, where they are as a killed process left them.
-
-        Args:
-            folder: Of the two files.
-            layout: How pairs hold source and target.
-            entries: Neighbours in the file that count; the rest is cut off.
-            block: Values of the row pointer that are worked on at a time; at most `MAX_BLOCK`.
-        """
+        """Opens the files after `entries` neighbours; at most `block` row ends are worked on at a time."""
         self.entries = entries
         self._layout, self._block = layout, min(block, MAX_BLOCK)
         self._stack = ExitStack()
@@ -47,13 +36,7 @@ class CsrWriter:
         self._stack.close()
 
     def append(self, pairs: np.ndarray, row: int, end: int) -> None:
-        """Writes rows `row` to `end - 1`; the first of them may be the last one of the call before, continued.
-
-        Args:
-            pairs: Their pairs, ascending uint64; of a row that is continued, the further ones.
-            row: Number of the first row.
-            end: Number after that of the last row.
-        """
+        """Writes rows `row` to `end - 1` of ascending pairs; the first may continue the last row of the call before."""
         self._indptr.seek(HEADER_BYTES + 8 * (row + 1))
         at = 0
         while row < end:

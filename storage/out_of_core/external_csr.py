@@ -40,7 +40,8 @@ def external_csr(
     """Makes edges undirected and simple as `clean_edges` does, with the result on disk.
 
     A killed call goes on where it was, losing the work on about `memory_limit` bytes of scratch, and ends with the same
-    bytes; a finished one is not repeated. Only one process may work on a folder.
+    bytes; a finished one is not repeated. Only one process may work on a folder. Raises ShoalError: an end of an edge
+    is not a node, the number of edges is another one, or the disk is too small.
 
     Args:
         blocks: `blocks(first)` gives the edges from number `first` on, integers `[2, e]` of any block size, in the
@@ -49,13 +50,9 @@ def external_csr(
         edges: Number of edges that the blocks hold, before cleaning.
         folder: Gets the result; scratch of 16 bytes an edge is next to it while this runs.
         memory_limit: Bytes of memory to use, without the given blocks, the interpreter, and memory maps.
-        where: File or dataset that an error names.
 
     Returns:
         Memory maps indptr int64 `[N + 1]` and indices int32 `[E]`, and the counts of `clean_edges`.
-
-    Raises:
-        ShoalError: An end of an edge is not a node, the number of edges is another one, or the disk is too small.
     """
     if not 0 <= nodes < 2**31:
         raise ShoalError(where, f"{nodes} nodes; from 0 to 2^31 - 1 can be numbered")
@@ -70,11 +67,7 @@ def external_csr(
 
 
 def open_csr(folder: Path) -> tuple[np.ndarray, np.ndarray, Cleaning]:
-    """Maps the result of `external_csr`.
-
-    Raises:
-        ShoalError: A file is missing or damaged.
-    """
+    """Maps the result of `external_csr`. Raises ShoalError: a file is missing or damaged."""
     try:
         indptr = np.load(folder / INDPTR, mmap_mode="r", allow_pickle=False)
         # An empty file cannot be mapped.

@@ -34,18 +34,10 @@ def write_rows(
     commit_bytes: int,
     where: str,
 ) -> None:
-    """Writes an array block by block, unless the file exists.
+    """Writes an array block by block, unless the file exists; a kill loses about `commit_bytes`.
 
-    Args:
-        path: The .npy file.
-        shape: Of the whole array.
-        dtype: Of the file; blocks are cast.
-        blocks: `blocks(first)` gives the rows from number `first` on, in blocks of any size.
-        commit_bytes: A kill loses about this much work.
-        where: Source of the blocks, for an error.
-
-    Raises:
-        ShoalError: The blocks hold fewer or more rows than `shape` says, or they do not fit on the disk.
+    `blocks(first)` gives the rows from number `first` on, in blocks of any size, which are cast to `dtype`. Raises
+    ShoalError: there are fewer or more rows than `shape` says, or they do not fit on the disk.
     """
     if path.exists():
         return

@@ -17,6 +17,7 @@ from shoal.storage.graph.rows import CsrRows, Rows
 FORMAT = 1
 # How many columns sparse rows have; their own numbers need not name the last.
 WIDTH = b"width"
+REMAKE = "delete the file and run `shoal prepare` again"
 AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
 
 
@@ -29,20 +30,12 @@ class FileRecord:
 
 
 def record_of(path: Path) -> FileRecord:
-    """The record of a file as it is now.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The record of a file as it is now. Raises OSError: it cannot be read."""
     return FileRecord(path.stat().st_size, digest(path))
 
 
 def require_content(path: Path, record: FileRecord, where: str = "the manifest") -> None:
-    """Reads a whole file, and compares it with its record, which stands in `where`.
-
-    Raises:
-        ShoalError: It is missing, cannot be read, or is not as it was written.
-    """
+    """Compares a whole file with its record in `where`. Raises ShoalError: it is missing, unreadable or has changed."""
     try:
         size = path.stat().st_size
         if size != record.bytes:
@@ -57,11 +50,7 @@ def require_content(path: Path, record: FileRecord, where: str = "the manifest")
 
 
 def require_none(path: Path, faults: Sequence[str]) -> None:
-    """Refuses a file with faults.
-
-    Raises:
-        ShoalError: There is one.
-    """
+    """Refuses a file with faults. Raises ShoalError: there is one."""
     if faults:
         raise ShoalError(path, f"{faults[0]}; {AGAIN}")
 
@@ -87,15 +76,9 @@ def rows_column(x: Rows) -> pa.Array:
 
 
 def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
-    """Writes columns as one record batch; the file appears under its name only when it is complete.
+    """Writes columns as one record batch of a kind (`shard`, `split`, `hops`); the file appears when it is complete.
 
-    Args:
-        path: Where to write; the folder is made.
-        kind: What the file holds (`shard`, `split`, `hops`), checked by `open_file`.
-        columns: Arrow columns of equal length.
-
-    Raises:
-        ShoalError: The file cannot be written, because the disk is full for instance.
+    Raises ShoalError: it cannot be written.
     """
     metadata = {"shoal.kind": kind, "shoal.format": str(FORMAT)}
     schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()], metadata=metadata)
@@ -114,11 +97,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, kind: str, record: FileRecord | None = None) -> None:
-        """Maps a file.
-
-        Raises:
-            ShoalError: The file is missing, cannot be read, is truncated, damaged, or not of this kind and format.
-        """
+        """Maps a file. Raises ShoalError: it is missing, unreadable, damaged, or not of this kind and format."""
         self.path = path
         self._bytes = _mapped(path, record)
         try:
@@ -146,15 +125,13 @@ class MappedFile:
     def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A column of lists: offsets int32 `[N + 1]` and values."""
         column = self._column(name, pa.types.is_list)
-        offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
-        return offsets, self._array(column.values)
+        return self._offsets(column), self._array(column.values)
 
     def structs(self, name: str) -> tuple[np.ndarray, ...]:
         """A column of lists of numbers of different kinds: offsets int32 `[N + 1]`, and the values of each kind."""
         column = self._column(name, lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
-        offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
         kinds = range(column.type.value_type.num_fields)
-        return offsets, *(self._array(column.values.field(number)) for number in kinds)
+        return self._offsets(column), *(self._array(column.values.field(number)) for number in kinds)
 
     def matrix(self, name: str) -> np.ndarray:
         """A column of fixed-size lists: `[N, F]`."""
@@ -162,28 +139,22 @@ class MappedFile:
         return self._array(column.values).reshape(self.rows, column.type.list_size)
 
     def features(self, name: str) -> Rows:
-        """A column of features, dense or sparse: `[N, F]`.
-
-        Raises:
-            ShoalError: It is neither, or the row pointer does not end where the values do.
-        """
+        """A column of features, dense or sparse: `[N, F]`. Raises ShoalError: it is neither, or damaged."""
         if not _is_sparse(self._batch.schema.field(name).type if name in self.names else None):
             return self.matrix(name)
-        lists = self._batch.column(name)
-        indptr = self._view(lists.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
-        columns, values = (self._array(lists.values.field(number)) for number in range(2))
+        indptr, columns, values = self.structs(name)
         if len(indptr) != self.rows + 1 or indptr[0] != 0 or indptr[-1] != len(columns):
-            raise ShoalError(
-                self.path,
-                f"the row pointer of {name!r} does not fit its values; delete the file and run `shoal prepare` again",
-            )
-        width = int(lists.type.value_type.field(0).metadata[WIDTH])
+            raise ShoalError(self.path, f"the row pointer of {name!r} does not fit its values; {REMAKE}")
+        width = int(self._batch.schema.field(name).type.value_type.field(0).metadata[WIDTH])
         return CsrRows(indptr, columns, values, width)
+
+    def _offsets(self, column: pa.ListArray) -> np.ndarray:
+        return self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
 
     def _column(self, name: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
         if name not in self.names or not fits(self._batch.schema.field(name).type):
             found = f"is {self._batch.schema.field(name).type}" if name in self.names else "is missing"
-            raise ShoalError(self.path, f"column {name!r} {found}; delete the file and run `shoal prepare` again")
+            raise ShoalError(self.path, f"column {name!r} {found}; {REMAKE}")
         return self._batch.column(name)
 
     def _array(self, column: pa.Array) -> np.ndarray:
@@ -210,11 +181,7 @@ def _is_sparse(type_: pa.DataType | None) -> bool:
 
 
 def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
-    """The bytes of a file, uint8, in a private map.
-
-    Raises:
-        ShoalError: It is missing, cannot be read or mapped, or has another size than its record says.
-    """
+    """The bytes of a file, uint8, in a private map."""
     import torch  # names of datasets are looked up without it
 
     try:

@@ -15,17 +15,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that a manifest sets for the files of all its clients.
-
-    Attributes:
-        nodes: Nodes of all clients.
-        features: Width F of the features.
-        classes: Number of classes C.
-        layout: How shards keep their features.
-        graphs: Graphs of all clients, where labels are of graphs; None: labels are of nodes, or of pairs of them.
-        pairs: Labels are of pairs of nodes.
-        weighted: Edges have weights.
-    """
+    """Bounds that a manifest sets for the files of all its clients; `graphs` is None where labels are of none."""
 
     nodes: int
     features: int
@@ -105,15 +95,10 @@ def check_labels(label: np.ndarray, classes: int, report: Report) -> None:
         report(f"a label lies outside -1 to {classes - 1}")
 
 
-def check_matrix(name: str, shape: Sequence[int], rows: int, features: int, report: Report) -> None:
-    """Reports a matrix that is not `[rows, features]`."""
-    if tuple(shape) != (rows, features):
-        report(f"{name} is {list(shape)} and not {[rows, features]}")
-
-
 def check_rows(name: str, x: Rows, rows: int, features: int, report: Report) -> None:
     """Reports features that are not `[rows, features]`, and what is wrong with the columns of sparse ones."""
-    check_matrix(name, x.shape, rows, features, report)
+    if x.shape != (rows, features):
+        report(f"{name} is {list(x.shape)} and not {[rows, features]}")
     if not isinstance(x, CsrRows):
         return
     indptr, columns = x.indptr, x.columns

@@ -20,14 +20,7 @@ PASSING_SHARE = 1 / 8
 
 @dataclass
 class _Entry:
-    """Something that is kept.
-
-    Attributes:
-        value: It.
-        bytes: What it takes.
-        writes: How often its tensors had been written to when it came.
-        asked: When it was asked for.
-    """
+    """What is kept, its bytes, how often its tensors had been written to when it came, and when it was asked for."""
 
     value: Any
     bytes: int
@@ -36,12 +29,7 @@ class _Entry:
 
 
 class _Asked(NamedTuple):
-    """Turns of the last requests of an entry.
-
-    Attributes:
-        last: The last turn.
-        before: The last turn before that one; -1: none.
-    """
+    """The last turn in which an entry was asked for, and the one before; -1: none."""
 
     last: int = -1
     before: int = -1
@@ -67,7 +55,6 @@ class Cache:
     """
 
     def __init__(self, limit: int) -> None:
-        """Starts empty."""
         self.limit = limit
         self._ones = torch.ones(0)
         self.clear()
@@ -223,12 +210,7 @@ class OpenViews(Generic[V]):
     """Views by client; the least recently visited are let go, and each can be opened again."""
 
     def __init__(self, open_view: Callable[[int], V], most: int) -> None:
-        """Starts without any.
-
-        Args:
-            open_view: Opens a client's data; called in other threads.
-            most: How many stay open, beside those that are about to be visited.
-        """
+        """`open_view` is called in other threads; `most` views stay open, beside those about to be visited."""
         self._open_view = open_view
         self._most = most
         self._views: OrderedDict[int, V] = OrderedDict()
@@ -237,21 +219,12 @@ class OpenViews(Generic[V]):
         self._touch: Callable[[V], None] = lambda view: None
 
     def plan(self, clients: Sequence[int], touch: Callable[[V], None]) -> None:
-        """Announces who is visited from now on, in this order.
-
-        Args:
-            clients: Clients, each once.
-            touch: Reads from the disk what a client's data is wanted for; called in another thread.
-        """
+        """Announces who is visited from now on; `touch` reads in another thread what is wanted of a client's data."""
         self._next = dict(pairwise(clients))
         self._touch = touch
 
     def get(self, client: int) -> V:
-        """The data of a client; begins to open that of the next one.
-
-        Raises:
-            ShoalError: A file is missing or damaged.
-        """
+        """The data of a client; begins to open that of the next. Raises ShoalError: a file is missing or damaged."""
         if client not in self._views:
             coming = self._coming.pop(client, None)
             self._views[client] = apart(lambda: self._open_view(client)) if coming is None else coming.result()

@@ -29,9 +29,7 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions) -> Pairs:
     because the shares sum to less than one, is an edge of the graph and no item. Shares are rounded as those of nodes.
 
     Args:
-        part: The rows and all edges of the client.
         client: Its number; with `options.split_seed` it keys the random streams.
-        options: The shares and the seed.
     """
     nodes = len(part.node)
     edges = _edges(part)
@@ -50,12 +48,7 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions) -> Pairs:
 
 
 def union_of(nodes: int, clients: Iterable[tuple[np.ndarray, Pairs]]) -> Pairs:
-    """The pairs of all clients that hold the nodes of one graph, with the label and the part that they have there.
-
-    Args:
-        nodes: Rows of the graph.
-        clients: The row in the graph of every row of a client, integers, and the client's pairs.
-    """
+    """The pairs of clients of one graph, labels and parts kept; of each client also the graph's row of its rows."""
     empty = np.empty((0, 2), np.int64), np.empty(0, np.int8), np.empty(0, np.int8)
     every = [empty, *((np.sort(row_of[pairs.ends], axis=1), pairs.label, pairs.part) for row_of, pairs in clients)]
     return _pairs(nodes, *(np.concatenate(arrays) for arrays in zip(*every)))
@@ -73,16 +66,7 @@ def without_held_out(part: Induced, pairs: Pairs) -> Induced:
 
 
 def require_room(client: int, entries: int, limit: int) -> None:
-    """Refuses to draw the pairs of a client that would need more memory than there is.
-
-    Args:
-        client: Its number.
-        entries: Directed entries of its graph.
-        limit: Bytes.
-
-    Raises:
-        ShoalError: It would.
-    """
+    """Refuses to draw the pairs of a client that would need more memory than there is. Raises ShoalError: it would."""
     needed = OF_EDGE * (entries // 2)
     if needed > limit:
         raise ShoalError(

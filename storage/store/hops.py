@@ -21,10 +21,8 @@ from shoal.storage.store.split import Split
 def write_hops(path: Path, shard: Shard, propagation: PropagationOptions) -> FileRecord:
     """Propagates the features of a shard and writes hop 1 to K, one column `[N, F]` each.
 
-    A hop of sparse features is sparse where that is smaller.
-
-    Raises:
-        ShoalError: The disk is full, or a value does not fit `propagation.dtype`.
+    A hop of sparse features is sparse where that is smaller. Raises ShoalError: the disk is full, or a value does not
+    fit `propagation.dtype`.
     """
     columns = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
     if propagation.rows == "labelled":
@@ -65,17 +63,9 @@ def open_hops(
     record: FileRecord | None = None,
     limits: Limits | None = None,
 ) -> MappedFile:
-    """Maps the hops of a shard.
+    """Maps the hops of a shard; with limits, every byte, the columns and rows and edges of labelled nodes are checked.
 
-    Args:
-        path: The file.
-        nodes: Rows of the shard.
-        kernel: The hops that it should hold.
-        record: What the manifest says of the file.
-        limits: Given, every byte, the columns, and the rows and edges of labelled nodes are checked first.
-
-    Raises:
-        ShoalError: The file is missing, damaged, or of another shard or kernel.
+    Raises ShoalError: the file is missing, damaged, or of another shard or kernel.
     """
     if limits is not None and record is not None:
         require_content(path, record)
@@ -106,10 +96,7 @@ def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, li
 
 
 def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[Rows]]:
-    """Graph of a client with `rows: labelled`: its labelled nodes, their neighbours, and the edges among them.
-
-    Hops are those of the whole shard; degrees and neighbours are those inside.
-    """
+    """Labelled nodes of a client, their neighbours, edges and degrees among them, and the hops of the whole shard."""
     row = file.primitive("row")
     indptr, indices = file.lists("neighbors")
     x, *further = (file.features(name) for name in file.names if name.startswith("hop"))

@@ -25,12 +25,9 @@ class ClientRecord:
     """Counts of a client's shard, known without opening it.
 
     Attributes:
-        client: Number of the client.
-        nodes: Rows of the shard.
         entries: Directed entries of its adjacency.
         labelled: Items with a label.
         classes: Number of labelled items of every class, `[C]`.
-        file: Size and checksum of the shard.
         graphs: Graphs in the shard, where labels are of graphs; None: they are of nodes, or of pairs of them.
         pairs: Pairs in the shard, where labels are of pairs of nodes.
     """
@@ -52,13 +49,10 @@ class ClientRecord:
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """Training, validation and test items of every client, and what no client can learn from it.
+    """What a split gives every client.
 
-    Attributes:
-        counts: `[clients][3]` items that train, validate, test.
-        without_training: Clients without a training item.
-        unreachable: Test items whose class has no training item at their client, over all clients.
-        files: Size and checksum of the split of every client.
+    `counts` are `[clients][3]` items that train, validate, test; `unreachable` test items of classes without a training
+    item at their client.
     """
 
     counts: list[list[int]]
@@ -72,7 +66,6 @@ class DomainRecord:
     """A graph that some clients of a store come from.
 
     Attributes:
-        name: Of the graph.
         nodes: Nodes of the whole graph, with those that no client holds.
         clients: The first of its clients, and how many there are, in the order of their numbers.
     """
@@ -97,26 +90,16 @@ class Manifest:
 
     Attributes:
         identity: What this store was made from (dataset and partition), compared with a config.
-        name: Name of the dataset.
-        synthetic: True if the graph was generated and not published.
         nodes: Nodes of the graph, or of all graphs.
-        features: Width F of the features.
-        classes: Number of classes C.
-        dtype: How features are stored.
-        cleaning: What was done to the edges as published.
         quality: Cut, balance, skew of the partition.
-        clients: One record a client, by number.
         splits: Finished splits by name.
         hops: Finished hop features: a record a client, by kernel name.
-        provenance: Versions and date.
         published: Digest of every published file of the dataset, by its path below the data root.
         layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
         feature_values: Values that all shards keep of sparse features; 0 for dense ones.
-        domains: The graphs that clients come from, where there are several.
         graphs: Graphs of the dataset, where labels are of graphs; None: they are of nodes, or of pairs of them.
         pairs: Pairs of all clients, where labels are of pairs of nodes.
         label_names: What every class is called; None: classes are numbers.
-        weighted: Edges have weights.
     """
 
     identity: dict[str, Any]
@@ -170,15 +153,7 @@ class Manifest:
         return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
 
     def content(self, split: str, propagation: str | None) -> str:
-        """32 digits of all that a run reads of the store: two stores with the same give the same run.
-
-        Args:
-            split: Name of the run's split.
-            kernel: Name of its hops; None: it uses the features only.
-
-        Raises:
-            KeyError: The split or the hops were not prepared.
-        """
+        """32 digits of all that a run reads of a store; `propagation` is None for a run without hops."""
         read = {
             "identity": self.identity,
             "nodes": self.nodes,
@@ -196,23 +171,10 @@ class Manifest:
         return text_digest(json.dumps(read, sort_keys=True))
 
     def write(self, store: Path) -> None:
-        """Writes the manifest atomically, with its seal.
-
-        Raises:
-            ShoalError: The disk is full.
-        """
-        fields = asdict(self)
+        """Writes the manifest atomically, with its seal. Raises ShoalError: the disk is full."""
+        fields = _plain(self)
         if self.layout == "dense":
-            # As they were written before there were sparse ones.
             del fields["layout"], fields["feature_values"]
-        if not self.domains:
-            del fields["domains"]
-        if self.label_names is None:
-            del fields["label_names"]
-        if not self.weighted:
-            del fields["weighted"]
-        # As they were written before items were anything but nodes.
-        _without_none(fields)
         fields["clients"] = [_plain(client) for client in self.clients]
         with replacing(store / NAME) as unfinished:
             unfinished.write_text(sealed({"format": FORMAT, **fields}, indent=1))
@@ -223,26 +185,17 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
     return next(count for count in (pairs, graphs, nodes) if count is not None)
 
 
-def _plain(client: ClientRecord) -> dict[str, Any]:
+# Keys that came later: they are written only where they say more than this.
+USUAL: dict[str, object] = {"domains": [], "label_names": None, "weighted": False, "graphs": None, "pairs": None}
+
+
+def _plain(record: "ClientRecord | Manifest") -> dict[str, Any]:
     """The fields of a record as they are written."""
-    fields = asdict(client)
-    _without_none(fields)
-    return fields
-
-
-def _without_none(fields: dict[str, Any]) -> None:
-    """Graphs and pairs are named only where these have labels."""
-    for name in ("graphs", "pairs"):
-        if fields[name] is None:
-            del fields[name]
+    return {key: value for key, value in asdict(record).items() if key not in USUAL or value != USUAL[key]}
 
 
 def read_manifest(store: Path) -> Manifest:
-    """Reads the manifest of a store.
-
-    Raises:
-        ShoalError: There is none, it cannot be read, is not as it was written, or is of another version.
-    """
+    """Reads the manifest of a store. Raises ShoalError: it is missing, unreadable, damaged, or of another version."""
     path = store / NAME
     try:
         text = path.read_bytes()

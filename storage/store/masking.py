@@ -28,7 +28,7 @@ def masks(shares: Mapping[str, Any]) -> str:
 
 
 def without_edges(part: Induced, sparsity: Sparsity) -> Induced:
-    """The same rows, and the edges that are not masked. Takes no memory beside the row pointer: `part` is used up."""
+    """The same rows, and the edges that are not masked. Takes no memory but a row pointer: `part` is used up."""
     if not sparsity.edges:
         return part
     indptr = _keep_edges(key_of(sparsity.seed, "edges"), sparsity.edges, part.node, part.indptr, part.indices)
@@ -36,13 +36,7 @@ def without_edges(part: Induced, sparsity: Sparsity) -> Induced:
 
 
 def without_features(x: Rows, node: np.ndarray, sparsity: Sparsity) -> Rows:
-    """Features `[N, F]` with masked values zero, or left out of sparse ones; dense ones are changed in place.
-
-    Args:
-        x: The features.
-        node: Global id of every row, int64 `[N]`.
-        sparsity: What is masked.
-    """
+    """Features `[N, F]` of nodes, int64 `[N]`, masked values zero, in place, or left out of sparse ones."""
     if not sparsity.features:
         return x
     key, share = key_of(sparsity.seed, "features"), sparsity.features
@@ -56,13 +50,7 @@ def without_features(x: Rows, node: np.ndarray, sparsity: Sparsity) -> Rows:
 
 
 def without_labels(split: Split, item: np.ndarray, sparsity: Sparsity) -> Split:
-    """A split with fewer training items.
-
-    Args:
-        split: Of one client.
-        item: Global number of every item of its shard, int64 `[items]`.
-        sparsity: What is masked.
-    """
+    """A split with fewer training items; `item` is the global number of every item of the shard, int64 `[items]`."""
     # The small constant keeps 0.29 * 100 from becoming 28.
     masked = int(sparsity.labels * len(split.train) + 1e-9)
     order = np.argsort(_bits(key_of(sparsity.seed, "labels"), item[split.train]), kind="stable")

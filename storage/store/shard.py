@@ -14,7 +14,7 @@ from shoal.storage.graph.induced import Induced, breadth_first
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import FileRecord, MappedFile, require_content, require_none
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content, require_none
 from shoal.storage.store.bounds import (
     Limits,
     check_adjacency,
@@ -36,7 +36,6 @@ class Shard:
     Where items are pairs of nodes, its edges are those that are not held out.
 
     Attributes:
-        client: Number of the client.
         node: Global id of every row, int64 `[N]`.
         label: Label of every row, int32 `[N]`; -1 is unlabelled; that of its graph, where labels are of graphs; -1
             where they are of pairs.
@@ -68,11 +67,7 @@ class Shard:
 
     @cached_property
     def graph_ptr(self) -> np.ndarray:
-        """First row of every graph and the end of the last, int64 `[G + 1]`; graphs of nodes have none.
-
-        Raises:
-            ValueError: Items are no graphs.
-        """
+        """First row of every graph and the end of the last, int64 `[G + 1]`. Raises ValueError: items are no graphs."""
         if self.graph is None:
             raise ValueError(f"client {self.client}: its items are {self.kind}, and it holds one graph")
         return first_rows(self.graph)
@@ -97,11 +92,7 @@ class Shard:
 
     @property
     def item(self) -> np.ndarray:
-        """Global number of every item, int64 `[items]`: of rows that of their node, or that of every graph.
-
-        Raises:
-            ValueError: Items are pairs, which have none.
-        """
+        """Global number of every item, node or graph, int64 `[items]`. Raises ValueError: items are pairs."""
         if self.pairs is not None:
             raise ValueError(f"client {self.client}: its items are pairs of nodes, which have no numbers")
         return self.node if self.graph is None else self.graph[self.graph_ptr[:-1]]
@@ -126,9 +117,10 @@ def write_shard(
 ) -> FileRecord:
     """Writes one client's shard.
 
+    Raises ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
+    disk is full.
+
     Args:
-        path: File to write.
-        client: Number of the client, for errors.
         part: The client's rows and induced edges.
         label: Label of every node of the whole graph, `[nodes]`.
         x: Features of the client's rows, float32 or float16 `[N, F]`, dense or sparse; infinity stands for one too
@@ -136,10 +128,6 @@ def write_shard(
         graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
         pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
         edge_weight: Weights of the edges of `part`, float32 `[E]`, where they have any.
-
-    Raises:
-        ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
-            disk is full.
     """
     if len(part.indices) >= MAX_ENTRIES:
         raise ShoalError(
@@ -175,7 +163,6 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
     reveals nothing of the other nodes and their edges. In memory are 5 bytes for each entry of the shard.
 
     Args:
-        shard: All nodes of the client.
         train: Rows of its training nodes, `[n]`.
 
     Returns:
@@ -195,18 +182,7 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
 def write_training_shard(
     path: Path, part: Induced, label: np.ndarray, x: Rows, edge_weight: np.ndarray | None = None
 ) -> FileRecord:
-    """Writes some nodes of a client, of which a shard was made, as a shard of their own.
-
-    Args:
-        path: File to write.
-        part: The nodes, and the edges among them.
-        label: Label of every node of `part`, `[N]`.
-        x: Their features as they are stored, `[N, F]`, dense or sparse.
-        edge_weight: As for `write_shard`.
-
-    Raises:
-        ShoalError: The disk is full.
-    """
+    """Writes some nodes, their labels `[N]` and stored features `[N, F]`. Raises ShoalError: the disk is full."""
     return arrow_file.write(path, "shard", _columns(part, label, x, edge_weight))
 
 
@@ -231,32 +207,19 @@ def weights_column(part: Induced, edge_weight: np.ndarray | None) -> dict[str, p
 
 
 def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
-    """Weights of the edges of a mapped shard, or part of one, float32 `[E]`; None where they have none.
-
-    Raises:
-        ShoalError: They are of other edges than the neighbours.
-    """
+    """Weights of edges, float32 `[E]`; None: there are none. Raises ShoalError: they are of other edges."""
     if "weights" not in file.names:
         return None
     starts, weight = file.lists("weights")
     if weight.dtype != np.float32 or not np.array_equal(starts, indptr):
-        raise ShoalError(
-            file.path, "the weights do not fit the neighbours; delete the file and run `shoal prepare` again"
-        )
+        raise ShoalError(file.path, f"the weights do not fit the neighbours; {REMAKE}")
     return weight
 
 
 def open_shard(path: Path, client: int, record: FileRecord | None = None, limits: Limits | None = None) -> Shard:
-    """Maps a shard and checks size, columns and the ends of the row pointer.
+    """Maps a shard; with limits, every byte and every number but the features is checked first.
 
-    Args:
-        path: The file.
-        client: Number of the client.
-        record: What the manifest says of the file.
-        limits: Given, every byte and every number but the features is checked first.
-
-    Raises:
-        ShoalError: The file is missing, damaged, or another kind of file.
+    Raises ShoalError: the file is missing, damaged, or another kind of file.
     """
     if limits is not None:
         if record is not None:
@@ -289,9 +252,7 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
     file = MappedFile(path, "shard", record)
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
-        raise ShoalError(
-            path, "the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
-        )
+        raise ShoalError(path, f"the row pointer does not fit the neighbours; {REMAKE}")
     graph = file.primitive("graph") if "graph" in file.names else None
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
     x, weight = file.features("x"), weights_of(file, indptr)

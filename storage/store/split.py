@@ -11,7 +11,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import FileRecord, MappedFile, require_content, require_none
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content, require_none
 from shoal.storage.store.bounds import check_parts
 
 PARTS = ("train", "val", "test")
@@ -37,7 +37,6 @@ def random_split(label: np.ndarray, item: np.ndarray, client: int, options: Spli
         label: Label of every item, `[items]`; -1 is unlabelled.
         item: Global number of every item, `[items]`.
         client: Number of the client; with `options.split_seed` it keys the random stream.
-        options: Split `stratified` or `per_client`, and the shares.
     """
     rng = np.random.default_rng([options.split_seed, client])
     by_id = np.argsort(item, kind="stable")
@@ -81,24 +80,17 @@ def write_split(path: Path, split: Split) -> FileRecord:
 
 
 def open_split(path: Path, items: int, record: FileRecord | None = None, whole: bool = False) -> Split:
-    """Maps a split and checks that its rows lie in the shard.
+    """Maps a split; with `whole`, every byte is checked, and that parts are ascending and share no row.
 
-    Args:
-        path: The file.
-        items: Rows of the shard, or its graphs.
-        record: What the manifest says of the file.
-        whole: Check every byte, that rows are ascending, and that no two parts share one.
-
-    Raises:
-        ShoalError: The file is missing, damaged, or of another shard.
+    Raises ShoalError: the file is missing, damaged, or of another shard.
     """
     if whole and record is not None:
         require_content(path, record)
     offsets, rows = MappedFile(path, "split", record).lists("rows")
     if len(offsets) != 4 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
-        raise ShoalError(path, "not three parts; delete the file and run `shoal prepare` again")
+        raise ShoalError(path, f"not three parts; {REMAKE}")
     if len(rows) and (rows.min() < 0 or rows.max() >= items):
-        raise ShoalError(path, "rows outside the shard; delete the file and run `shoal prepare` again")
+        raise ShoalError(path, f"rows outside the shard; {REMAKE}")
     parts = [rows[offsets[i] : offsets[i + 1]] for i in range(3)]
     if whole:
         faults: list[str] = []

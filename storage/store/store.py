@@ -8,7 +8,7 @@ from typing import TypeVar
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
-from shoal.storage.store.arrow_file import FileRecord, MappedFile
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.hops import only_labelled, open_hops
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
@@ -47,19 +47,14 @@ def stores_below(store: Path) -> list[Path]:
 
 
 class Store:
-    """A finished store, opened for reading; every file is checked when it is opened for the first time."""
+    """A finished store, opened for reading.
+
+    All that open a file of it raise ShoalError: it was not prepared, there is no such client, or it is missing or
+    damaged.
+    """
 
     def __init__(self, path: Path, first_read: bool = True, manifest: Manifest | None = None) -> None:
-        """Reads the manifest.
-
-        Args:
-            path: Folder of the store.
-            first_read: Check every byte and every index of a file at its first opening; else only its size and form.
-            manifest: The manifest, where it is known.
-
-        Raises:
-            ShoalError: There is no finished store, or one of another version.
-        """
+        """Reads the manifest; `first_read`: each file is checked byte by byte when it is first opened."""
         self.path = path
         self.manifest = read_manifest(path) if manifest is None else manifest
         self._first_read = first_read
@@ -71,45 +66,25 @@ class Store:
         return len(self.manifest.clients)
 
     def whole(self) -> "Store":
-        """The same nodes as one client that keeps every edge (made for centralised training).
-
-        Raises:
-            ShoalError: It was not prepared.
-        """
+        """The same nodes as one client that keeps every edge (made for centralised training)."""
         return Store(self.path / WHOLE)
 
     def domain_graphs(self) -> "Store":
-        """The graphs that clients come from, each whole and with all its edges: client d is that of domain d.
-
-        Raises:
-            ShoalError: They were not prepared.
-        """
+        """The graphs that clients come from, each whole and with all its edges: client d is that of domain d."""
         return Store(self.path / DOMAINS, self._first_read)
 
     def training(self, split: str) -> "Store":
-        """The same clients with the training nodes of a split alone, and what these alone make of edges and hops.
-
-        Raises:
-            ShoalError: It was not prepared.
-        """
+        """The same clients with the training nodes of a split alone, and what these alone make of edges and hops."""
         return Store(self.path / training_path(split), self._first_read)
 
     def shard(self, client: int) -> Shard:
-        """Maps a client's shard.
-
-        Raises:
-            ShoalError: No such client, or its file is missing or damaged.
-        """
+        """Maps a client's shard."""
         self._require(client)
         path, record = self.path / shard_path(client), self.manifest.clients[client].file
         return self._open(path, lambda limits: open_shard(path, client, record, limits))
 
     def split(self, name: str, client: int) -> Split:
-        """Maps a client's split.
-
-        Raises:
-            ShoalError: The split was not prepared, there is no such client, or its file is missing or damaged.
-        """
+        """Maps a client's split."""
         if name not in self.manifest.splits:
             raise ShoalError(self.path, f"no split {name!r}; run `shoal prepare` on the config")
         self._require(client)
@@ -118,39 +93,25 @@ class Store:
         return self._open(path, lambda limits: open_split(path, items, record, limits is not None))
 
     def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
-        """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.
-
-        Raises:
-            ShoalError: Something was not prepared, there is no such client, or a file is missing or damaged.
-        """
+        """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep."""
         shard, rows = self.shard(client), self.split(split, client)
         if propagation is None:
             return shard, rows, []
         file = self.hops_file(propagation, client)
-        return (
-            only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(propagation, client))
-        )
+        if "row" in file.names:
+            return only_labelled(file, shard, rows)
+        return shard, rows, self.hops(propagation, client)
 
     def hops(self, propagation: str, client: int) -> list[Rows]:
-        """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse.
-
-        Raises:
-            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
-        """
+        """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse."""
         file = self.hops_file(propagation, client)
         nodes = self.manifest.clients[client].nodes
         if file.rows != nodes:
-            raise ShoalError(
-                file.path, f"{file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
-            )
+            raise ShoalError(file.path, f"{file.rows} rows for a shard of {nodes}; {REMAKE}")
         return [file.features(name) for name in file.names]
 
     def hops_file(self, propagation: str, client: int) -> MappedFile:
-        """Maps a client's hops as they are stored, of all rows or of labelled ones.
-
-        Raises:
-            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
-        """
+        """Maps a client's hops as they are stored, of all rows or of labelled ones."""
         if propagation not in self.manifest.hops:
             raise ShoalError(self.path, f"no hops {propagation!r}; run `shoal prepare` on the config")
         self._require(client)

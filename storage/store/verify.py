@@ -14,15 +14,7 @@ OF_A_STORE = (NAME, PROGRESS, ".lock")
 
 
 def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
-    """Reads every byte of a store: its journal, all files that manifest or journal name, and the bounds of indices.
-
-    Args:
-        store: The store to check; its manifest was checked when it was opened.
-        step: Called once a file, for a progress bar.
-
-    Returns:
-        One line for each fault; empty if there is none.
-    """
+    """A line for each fault of any byte of a store, journal or bound of indices; calls `step` once a file."""
     faults: list[str] = []
     for check in _checks(store, faults):
         try:

@@ -38,9 +38,6 @@ class View:
     """The data of one client.
 
     Attributes:
-        client: Number of the client.
-        classes: Number of classes C of the whole federation.
-        nodes: Rows N of the shard.
         items: What has a label each: rows, the graphs of the shard, or pairs of rows.
         graph_ptr: First row of every graph and the end of the last, int64 `[G + 1]`; None: items are no graphs.
         device: Where its tensors are, except those documented as in the map.
@@ -63,13 +60,9 @@ class View:
 
         Args:
             key: Different for every view that shares the cache.
-            shard: The client's graph.
-            split: Its rows.
             hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse.
-            classes: Number of classes C.
             cache: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
-            propagation: Of the hops.
         """
         self.client = shard.client
         self.classes = classes
@@ -100,8 +93,8 @@ class View:
     def written(self) -> str | None:
         """Name of the data that a method wrote to since it was opened; None: it wrote to none.
 
-        Torch counts the writes into a tensor. Of features and hops the numbers of one row are compared as well, which
-        sees whole arrays that were overwritten behind torch's back.
+        Torch counts writes into a tensor. Of features and hops the numbers of one row are compared, too, which sees
+        arrays that were overwritten behind torch's back.
         """
         named = {"train": self.train, "val": self.val, "test": self.test, "graph_ptr": self.graph_ptr}
         named |= {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
@@ -131,13 +124,6 @@ class View:
         start = int(starts[self._row])
         return [starts[self._row : self._row + 2].numpy(), *(part[start : start + 16].numpy() for part in parts)]
 
-    def _hop(self, k: int) -> StoredFeatures:
-        """Memory-mapped hop k; marks it for the write check."""
-        if k not in self._samples:
-            sample = self._sample(k)
-            self._samples[k] = sample, _bytes_of(sample)
-        return self._hops[k]
-
     @property
     def items_are_rows(self) -> bool:
         """Whether what is predicted are the nodes themselves, so that their edges are those of items."""
@@ -151,11 +137,14 @@ class View:
     @property
     def x(self) -> StoredFeatures:
         """Features as stored, in the map, float32 or float16 `[N, F]`, dense or sparse."""
-        return self._hop(0)
+        return self.hop(0)
 
     def hop(self, k: int) -> StoredFeatures:
         """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x."""
-        return self._hop(k)
+        if k not in self._samples:
+            sample = self._sample(k)
+            self._samples[k] = sample, _bytes_of(sample)
+        return self._hops[k]
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> StoredFeatures:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
@@ -178,11 +167,13 @@ class View:
 
     def whole(self, k: int) -> StoredFeatures:
         """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the cache keeps."""
-        hop = self._hop(k)
+        hop = self.hop(k)
         if isinstance(hop, Tensor):
             return self.block(k).float()
         if self.device.type != "cpu":
-            found: SparseMatrix = self.cache(("whole", k), lambda: self._copy(k).prepared())
+            copy = self._on_device_if_it_fits(k)
+            assert isinstance(copy, SparseMatrix)
+            found: SparseMatrix = self.cache(("whole", k), lambda: copy.to(self.device).float().prepared())
             return found
         # Columns stay in the map, which shall end with the view.
         values, transposed = self.cache(("whole", k), lambda: _apart_of_the_map(hop))
@@ -191,15 +182,9 @@ class View:
         indptr, indices, _ = hop.parts()
         return SparseMatrix.of(indptr, indices, values, self.features, transposed)
 
-    def _copy(self, k: int) -> SparseMatrix:
-        """A sparse hop on the device, float32."""
-        copy = self._on_device_if_it_fits(k)
-        assert isinstance(copy, SparseMatrix)
-        return copy.to(self.device).float()
-
     def _on_device_if_it_fits(self, k: int) -> StoredFeatures:
         """Hop k on the device if it is there or fits, else in the map."""
-        hop = self._hop(k)
+        hop = self.hop(k)
         if self.device.type == "cpu":
             return hop
         self._used.add(("hop", k))
@@ -235,13 +220,7 @@ class View:
         return ranges(first, self.graph_ptr[items + 1] - first)
 
     def touch(self, hops: Sequence[int], training: bool, edges: bool = False) -> None:
-        """Brings pages of the map into memory before they are needed, by reading a value of each; makes `train_label`.
-
-        Args:
-            hops: Numbers of hops.
-            training: Their training rows only.
-            edges: Also the adjacency.
-        """
+        """Brings pages of hops, of their training rows alone, or of the adjacency into memory; makes `train_label`."""
         _ = self.train_label
         for k in hops:
             touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
@@ -278,10 +257,7 @@ class View:
 
     @property
     def adjacency(self) -> Tensor:
-        """A without self loops: float32 CSR `[N, N]` with int32 indices; zero-copy on the processor.
-
-        Its values are ones, or the weights of edges.
-        """
+        """A without self loops: float32 CSR `[N, N]`, int32 indices, of ones or weights; zero-copy on the processor."""
         if self.device.type != "cpu":
             return self.cache("adjacency", self._adjacency)
         # No entry of the cache: the map of the shard stays open as long as this does, and shall end with the view.
@@ -298,10 +274,10 @@ class View:
     @property
     def degree(self) -> Tensor:
         """Degree with self loop, float32 `[N]`: the sum of its edges' weights and 1, where edges have weights."""
-        return self.cache("degree", self._degree)
-
-    def _degree(self) -> Tensor:
-        return torch.from_numpy(degrees(self._shard.indptr, self._shard.edge_weight)).float().to(self.device)
+        shard = self._shard
+        return self.cache(
+            "degree", lambda: torch.from_numpy(degrees(shard.indptr, shard.edge_weight)).float().to(self.device)
+        )
 
     def smooth(self, y_NC: Tensor) -> Tensor:
         """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
@@ -316,12 +292,7 @@ class View:
         return out
 
     def cache(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed.
-
-        Args:
-            key: Name of the entry for this client.
-            build: Makes it: a tensor or a tuple of tensors.
-        """
+        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed."""
         self._used.add(key)
         return self._cache.get((self._key, key), lambda: self._build(build))
 
@@ -366,13 +337,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
-    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product.
-
-    Args:
-        adjacency: A, float32 CSR.
-        degree_N: Degrees with self loop, float32.
-        y_NC: float32.
-    """
+    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product."""
     root_N1 = degree_N.rsqrt()[:, None]
     scaled_NC = root_N1 * y_NC
     return root_N1 * (torch.sparse.mm(adjacency, scaled_NC) + scaled_NC)

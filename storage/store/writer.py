@@ -16,22 +16,10 @@ AGAIN = "delete the folder it lies in, and it is made again"
 
 
 class Journal:
-    """A file of finished work; a line counts once it is complete and on disk.
-
-    Attributes:
-        entries: All complete lines, oldest first.
-    """
+    """A file of finished work; a line counts once it is complete and on disk."""
 
     def __init__(self, path: Path, way_out: str = AGAIN) -> None:
-        """Reads what is there; the end of a line that a kill cut off is removed from the file.
-
-        Args:
-            path: The file; it need not exist.
-            way_out: What to do about a damaged one.
-
-        Raises:
-            ShoalError: The file is damaged, or cannot be read or cut.
-        """
+        """Reads what is there, and removes a torn line. Raises ShoalError: it cannot, or a line is damaged."""
         self._path = path
         self.entries, torn = read_journal(path, way_out)
         if torn:
@@ -41,11 +29,7 @@ class Journal:
                 raise cannot_write(path, error) from error
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Adds a line; the work that it records must already be on disk.
-
-        Raises:
-            ShoalError: The line cannot be written.
-        """
+        """Adds a line, after what it records is on disk. Raises ShoalError: it cannot be written."""
         try:
             with self._path.open("a") as file:
                 file.write(sealed(entry) + "\n")
@@ -57,11 +41,7 @@ class Journal:
 
 
 def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines of a journal, oldest first, and the bytes of a line that a kill cut off.
-
-    Raises:
-        ShoalError: A line is not as it was written, or the file cannot be read.
-    """
+    """The complete lines of a journal, oldest first, and the bytes of a torn one. Raises ShoalError: it is damaged."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -85,20 +65,14 @@ WAY_OUT = "delete it and run `shoal prepare` again, which makes again what the m
 class StoreWriter:
     """The one writer of a store folder.
 
-    Every finished file is noted in `progress.jsonl` with its checksum, after the file itself is on disk; a later
-    prepare of the same identity finds it there and does not make it again, if it still is what was written.
+    Every finished file is noted in `progress.jsonl` with its checksum; a later prepare of the same identity does not
+    make it again, if it still is what was written.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], say: Callable[[str], None] = lambda line: None) -> None:
-        """Reads the journal of an interrupted prepare, if there is one.
+        """Reads the journal of an interrupted prepare; `say` gets a line on a file that changed and is made again.
 
-        Args:
-            path: Folder of the store.
-            identity: What the store is made from.
-            say: Called with a line on a finished file that has changed and is made again.
-
-        Raises:
-            ShoalError: The folder holds an unfinished store of another identity, or its journal is damaged.
+        Raises ShoalError: the folder holds an unfinished store of another identity, or its journal is damaged.
         """
         self.path = path
         self._say = say
@@ -115,12 +89,7 @@ class StoreWriter:
             )
 
     def once(self, relative: Path, write: Callable[[Path], FileRecord]) -> FileRecord:
-        """Writes a file unless an earlier prepare finished it.
-
-        Args:
-            relative: Path inside the store.
-            write: Writes the file at the full path and returns its record.
-        """
+        """Writes a file unless an earlier prepare finished it."""
         record = self.finished(relative)
         if record is None:
             record = write(self.path / relative)
@@ -162,11 +131,7 @@ class StoreWriter:
 
 
 def noted_files(store: Path) -> dict[Path, FileRecord]:
-    """The files that the journal of a store names, by their path in it; none where there is no journal.
-
-    Raises:
-        ShoalError: The journal is damaged.
-    """
+    """The files that the journal of a store names, if there is one. Raises ShoalError: it is damaged."""
     entries, _ = read_journal(store / PROGRESS, WAY_OUT)
     return {Path(path): record for path, record in _records(store / PROGRESS, entries).items()}
 

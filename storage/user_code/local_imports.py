@@ -18,18 +18,9 @@ TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, str]:
-    """The texts of all modules beside a file that it imports, and of those that they import in turn.
+    """Texts of the modules beside a file that it imports, and of those that these import, by dotted name.
 
-    Args:
-        file: The user's file.
-        source: Its text.
-        key: Of the config, that names it.
-
-    Returns:
-        Texts by dotted name; that of a package ends in `.__init__`.
-
-    Raises:
-        ShoalError: A module beside the file cannot be read.
+    That of a package ends in `.__init__`. Raises ShoalError: one cannot be read.
     """
     texts: dict[str, str] = {}
     waiting = [("", source)]
@@ -82,31 +73,17 @@ def _read(place: Path, key: str) -> tuple[bool, str] | None:
 
 
 class LocalModules:
-    """Imports modules from texts for one file, under names that no other file has.
-
-    Attributes:
-        files: Where the texts lay.
-    """
+    """Imports modules from texts for one file, under names that no other file has."""
 
     def __init__(self, name: str, folder: Path, texts: Mapping[str, str]) -> None:
-        """Imports nothing yet.
-
-        Args:
-            name: Of the file's module; those of its helpers lie below it.
-            folder: Where they lay, for errors and tracebacks.
-            texts: By dotted name, as `collect` gives them.
-        """
+        """Imports nothing yet; `name` is that of the file's module, and those of its helpers lie below it."""
         self._name, self._folder, self._texts = name, folder, texts
         self.files = frozenset(map(self._file, texts))
         for old in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
             del sys.modules[old]
 
     def run(self, file: str, source: str) -> ModuleType:
-        """The file's own module, its text run.
-
-        Raises:
-            BaseException: Whatever the text raises.
-        """
+        """The file's own module, its text run. Raises BaseException: whatever the text raises."""
         module = self._module(self._name, file, "")
         exec(compiled(source, file), module.__dict__)
         return module

@@ -22,15 +22,8 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 def spec_of(cls: type, folder: Path) -> str:
     """Name of a class in a config: `my_file.py:Name`.
 
-    A class of a file is that of its file. Of one that was defined in a notebook, a file is written with its text and
-    all that it uses of the notebook: imports, functions, classes, and plain values.
-
-    Args:
-        cls: The class.
-        folder: Where such a file is written, in a folder named by its content.
-
-    Raises:
-        ShoalError: There is no text of it, or it uses what no text can hold.
+    Of a class of a notebook, a file is written in `folder` with its text and all that it uses: imports, functions,
+    classes, and plain values. Raises ShoalError: there is no text of it, or it uses what no text can hold.
     """
     name, module = cls.__name__, sys.modules.get(cls.__module__)
     if cls.__qualname__ != name:

@@ -15,17 +15,9 @@ NO_TYPE = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation)
 
 
 def field_values(cls: type, options: Mapping[str, Any], section: str, name: str, where: str) -> dict[str, Any]:
-    """The values of options, as the types of the fields; one that is left out is not among them.
+    """The values of options as the types of the fields of a dataclass; `section` precedes an option in errors.
 
-    Args:
-        cls: A dataclass; its fields that are no parameters of the constructor are no options.
-        options: As written.
-        section: What stands before an option in an error, as `algorithm.`.
-        name: What an error calls the class.
-        where: Its file and line.
-
-    Raises:
-        ShoalError: An option is unknown or of a wrong type, a default is, or a type cannot be found.
+    Raises ShoalError: an option is unknown or of a wrong type, a default is, or a type cannot be found.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     try:

@@ -25,7 +25,6 @@ class UserCode:
 
     Attributes:
         name: `my_file.py:Name`.
-        source: Text of the file.
         helpers: Texts of the modules beside it that it imports, by dotted name (see `beside.collect`).
     """
 
@@ -54,11 +53,7 @@ class UserCode:
         return frozenset({self.file, *(str(Path(self.file).parent / path) for path in map(path_of, self.helpers))})
 
     def load(self) -> Any:
-        """Object that the file defines under the name; the file runs once in a process.
-
-        Raises:
-            ShoalError: The file fails or ends the process, or has no such class; names the line.
-        """
+        """The object of that name; the file runs once a process. Raises ShoalError: it fails, or has no such class."""
         return _loaded(self.name, self.source, tuple(sorted(self.helpers.items())))
 
     @property
@@ -72,14 +67,7 @@ class UserCode:
 
     @contextmanager
     def at_work(self, key: str) -> Iterator[None]:
-        """Inside of the block this code runs; whatever it raises becomes one line that names its file and line.
-
-        Args:
-            key: Of the config, that names the code.
-
-        Raises:
-            ShoalError: It failed, or called `sys.exit`; has the traceback as its detail.
-        """
+        """What code in the block raises becomes a ShoalError with its file and line, and the traceback as detail."""
         try:
             yield
         except ShoalError:
@@ -105,15 +93,7 @@ def path_of(module: str) -> Path:
 
 
 def read_user_code(key: str, name: str) -> UserCode:
-    """Reads a user's file, and what it imports beside it: hosts on other machines need not see them.
-
-    Args:
-        key: Of the config, that names the code.
-        name: `my_file.py:Name`.
-
-    Raises:
-        ShoalError: A file cannot be read.
-    """
+    """A user's file, and what it imports beside it, as hosts may not see them. Raises ShoalError: one is unreadable."""
     file = name.rpartition(":")[0]
     try:
         source = read_text(file, LARGEST_SOURCE)
@@ -135,11 +115,7 @@ def _loaded(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any
 
 
 def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
-    """Runs a user's file and takes a class out of it.
-
-    Raises:
-        ShoalError: The file fails or ends the process; names the line in it, or in the helper that fails.
-    """
+    """A class of a user's file, which is run. Raises ShoalError: it fails, with the line; or it has no such class."""
     try:
         module = beside.run(file, source)
     except BaseException as error:

@@ -1,9 +1,6 @@
 import pickle
 from pathlib import Path
 
-import pytest
-from support.errors import refused
-
 from shoal.storage.errors import ShoalError
 
 
@@ -13,29 +10,6 @@ def test_error_with_a_file_and_a_key_names_both() -> None:
     assert (error.file, error.key, error.detail) == (Path("a.yaml"), "data.path", "a traceback")
 
 
-def test_error_without_a_place_names_none() -> None:
-    error = ShoalError("data.path: one text")
-    assert (error.places, error.file, error.key) == ((), None, None)
-
-
 def test_error_from_another_process_keeps_its_places() -> None:
     error = pickle.loads(pickle.dumps(ShoalError(Path("a.arrow"), "damaged", detail="there")))
     assert (error.line, error.file, error.detail) == ("a.arrow: damaged", Path("a.arrow"), "there")
-
-
-@pytest.mark.parametrize(
-    "places", [("key",), ("b.yaml", "key"), (Path("a.yaml"), "other"), ("x", Path("a.yaml"), "key")]
-)
-def test_refused_at_another_place_fails(places: tuple[object, ...]) -> None:
-    raised = ShoalError(Path("a.yaml"), "key", "wrong")
-    if places == ("key",):
-        with refused(*places):
-            raise raised
-        return
-    with pytest.raises(AssertionError, match="expected an error at"), refused(*places):
-        raise raised
-
-
-def test_refused_for_another_reason_fails() -> None:
-    with pytest.raises(AssertionError, match="expected 'right'"), refused("key", says="right"):
-        raise ShoalError("key", "wrong")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from support.errors import refused
 
 from shoal.algorithms.models.build import backbone
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
@@ -14,7 +15,6 @@ from shoal.engine.config.config import load_config, require_names
 from shoal.partition.methods.options import Methods
 from shoal.partition.partitioning import METHODS
 from shoal.storage.datasets.registry import record
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import DATASETS
 
 QUICKSTART = "configs/quickstart.yaml"
@@ -58,21 +58,18 @@ def test_known_names_equal_the_registries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "key", "says"),
     [
-        ("algorithm=fedavgg", "algorithm.name: 'fedavgg' is unknown; .*did you mean 'fedavg'"),
-        ("model.name=star", "model.name: star reads codes of small graphs"),
-        ("model.name=saage", "model.name: there is no 'saage'; .*did you mean 'sage'"),
-        (
-            "data.dataset=[digits,pubmd] partition.clients=[3,3]",
-            "data.dataset: unknown dataset 'pubmd'; .*did you mean 'pubmed'",
-        ),
-        ("data.dataset=OGBG-molpcba", "data.dataset: ogbg-molpcba has 128 labels a graph"),
-        ("data.dataset=ogbg-molesol", "data.dataset: ogbg-molesol has numbers and no classes for labels"),
+        ("algorithm=fedavgg", "algorithm.name", "did you mean 'fedavg'"),
+        ("model.name=star", "model.name", "star reads codes of small graphs"),
+        ("model.name=saage", "model.name", "did you mean 'sage'"),
+        ("data.dataset=[digits,pubmd] partition.clients=[3,3]", "data.dataset", "did you mean 'pubmed'"),
+        ("data.dataset=OGBG-molpcba", "data.dataset", "ogbg-molpcba has 128 labels a graph"),
+        ("data.dataset=ogbg-molesol", "data.dataset", "ogbg-molesol has numbers"),
     ],
 )
-def test_a_wrong_name_is_refused(overrides: str, said: str) -> None:
-    with pytest.raises(ShoalError, match=said):
+def test_a_wrong_name_is_refused(overrides: str, key: str, says: str) -> None:
+    with refused(key, says=says):
         require_names(load_config(QUICKSTART, overrides.split()))
 
 

@@ -2,124 +2,53 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.recorded_defaults import RECORDED, REMEDY, all_defaults
 
-from shoal.engine.config.config import parse_config
+from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.config.run_identity import (
     NUMBERS,
     changes_numbers,
     defaults,
-    fingerprint_of,
     flatten,
     identity_keys,
     name_digits,
 )
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.records.run_folder import run_path
 
 PLAIN: dict[str, Any] = {"name": "keys", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
-VALUES = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
-NAMES = st.text("abc", min_size=1, max_size=3)
-TREES = st.recursive(
-    st.dictionaries(NAMES, VALUES, min_size=1, max_size=3),
-    lambda inner: st.dictionaries(NAMES, st.one_of(VALUES, inner), min_size=1, max_size=3),
-    max_leaves=8,
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        (
+            True,
+            "seed rounds data.dataset data.path data.split_seed partition.clients model.hidden model.0.name train.lr "
+            "algorithm.name participation.trace evaluation.every evaluation.domains engine.cell_size engine.device "
+            "engine.trainer engine.precision engine.threads resources.server_gpus names data.rooted engines runs.root",
+        ),
+        (
+            False,
+            "name data.root data.store ray.address run.root run.keep run.max_seconds engine.backend engine.hosts "
+            "engine.retries engine.memory_limit engine.cell_timeout engine.on_client_error engine.verify "
+            "resources.cpus_per_host resources.gpus_per_host resources.server_cpus",
+        ),
+    ],
+    ids=["numbers", "none"],
 )
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "seed", "rounds", "data.dataset", "data.path", "data.split_seed", "partition.clients", "model.hidden",
-        "model.0.name", "train.lr", "algorithm.name", "participation.trace", "evaluation.every", "evaluation.domains",
-        "engine.cell_size", "engine.device", "engine.trainer", "engine.precision", "engine.threads",
-        "resources.server_gpus", "names", "data.rooted", "engines", "runs.root",
-    ],
-)  # fmt: skip
-def test_these_change_numbers(key: str) -> None:
-    assert changes_numbers(key)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "name", "data.root", "data.store", "ray.address", "run.root", "run.keep", "run.max_seconds", "engine.backend",
-        "engine.hosts", "engine.retries", "engine.memory_limit", "engine.cell_timeout", "engine.on_client_error",
-        "engine.verify",
-        "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_cpus",
-    ],
-)  # fmt: skip
-def test_these_change_none(key: str) -> None:
-    assert not changes_numbers(key)
-
-
-@given(TREES)
-def test_dotted_keys_lead_to_the_values(tree: dict[str, Any]) -> None:
-    flat = flatten(tree)
-    leaves = 0
-    stack: list[Any] = [tree]
-    while stack:
-        for value in stack.pop().values():
-            if isinstance(value, dict) and value:
-                stack.append(value)
-            else:
-                leaves += 1
-    assert len(flat) == leaves
-    for key, value in flat.items():
-        found: Any = tree
-        for name in key.split("."):
-            found = found[name]
-        assert found == value
-
-
-def test_an_empty_section_is_a_value() -> None:
-    assert flatten({"a": {}, "b": {"c": {}}}) == {"a": {}, "b.c": {}}
+def test_keys_that_change_numbers(changes: bool, keys: str) -> None:
+    assert [key for key in keys.split() if changes_numbers(key) != changes] == []
+    assert flatten({"a": {}, "b": {"c": {}, "d": {"e": [1]}}}) == {"a": {}, "b.c": {}, "b.d.e": [1]}
 
 
 def named(keys: dict[str, Any] | None = None, inputs: dict[str, str] | None = None) -> str:
     return name_digits(parse_config({**PLAIN, **(keys or {})}, "test").plain(), inputs or {})
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"seed": 0},
-        {"task": "node"},
-        {"model": {"name": "gamlp", "pretrained": None}},
-        {"resources": {"server_gpus": 0.0, "gpus_per_host": 1.0}},
-        {"evaluation": {"domains": True, "metric": "accuracy"}},
-        {"data": {"dataset": "sbm", "sparsity": {"edges": 0.0}, "inductive": False}},
-        {"callbacks": ["csv", "wandb"]},
-        {"engine": {"hosts": 7}},
-        {"algorithm": {"name": "fedavg", "weight": "nodes"}},
-        {"model": {"name": "gamlp", "hidden": 64}},
-    ],
-)
-def test_name_digits_keys_at_their_defaults_change_nothing(keys: dict[str, Any]) -> None:
-    assert named(keys) == named()
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"seed": 1},
-        {"model": {"name": "gamlp", "hidden": 3}},
-        {"model": [{"name": "gcn"}, {"name": "sgc"}]},
-        {"resources": {"server_gpus": 0.25}},
-        {"evaluation": {"domains": False}},
-        {"data": {"dataset": "sbm", "sparsity": {"edges": 0.5}}},
-        {"data": {"dataset": "sbm", "inductive": True}},
-        {"data": {"dataset": "digits"}},
-        {"train": {"schedule": {"name": "StepLR", "step_size": 2}}},
-        {"algorithm": {"name": "fedavg", "weight": "train"}},
-        {"callbacks": [{"name": "early_stopping", "patience": 3}]},
-    ],
-)
-def test_name_digits_other_values_change_the_name(keys: dict[str, Any]) -> None:
-    assert named(keys) != named()
 
 
 def test_name_digits_equal_a_hash_by_hand() -> None:
@@ -148,10 +77,96 @@ def test_recorded_defaults_are_those_of_today() -> None:
     assert recorded == {"numbers": NUMBERS, "defaults": now}, f"NUMBERS or a new key is not recorded: {REMEDY}"
 
 
-def test_the_digits_follow_from_the_values_in_any_order() -> None:
-    values = {"b": [1, 2], "a": None}
-    text = '{"a": null, "b": [1, 2]}'
-    assert json.loads(text) == values
-    expected = hashlib.sha256(text.encode()).hexdigest()[:8]
-    assert fingerprint_of(values) == fingerprint_of(dict(reversed(values.items()))) == expected
-    assert fingerprint_of({**values, "a": 0}) != expected
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"seed": 0},
+        {"task": "node"},
+        {"model": {"name": "gamlp", "pretrained": None}},
+        {"resources": {"server_gpus": 0.0, "gpus_per_host": 1.0}},
+        {"evaluation": {"domains": True, "metric": "accuracy"}},
+        {"data": {"dataset": "sbm", "sparsity": {"edges": 0.0}, "inductive": False}},
+        {"callbacks": ["csv", "wandb"]},
+        {"engine": {"hosts": 7}},
+        {"algorithm": {"name": "fedavg", "weight": "nodes"}},
+        {"model": {"name": "gamlp", "hidden": 64}},
+    ],
+)
+def test_name_digits_keys_at_their_defaults_change_nothing(keys: dict[str, Any]) -> None:
+    assert named(keys) == named()
+
+
+def test_name_digits_other_values_change_the_name() -> None:
+    others: list[dict[str, Any]] = [
+        {},
+        {"seed": 1},
+        {"model": {"name": "gamlp", "hidden": 3}},
+        {"model": [{"name": "gcn"}, {"name": "sgc"}]},
+        {"resources": {"server_gpus": 0.25}},
+        {"evaluation": {"domains": False}},
+        {"data": {"dataset": "sbm", "sparsity": {"edges": 0.5}}},
+        {"data": {"dataset": "sbm", "inductive": True}},
+        {"data": {"dataset": "digits"}},
+        {"train": {"schedule": {"name": "StepLR", "step_size": 2}}},
+        {"algorithm": {"name": "fedavg", "weight": "train"}},
+        {"callbacks": [{"name": "early_stopping", "patience": 3}]},
+    ]
+    assert len({named(keys) for keys in others}) == len(others)
+
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+# Config, overrides; store, split, hops: those of `BY_DEFAULT`, where they are left out.
+BY_DEFAULT = ("stratified-20-40-40-seed0", "r0.5-k3-float32")
+PER_CLIENT = ("per_client-20-40-40-seed0", "r0.5-k3-float32")
+NAMES = [
+    ("cora", "", "cora-louvain10-c4c76723", PER_CLIENT),
+    ("pubmed", "", "pubmed-louvain10-d9a63476", PER_CLIENT),
+    ("quickstart", "", "digits-louvain10-9f9415de", BY_DEFAULT),
+    ("sbm-200", "", "sbm-metis200-309ef85f", BY_DEFAULT),
+    (
+        "cora-heterogeneous",
+        "model.1.name=gin model.1.hidden=32 heterogeneity.rule=random heterogeneity.seed=3",
+        "cora-louvain10-c4c76723",
+        BY_DEFAULT,
+    ),
+    (
+        "quickstart",
+        "propagation.hops=2 propagation.r=0 propagation.dtype=float16 propagation.rows=labelled",
+        "digits-louvain10-9f9415de",
+        (BY_DEFAULT[0], "r0.0-k2-float16-labelled"),
+    ),
+    (
+        "quickstart",
+        "data.split=per_client data.split_seed=3 data.fractions=[0.6,0.2,0.2]",
+        "digits-louvain10-9f9415de",
+        ("per_client-60-20-20-seed3", BY_DEFAULT[1]),
+    ),
+    (
+        "quickstart",
+        "train.lr=1 train.batch_size=64 participation.ratio=0.3 participation.trace=FILE model.name=gcn model.init=own",
+        "digits-louvain10-9f9415de",
+        BY_DEFAULT,
+    ),
+    (
+        "sbm-200",
+        "partition.method=semi-external partition.imbalance=1.1 partition.seed=5 engine.memory_limit=8GiB",
+        "sbm-semi-external200-3199cccf",
+        BY_DEFAULT,
+    ),
+    ("sbm-200", "partition.method=file partition.file=FILE", "sbm-file200-2bc0e121", BY_DEFAULT),
+    # Stores of dense features have the same names by whatever key.
+    ("cora", "data.layout=dense", "cora-louvain10-0a44b7a9", PER_CLIENT),
+    ("quickstart", "data.layout=dense", "digits-louvain10-1b5ca882", BY_DEFAULT),
+    ("sbm-200", "data.layout=dense", "sbm-metis200-309ef85f", BY_DEFAULT),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "store", "others"), NAMES)
+def test_names(name: str, overrides: str, store: str, others: tuple[str, str], tmp_path: Path) -> None:
+    """Files count by their content, wherever they lie."""
+    (tmp_path / "file").write_text("content")
+    changed = overrides.replace("FILE", str(tmp_path / "file")).split()
+    config = load_config(CONFIGS / f"{name}.yaml", ["data.root=/data", "run.root=/runs", *changed])
+    assert (store_path(config).name, config.data.split_name, config.propagation.name) == (store, *others)
+    # `test_run_identity.py` has the digits of runs.
+    assert re.fullmatch(rf"{config.name}-[0-9a-f]{{8}}", run_path(config).name)

@@ -5,9 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support.errors import refused
 
+from shoal.engine.records.client_scores import ClientScores, read_client_scores
 from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
+from shoal.engine.rounds.evaluation import client_scores
 from shoal.storage.errors import ShoalError
 
 
@@ -53,7 +57,7 @@ def test_a_changed_line_is_named(five: Metrics, tmp_path: Path, change: str) -> 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_append_nan_is_refused(five: Metrics, value: float) -> None:
     before = five.path.read_bytes()
-    with pytest.raises(ShoalError, match=r"round 6: NaN or infinity in scopes\.served\.test\.1, loss; not written"):
+    with refused(says="round 6: NaN or infinity in scopes.served.test.1, loss; not written"):
         five.append({"round": 6, "scopes": {"served": {"test": [1.0, value]}}, "loss": value})
     assert five.path.read_bytes() == before
     assert len(five.lines) == 5
@@ -69,7 +73,7 @@ def test_a_full_disk_leaves_whole_lines(five: Metrics, monkeypatch: pytest.Monke
         return write(file, data[:30])
 
     monkeypatch.setattr(os, "write", a_little)
-    with pytest.raises(ShoalError, match=rf"^{five.path}: cannot be written: No space left on device"):
+    with refused(five.path, says="cannot be written: No space left on device"):
         five.append(line(6))
     assert five.path.read_bytes() == before
     monkeypatch.undo()
@@ -77,18 +81,11 @@ def test_a_full_disk_leaves_whole_lines(five: Metrics, monkeypatch: pytest.Monke
     assert len(read_metrics(five.path.parent)) == 6
 
 
-def test_restore_longer_file_is_cut_silently(five: Metrics, tmp_path: Path) -> None:
-    again = Metrics(tmp_path)
-    text = "".join(five.text.splitlines(keepends=True)[:3])
-    assert again.restore(text) is None
-    assert read_metrics(tmp_path) == five.lines[:3] == again.lines
-    again.append(line(4))
-    assert [found["round"] for found in read_metrics(tmp_path)] == [1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (lambda path: None, None),
+        (lambda path: path.write_bytes(2 * path.read_bytes()), None),
         (lambda path: path.unlink(), "was deleted"),
         (lambda path: path.write_text(""), "was emptied"),
         (lambda path: os.truncate(path, 50), "was changed or cut off"),
@@ -96,26 +93,98 @@ def test_restore_longer_file_is_cut_silently(five: Metrics, tmp_path: Path) -> N
         (lambda path: path.write_bytes(b"\xff" + path.read_bytes()), "was changed or cut off"),
     ],
 )
-def test_restore_damaged_file_is_rebuilt_with_a_warning(five: Metrics, tmp_path: Path, damage: Any, said: str) -> None:
+def test_restore_rebuilds_the_file(five: Metrics, tmp_path: Path, damage: Any, said: str | None) -> None:
     damage(five.path)
     again = Metrics(tmp_path)
-    assert again.restore(five.text) == f"{five.path}: {said}; rebuilt from the checkpoint"
-    assert read_metrics(tmp_path) == five.lines
-
-
-def test_restore_without_checkpoint_removes_the_file(five: Metrics, tmp_path: Path) -> None:
-    again = Metrics(tmp_path)
-    assert again.restore("") is None
-    assert not five.path.exists()
-    assert again.restore("") is None
+    assert again.restore(five.text) == (said and f"{five.path}: {said}; rebuilt from the checkpoint")
+    assert read_metrics(tmp_path) == five.lines == again.lines
+    # Without a checkpoint there is no line.
+    for _ in range(2):
+        assert again.restore("") is None
+        assert not five.path.exists()
 
 
 def test_a_file_that_cannot_be_read_stays(tmp_path: Path) -> None:
     (tmp_path / METRICS).symlink_to(METRICS)
-    with pytest.raises(ShoalError, match=rf"^{tmp_path / METRICS}: cannot be read"):
+    with refused(tmp_path / METRICS, says="cannot be read"):
         Metrics(tmp_path).restore("")
-    with pytest.raises(ShoalError, match="cannot be read"):
+    with refused(says="cannot be read"):
         read_metrics(tmp_path)
-    with pytest.raises(ShoalError, match="cannot be written"):
+    with refused(says="cannot be written"):
         Metrics(tmp_path).append(line(1))
     assert (tmp_path / METRICS).is_symlink()
+
+
+# Validation and test of two clients and three classes: rows of the class, predicted so, rightly so.
+COUNTS = {
+    4: np.array([[[2, 0, 0], [1, 1, 0], [1, 0, 0]], [[1, 2, 1], [2, 1, 1], [1, 1, 1]]]),
+    7: np.array([[[0, 0, 0], [0, 0, 0], [0, 0, 0]], [[0, 3, 0], [0, 3, 0], [0, 3, 0]]]),
+}
+
+
+def columns(times: int = 1) -> dict[str, np.ndarray]:
+    return client_scores({"served": {client: times * counts for client, counts in COUNTS.items()}, "domains": COUNTS})
+
+
+def test_columns_by_hand() -> None:
+    found = {name: values.tolist() for name, values in columns().items()}
+    assert found == {
+        "scope": ["served"] * 3,
+        "part": ["val", "test", "test"],
+        "client": [4, 4, 7],
+        "rows": [2, 4, 3],
+        "correct": [1, 3, 3],
+        # Of class 0: 2 * 1 / (2 + 1), of class 1, which is predicted once and never right: 0; the third does not occur.
+        "f1": [pytest.approx((2 / 3 + 0) / 2), pytest.approx((2 / 3 + 2 / 3 + 1) / 3), 1.0],
+    }
+    assert client_scores({"served": {}}) == {}
+
+
+def test_another_metric() -> None:
+    """Twice the area counts wins of class 1 over class 0, and halves for draws."""
+    counts = np.array([[[2, 2], [2, 2], [2, 1], [0, 7]], [[2, 0], [2, 0], [2, 0], [0, 0]]])
+    found = client_scores({"global": {0: counts}}, "roc_auc")
+    assert found["part"].tolist() == ["val", "test"]
+    assert found["roc_auc"][0] == 7 / 8
+    assert np.isnan(found["roc_auc"][1])
+
+
+@pytest.mark.parametrize("lost", [0, 1, 20, 100, 400])
+def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int) -> None:
+    """Some bytes of the last batch are not written, and the checkpoint is of round 4."""
+    paths = [tmp_path / name for name in ("whole", "cut")]
+    for path in paths:
+        path.mkdir()
+        for number in (2, 4, 6):
+            ClientScores(path).append(number, columns(number))
+    file = paths[1] / "clients.arrows"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size - lost])
+    resumed = ClientScores(paths[1])
+    assert resumed.restore([2, 4]) is None
+    assert read_client_scores(paths[1])["round"].to_pylist() == [2, 2, 2, 4, 4, 4]
+    resumed.append(6, columns(6))
+    assert file.read_bytes() == (paths[0] / "clients.arrows").read_bytes()
+
+
+def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:
+    scores = ClientScores(tmp_path)
+    assert scores.restore([]) is None
+
+    def missing(count: int, first: int) -> str:
+        return f"{scores.path}: is without the scores of {count} evaluated rounds, of which {first} is the first"
+
+    assert scores.restore([2, 4, 6]) == missing(3, 2)
+    scores.append(2, columns())
+    scores.append(4, columns())
+    scores.append(5, {})
+    table = read_client_scores(tmp_path)
+    assert table["rows"].to_pylist() == 2 * [2, 4, 3]
+    types = [(name, str(table.schema.field(name).type)) for name in ("round", "client", "rows", "correct", "f1")]
+    assert types == [*((name, "int32") for name, _ in types[:4]), ("f1", "double")]
+    scores.path.write_bytes(scores.path.read_bytes()[:-30])
+    assert scores.restore([2, 4]) == missing(1, 4)
+    assert read_client_scores(tmp_path)["round"].to_pylist() == [2, 2, 2]
+    # A run that is started over.
+    assert scores.restore([]) is None
+    with refused(scores.path, says="no scores of clients"):
+        read_client_scores(tmp_path)

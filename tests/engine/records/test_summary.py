@@ -37,7 +37,6 @@ def manifest(start: Callable[..., Server]) -> Manifest:
 def test_the_best_round_is_the_first_of_the_best_validation() -> None:
     lines = [line(1, 0.2), line(2, 0.7, 0.1), line(3, 0.7, 0.9), line(4, 0.6)]
     assert best_round(lines, "served") is lines[1]
-    assert best_round(lines, "served", "rows") is lines[0]
     assert best_round(lines, "global") is None
     assert best_round([line(1), line(2)], "served") is None
     assert best_round([], "served") is None
@@ -53,12 +52,9 @@ def test_last_and_best(manifest: Manifest) -> None:
     assert (found["rounds"], found["clients"], found["synthetic"]) == (4, 6, False)
     assert found["environment"] == environment("cpu")
     assert found["peak_memory_bytes"] == 999
-
-
-def test_without_validation_rows_there_is_no_best(manifest: Manifest) -> None:
+    # Without validation rows there is no best round.
     scopes = summarize_run([line(1), line(2)], manifest, 0, "cpu")["scopes"]
-    assert scopes["served"]["best"] is None
-    assert scopes["served"]["last"]["round"] == 2
+    assert (scopes["served"]["best"], scopes["served"]["last"]["round"]) == (None, 2)
     assert summarize_run([line(1, test=0.0)], manifest, 0, "cpu")["scopes"] == {}
 
 
@@ -104,7 +100,6 @@ def test_domains_are_chosen_by_their_mean_and_the_last_five_are_averaged(manifes
     # The mean over domains, not weighted by nodes, which would take round 2.
     assert (found["best"]["round"], found["last"]["round"]) == (1, 9)
     assert best_round(lines, "domains") is lines[0]
-    assert best_round(lines, "domains", "nodes") is lines[1]
     five = found["last_five"]
     assert five["rounds"] == [2, 4, 5, 6, 9]
     assert five["clients"] == pytest.approx((0.2 + 0.1 + 0.1 + 0.1 + 0.2) / 5)
@@ -114,14 +109,3 @@ def test_domains_are_chosen_by_their_mean_and_the_last_five_are_averaged(manifes
     assert five["domains"]["de"]["accuracy"] == pytest.approx(five["clients"])
     assert five["domains"]["pt"]["accuracy"] == pytest.approx(five["clients"] / 2)
     assert (five["constant"], five["constant_class"]) == (pytest.approx(0.6), 9)
-
-
-def test_fewer_than_five_evaluations_of_domains(manifest: Manifest) -> None:
-    found = summarize_run([domains(2, None, 0.5, None)], manifest, 0, "cpu")["scopes"]["domains"]
-    assert found["best"] is None
-    assert (found["last_five"]["rounds"], found["last_five"]["clients"]) == ([2], 0.125)
-    assert found["last_five"]["auc"] is None
-    nobody = line(1, scopes={"domains": {}})
-    assert summarize_run([nobody], manifest, 0, "cpu")["scopes"]["domains"]["last_five"] == {"rounds": []}
-    # Other scopes have none.
-    assert "last_five" not in summarize_run([line(1)], manifest, 0, "cpu")["scopes"]["served"]

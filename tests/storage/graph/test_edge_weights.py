@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import refused
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import clean_weights, degrees, weights_among
 from shoal.storage.graph.graph import clean_edges
-from shoal.storage.graph.induced import breadth_first, induced, kept_entries
+from shoal.storage.graph.induced import induced, kept_entries
 
 NODES = 12
 
@@ -66,34 +66,21 @@ def test_degrees_without_weights_and_of_rows_without_edges() -> None:
     assert degrees(np.array([0, 1001]), many).tolist() == [2**24 + 1001]
 
 
-def test_the_whole_graph_is_a_part() -> None:
-    edge_index, weight, dense = drawn(3, 30)
-    indptr, indices, _ = clean_edges(edge_index, NODES, "test")
-    found = clean_weights(edge_index, weight, NODES, "test")
-    assert found is not None
-    part = breadth_first(np.arange(NODES), indptr, indices)
-    own = weights_among(part, indptr, indices, found)
-    np.testing.assert_array_equal(own, dense[np.repeat(part.node, np.diff(part.indptr)), part.node[part.indices]])
-
-
 @pytest.mark.parametrize(
-    ("weight", "line"),
+    ("weight", "says"),
     [
-        (np.array([1.0, 0.0]), "row 1 is 0.0; the weight of an edge is positive and finite: change it, or set .* drop"),
-        (np.array([-2, 1]), "row 0 is -2; .*"),
-        (np.array([1.0, np.nan]), "row 1 is nan; .*"),
-        (np.array([np.inf, 1.0]), "row 0 is inf; .*"),
-        (np.array([1e39, 1.0]), r"row 0 is 1e\+39; .*"),
-        (np.array([1.0, 1e-50]), "row 1 is 1e-50; .*"),
-        (np.ones(3), r"must be numbers \[2\], the weight of every edge, found float64 \[3\]"),
-        (np.ones((2, 2)), r"must be numbers \[2\], .*, found float64 \[2, 2\]"),
-        (np.array(["1", "2"]), r"must be numbers \[2\], .*, found <U1 \[2\]"),
-        (
-            np.array([2.0, 3.0]),
-            "the edge of nodes 0 and 1 weighs 2 and 3; edges are undirected: give one weight each, .*",
-        ),
+        ([1.0, 0.0], "row 1 is 0.0"),
+        ([-2, 1], "row 0 is -2"),
+        ([1.0, np.nan], "row 1 is nan"),
+        ([np.inf, 1.0], "row 0 is inf"),
+        ([1e39, 1.0], "row 0 is 1e+39"),
+        ([1.0, 1e-50], "row 1 is 1e-50"),
+        ([1.0, 1.0, 1.0], "must be numbers [2], the weight of every edge, found float64 [3]"),
+        (np.ones((2, 2)), "found float64 [2, 2]"),
+        (["1", "2"], "found <U1 [2]"),
+        ([2.0, 3.0], "the edge of nodes 0 and 1 weighs 2 and 3"),
     ],
 )
-def test_refuses(weight: Any, line: str) -> None:
-    with pytest.raises(ShoalError, match=rf"^my\.csv: {line}$"):
-        clean_weights(np.array([[0, 1], [1, 0]]), weight, 2, "my.csv")
+def test_refuses(weight: Any, says: str) -> None:
+    with refused("my.csv", says=says):
+        clean_weights(np.array([[0, 1], [1, 0]]), np.array(weight), 2, "my.csv")

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.errors import refused
 
-from shoal.storage.errors import ShoalError
-from shoal.storage.graph.graph import Cleaning, Graph, clean_edges, first_rows
+from shoal.storage.graph.from_arrays import class_count
+from shoal.storage.graph.graph import Cleaning, Graph, clean_edges
 
 
 @given(
@@ -38,22 +39,6 @@ def test_equals_a_set_of_pairs(nodes: int, dtype: str, data: st.DataObject) -> N
     assert (indptr.dtype, indices.dtype) == (np.int64, np.int32)
 
 
-def test_path_of_four_nodes_given_one_way_with_a_loop_and_a_duplicate() -> None:
-    edges = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 3, 1]])
-    indptr, indices, counts = clean_edges(edges, 4, "test")
-    assert indptr.tolist() == [0, 1, 3, 5, 6]
-    assert indices.tolist() == [1, 0, 2, 1, 3, 2]
-    assert counts == Cleaning(entries_read=5, self_loops=1, duplicates=1, reversed_added=3)
-
-
-@pytest.mark.parametrize("nodes", [0, 3])
-def test_no_edges(nodes: int) -> None:
-    indptr, indices, counts = clean_edges(np.empty((2, 0), dtype=np.int64), nodes, "test")
-    assert indptr.tolist() == [0] * (nodes + 1)
-    assert len(indices) == 0
-    assert counts == Cleaning(0, 0, 0, 0)
-
-
 @pytest.mark.parametrize("copies", [127, 128, 256, 512])
 def test_an_edge_repeated_beyond_the_range_of_a_byte_stays(copies: int) -> None:
     edges = np.repeat(np.array([[0], [1]]), copies, axis=1)
@@ -63,24 +48,18 @@ def test_an_edge_repeated_beyond_the_range_of_a_byte_stays(copies: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edges", "message"),
+    ("edges", "says"),
     [
-        (np.array([[0], [4]]), r"^here: edge_index names node 4, but the 4 nodes"),
-        (np.array([[-1], [4]]), r"^here: edge_index names node -1, but"),
-        (np.array([[0, 1, 2], [1, 2, 3]]).T, r"^here: .* shape \[2, E\], found int64 \[3, 2\]"),
-        (np.array([[0.0], [1.0]]), r"^here: .*integers.* found float64"),
-        (np.array([0, 1]), r"^here: .* found int64 \[2\]"),
+        (np.array([[0], [4]]), "names node 4, but the 4 nodes"),
+        (np.array([[-1], [4]]), "names node -1"),
+        (np.array([[0, 1, 2], [1, 2, 3]]).T, "int64 [3, 2]"),
+        (np.array([[0.0], [1.0]]), "float64"),
+        (np.array([0, 1]), "int64 [2]"),
     ],
 )
-def test_refuses(edges: np.ndarray, message: str) -> None:
-    with pytest.raises(ShoalError, match=message):
+def test_refuses(edges: np.ndarray, says: str) -> None:
+    with refused("here", says=says):
         clean_edges(edges, 4, "here")
-
-
-def test_graph_counts_nodes_entries_and_features() -> None:
-    indptr, indices, _ = clean_edges(np.array([[0, 1], [1, 2]]), 4, "test")
-    graph = Graph("path", indptr, indices, np.zeros((4, 5), np.float32), np.zeros(4, np.int64), classes=1)
-    assert (graph.nodes, graph.entries, graph.features) == (4, 4, 5)
 
 
 def test_items_of_many_graphs() -> None:
@@ -96,7 +75,25 @@ def test_items_of_many_graphs() -> None:
     assert one.of_nodes(one.y) is one.of_items(one.y) is one.y
 
 
-@given(st.lists(st.integers(1, 5), max_size=6))
-def test_first_rows(sizes: list[int]) -> None:
-    graph_of = np.repeat(np.arange(len(sizes)) * 3, sizes)
-    assert first_rows(graph_of).tolist() == [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+@pytest.mark.parametrize(
+    ("y", "classes"), [([0], 1), ([-1, 5], 6), ([1023, -1], 1024), (np.arange(3000), 3000), ([0, 2, -1, 1], 3)]
+)
+def test_one_more_than_the_largest(y: list[int], classes: int) -> None:
+    assert class_count(np.array(y), "y.npy") == classes
+
+
+@pytest.mark.parametrize(
+    ("y", "says"),
+    [
+        ([0, 1, 2**31 - 1, 1], "row 2 has label 2147483647, which makes 2147483648 classes, but 4 nodes"),
+        ([1024], "row 0 has label 1024"),
+        (np.append(np.arange(2000), 3000), "row 2000 has label 3000"),
+        (np.full(2**17 + 1, 2**17), "row 0 has label 131072"),
+        ([0, -2], "row 1 is -2"),
+        ([-1, -1], "no node has a label"),
+        ([], "no node has a label"),
+    ],
+)
+def test_absurd_labels(y: list[int], says: str) -> None:
+    with refused("y.npy", says=says):
+        class_count(np.array(y, dtype=np.int64), "y.npy")

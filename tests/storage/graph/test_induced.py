@@ -1,11 +1,11 @@
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse.csgraph import breadth_first_order, connected_components, shortest_path
+from scipy.sparse.csgraph import breadth_first_order, connected_components
+from support.induced_parts import part_of
 
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced, induced, kept_entries
@@ -21,17 +21,6 @@ def dense(part: Induced) -> np.ndarray:
     return sp.csr_array((np.ones(len(part.indices)), part.indices, part.indptr), shape=shape).toarray()
 
 
-def part_of(indptr: np.ndarray, indices: np.ndarray, nodes: np.ndarray) -> Induced:
-    assignment = np.ones(len(indptr) - 1, dtype=np.int32)
-    assignment[nodes] = 0
-    kept = kept_entries(indptr, indices, assignment)
-    return next(induced(indptr, indices, assignment, kept, [0]))
-
-
-def of(graph: Graph, nodes: np.ndarray) -> Induced:
-    return part_of(graph.indptr, graph.indices, nodes)
-
-
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 25), density=st.floats(0, 0.5), share=st.floats(0, 1))
 def test_any_part_of_any_graph(
@@ -39,7 +28,7 @@ def test_any_part_of_any_graph(
 ) -> None:
     graph = make_graph(seed, nodes, density)
     chosen = np.flatnonzero(np.random.default_rng(seed).random(nodes) <= share)
-    part = of(graph, chosen)
+    part = part_of(graph, chosen)
     np.testing.assert_array_equal(np.sort(part.node), chosen)
     np.testing.assert_array_equal(dense(part), whole(graph)[part.node][:, part.node].toarray())
     for row in range(len(chosen)):
@@ -54,51 +43,12 @@ def test_any_part_of_any_graph(
     np.testing.assert_array_equal(part.node, chosen[np.concatenate(order)] if order else chosen)
 
 
-def test_levels_of_a_component_are_contiguous(make_graph: Callable[..., Graph]) -> None:
-    part = of(make_graph(1, 80, 0.02), np.arange(80))
-    component = connected_components(sp.csr_array(dense(part)))[1]
-    assert component.max() > 3
-    starts = np.flatnonzero(np.diff(component, prepend=-1))
-    assert len(starts) == component.max() + 1
-    for start, end in zip(starts, [*starts[1:], 80]):
-        distance = shortest_path(dense(part), unweighted=True, indices=start)[start:end]
-        assert distance[0] == 0
-        assert set(np.diff(distance)) <= {0, 1}
-
-
-def test_by_hand() -> None:
-    # 0 - 3, 0 - 4, 4 - 1, and 2, which belongs to another client, joined with all.
-    edges = {0: [2, 3, 4], 1: [2, 4], 2: [0, 1, 3, 4], 3: [0, 2], 4: [0, 1, 2]}
-    indptr = np.cumsum([0, *(len(neighbours) for neighbours in edges.values())])
-    indices = np.concatenate([*edges.values()]).astype(np.int32)
-    found = part_of(indptr, indices, np.array([0, 1, 3, 4]))
-    assert found.node.tolist() == [0, 3, 4, 1]
-    assert found.indptr.tolist() == [0, 2, 3, 5, 6]
-    assert found.indices.tolist() == [1, 2, 0, 0, 3, 2]
-
-
-@pytest.mark.parametrize("nodes", [[7], [7, 9]])
-def test_clients_without_edges(make_graph: Callable[..., Graph], nodes: list[int]) -> None:
-    part = of(make_graph(0, 10, 0.0), np.array(nodes))
-    assert part.node.tolist() == nodes
-    assert part.indptr.tolist() == [0] * (len(nodes) + 1)
-    assert part.indices.dtype == np.int32
-    assert part.indices.shape == (0,)
-
-
-def test_the_same_every_time(make_graph: Callable[..., Graph]) -> None:
-    graph, nodes = make_graph(2, 60, 0.1), np.arange(0, 60, 2)
-    first, again = (of(graph, nodes) for _ in range(2))
-    for a, b in zip((first.node, first.indptr, first.indices), (again.node, again.indptr, again.indices)):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_clients_of_one_pass_are_those_of_many(make_graph: Callable[..., Graph]) -> None:
     graph = make_graph(5, 90, 0.1)
     assignment = np.random.default_rng(5).integers(0, 4, 90).astype(np.int32)
     kept = kept_entries(graph.indptr, graph.indices, assignment)
     together = list(induced(graph.indptr, graph.indices, assignment, kept, [3, 0, 2]))
     for client, found in zip([3, 0, 2], together):
-        alone = of(graph, np.flatnonzero(assignment == client))
+        alone = part_of(graph, np.flatnonzero(assignment == client))
         for a, b in zip((found.node, found.indptr, found.indices), (alone.node, alone.indptr, alone.indices)):
             np.testing.assert_array_equal(a, b)

@@ -1,20 +1,25 @@
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import refused
+from support.induced_parts import csr_rows
 from torch_geometric.data import Data
 from torch_geometric.nn import SGConv
 from torch_geometric.transforms import SIGN
 from torch_geometric.utils import add_self_loops
 
-from shoal.storage.errors import ShoalError
+from shoal.storage.graph import propagation, sparse_hops
+from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.propagation import hops, propagate
+from shoal.storage.graph.rows import CsrRows, Rows, dense_bytes, sparse_bytes
 from shoal.storage.kernels.spmm import converts_halves
 from shoal.storage.options.propagation import PropagationOptions
 
@@ -51,58 +56,17 @@ def one_hop(adjacency: np.ndarray, x: np.ndarray, r: float, **options: Any) -> n
     return out
 
 
-@pytest.mark.parametrize("r", [0.0, 0.25, 0.5, 1.0])
-def test_hops_are_powers_of_the_dense_operator(r: float) -> None:
-    adjacency, x = random_graph(0, 40, 0.2), features(1, 40, 7)
-    result = hops(*csr(adjacency), x, PropagationOptions(hops=4, r=r))
-    assert len(result) == 4
-    expected = x.astype(np.float64)
-    for hop in result:
-        expected = operator(adjacency, r) @ expected
-        assert hop.dtype == np.float32
-        np.testing.assert_allclose(hop, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_four_nodes_by_hand() -> None:
     # 0 - 1 - 2, and 3 alone: degrees with self loop are 2, 3, 2, 1.
-    indptr, indices = np.array([0, 1, 3, 4, 4]), np.array([1, 0, 2, 1], dtype=np.int32)
+    graph = np.array([0, 1, 3, 4, 4]), np.array([1, 0, 2, 1], dtype=np.int32)
     x = np.array([[6.0], [12.0], [18.0], [5.0]], dtype=np.float32)
-    mean, spread = (
-        hops(indptr, indices, x, PropagationOptions(1, r=0.0)),
-        hops(indptr, indices, x, PropagationOptions(1, r=1.0)),
-    )
-    np.testing.assert_allclose(mean[0][:, 0], [9, 12, 15, 5], rtol=1e-6)
-    np.testing.assert_allclose(spread[0][:, 0], [3 + 4, 3 + 4 + 9, 4 + 9, 5], rtol=1e-6)
-
-
-def test_r_0_averages_and_r_1_conserves_what_is_sent() -> None:
-    adjacency, x = random_graph(2, 50, 0.1), features(3, 50, 4)
-    ones = np.ones_like(x)
-    np.testing.assert_allclose(one_hop(adjacency, ones, 0.0), ones, rtol=1e-6)
-    np.testing.assert_allclose(one_hop(adjacency, x, 1.0).sum(0), x.sum(0), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
-def test_without_edges_nothing_moves(r: float) -> None:
-    x = features(4, 6, 3)
-    assert np.array_equal(one_hop(np.zeros((6, 6)), x, r), x)
-    adjacency = random_graph(5, 30, 0.2)
-    x = features(6, 30, 3)
-    assert np.array_equal(one_hop(adjacency, x, r)[-1], x[-1])
+    for r, expected in ((0.0, [9, 12, 15, 5]), (1.0, [3 + 4, 3 + 4 + 9, 4 + 9, 5])):
+        np.testing.assert_allclose(hops(*graph, x, PropagationOptions(1, r=r))[0][:, 0], expected, rtol=1e-6)
 
 
 def test_a_graph_without_nodes_or_features() -> None:
     assert one_hop(np.zeros((0, 0)), features(0, 0, 3), 0.5).shape == (0, 3)
     assert one_hop(np.zeros((2, 2)), features(0, 2, 0), 0.5).shape == (2, 0)
-
-
-@pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
-def test_float16_keeps_three_digits(r: float) -> None:
-    adjacency, x = random_graph(7, 60, 0.3), features(8, 60, 5).astype(np.float16)
-    result = hops(*csr(adjacency), x, PropagationOptions(hops=1, r=r, dtype="float16"))[0]
-    expected = operator(adjacency, r) @ x.astype(np.float64)
-    assert result.dtype == np.float16
-    assert np.linalg.norm(result - expected) <= 1e-3 * np.linalg.norm(expected)
 
 
 def test_sums_of_float16_are_float32() -> None:
@@ -115,30 +79,35 @@ def test_sums_of_float16_are_float32() -> None:
     assert out[0, 0] == pytest.approx(leaves / 2, rel=1e-3)
 
 
-@pytest.mark.parametrize("path", ["numba", "torch"])
-def test_overflow_of_float16_is_refused(path: str) -> None:
-    x = np.full((3, 2), 6e4, dtype=np.float16)
-    star = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], dtype=np.float64)
-    with pytest.raises(ShoalError, match=r"propagation\.dtype: float16 ends at 65504, .* 80000; use float32"):
-        one_hop(star, x, 1.0, path=path)
-    with pytest.raises(ShoalError, match="80000; use float32"):
-        one_hop(star, -x, 1.0, path=path)
+@pytest.fixture(params=[True, False], ids=["converts halves", "converts none"])
+def _any_processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(propagation, "converts_halves", lambda: False)
 
 
-@pytest.mark.parametrize("path", ["numba", "torch"])
-@pytest.mark.parametrize("value", [65505.0, -65519.0, np.inf, -np.inf])
-def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it(path: str, value: float) -> None:
-    x, out = np.array([[1.0, value]], dtype=np.float32), np.empty((1, 2), dtype=np.float16)
-    with pytest.raises(ShoalError, match="use float32"):
-        propagate(*csr(np.zeros((1, 1))), x, 0.5, out, path=path)
-
-
-@pytest.mark.parametrize("path", ["numba", "torch"])
-def test_the_largest_float16_and_nan_pass(path: str) -> None:
+@pytest.mark.usefixtures("_any_processor")
+def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it() -> None:
+    no_edges, out = csr(np.zeros((1, 1))), np.empty((1, 3), dtype=np.float16)
     x = np.array([[65504.0, -65504.0, np.nan]], dtype=np.float32)
-    out = np.empty((1, 3), dtype=np.float16)
-    propagate(*csr(np.zeros((1, 1))), x, 0.5, out, path=path)
+    propagate(*no_edges, x, 0.5, out)
     np.testing.assert_array_equal(out, x)
+    for value in (65505.0, -65519.0, np.inf, -np.inf):
+        with refused("propagation.dtype"):
+            propagate(*no_edges, np.array([[1.0, value, 0.0]], dtype=np.float32), 0.5, out)
+    star = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], dtype=np.float64)
+    for sign in (1, -1):
+        with refused("propagation.dtype", says="80000"):
+            one_hop(star, np.full((3, 2), sign * 6e4, dtype=np.float16), 1.0)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float16"), ("float16", "float32"), ("float16", "float16")])
+def test_processor_without_halves_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, str]) -> None:
+    adjacency, x = random_graph(9, 70, 0.3), features(10, 70, 600).astype(dtypes[0])
+    outs = [np.empty(x.shape, dtype=dtypes[1]) for _ in range(2)]
+    propagate(*csr(adjacency), x, 0.5, outs[0])
+    monkeypatch.setattr(propagation, "converts_halves", lambda: False)
+    propagate(*csr(adjacency), x, 0.5, outs[1])
+    np.testing.assert_array_equal(*outs)
 
 
 def test_float16_is_read_exactly_and_written_to_nearest_even() -> None:
@@ -165,21 +134,17 @@ WIDTHS = (1, 3, 7, 8, 9, 16, 31, 32, 33, 63, 100, 128)
 @pytest.mark.parametrize("out_dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(("r", "pointer"), [(r, np.int64) for r in (0.0, 0.25, 0.5, 1.0)] + [(0.25, np.int32)])
-def test_the_kernel_equals_dense_algebra_and_torch(r: float, dtype: type, out_dtype: type, pointer: type) -> None:
+def test_the_kernel_equals_dense_algebra(r: float, dtype: type, out_dtype: type, pointer: type) -> None:
     adjacency = random_graph(19, 150, 0.6)
     adjacency[:, 40:50] = adjacency[40:50] = 0
     indptr, indices = csr(adjacency)
     # A sum of 80 float32 terms, and where `out` is float16, one rounding: neighbours of one float16 lie 2^-10 apart.
-    exact = {"rtol": 1e-5, "atol": 1e-5} if out_dtype == np.float32 else {"rtol": 2.0**-10, "atol": 1e-5}
+    rtol = 1e-5 if out_dtype == np.float32 else 2.0**-10
     for width in WIDTHS:
         x = features(width, 150, width).astype(dtype)
-        results = {}
-        for path in ("numba", "torch"):
-            results[path] = np.full(x.shape, np.nan, dtype=out_dtype)
-            propagate(indptr.astype(pointer), indices, x, r, results[path], path=path)
-        expected = operator(adjacency, r) @ x.astype(np.float64)
-        np.testing.assert_allclose(results["numba"], expected, **exact)
-        np.testing.assert_allclose(results["numba"].astype(np.float64), results["torch"], **exact)
+        out = np.full(x.shape, np.nan, dtype=out_dtype)
+        propagate(indptr.astype(pointer), indices, x, r, out)
+        np.testing.assert_allclose(out, operator(adjacency, r) @ x.astype(np.float64), rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -202,53 +167,12 @@ def test_several_threads_at_once_and_either_pointer_change_no_bit() -> None:
     assert all(np.array_equal(out, outs[0]) for out in outs)
 
 
-def test_one_node() -> None:
-    x = features(24, 1, 40)
-    assert np.array_equal(one_hop(np.zeros((1, 1)), x, 0.25), x)
-
-
-def test_what_the_kernel_cannot_read_is_refused() -> None:
-    adjacency, x = random_graph(25, 20, 0.2), features(26, 20, 8)
-    out = np.empty_like(x)
-    for bad_x, bad_out in [
-        (x[:, ::2], out[:, :4].copy()),
-        (np.asfortranarray(x), out),
-        (x, np.asfortranarray(out)),
-        (x.astype(np.float64), out),
-        (x, out.astype(np.float64)),
-        (x, out[:-1]),
-        (x, x),
-    ]:
-        with pytest.raises(AssertionError):
-            propagate(*csr(adjacency), bad_x, 0.5, bad_out)
-
-
 def test_whether_the_processor_converts_float16() -> None:
     cpuinfo = Path("/proc/cpuinfo")
     flags = next((line.split() for line in cpuinfo.open() if line.startswith("flags")), []) if cpuinfo.exists() else []
     if not flags:
         pytest.skip("the system does not list the flags of an x86 processor")
     assert converts_halves() == ("f16c" in flags)
-
-
-@pytest.mark.parametrize("column_block", [1, 3, 16, 100])
-def test_column_blocks_of_torch_change_no_bit(column_block: int) -> None:
-    adjacency, x = random_graph(9, 70, 0.3), features(10, 70, 37)
-    blocks = one_hop(adjacency, x, 0.5, path="torch", column_block=column_block)
-    assert np.array_equal(blocks, one_hop(adjacency, x, 0.5, path="torch"))
-
-
-def test_threads_of_torch_change_no_bit() -> None:
-    adjacency, x = random_graph(11, 200, 0.3), features(12, 200, 33)
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            results.append(one_hop(adjacency, x, 0.5, path="torch"))
-    finally:
-        torch.set_num_threads(threads)
-    assert np.array_equal(*results)
 
 
 def test_inputs_may_be_read_only_maps_and_nothing_warns(tmp_path) -> None:
@@ -271,40 +195,32 @@ def weigh(adjacency: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return weighted, weighted[adjacency > 0].astype(np.float32)
 
 
-@pytest.mark.parametrize("path", ["numba", "torch"])
 @pytest.mark.parametrize(("r", "width"), [(0.5, 1), (0.0, 5), (1.0, 40), (0.3, 9)])
-def test_weights_are_the_entries_of_the_dense_operator(path: Any, r: float, width: int) -> None:
+def test_weights_are_the_entries_of_the_dense_operator(r: float, width: int) -> None:
     adjacency, x = random_graph(21, 40, 0.2), features(22, 40, width)
     weighted, weight = weigh(adjacency, 23)
     expected = operator(weighted, r) @ x
     for dtype, rtol in ((np.float32, 1e-5), (np.float16, 3e-3)):
         out = np.empty(x.shape, dtype=dtype)
-        propagate(*csr(adjacency), x.astype(dtype), r, out, path, weight=weight)
+        propagate(*csr(adjacency), x.astype(dtype), r, out, weight=weight)
         np.testing.assert_allclose(out, expected, rtol=rtol, atol=2 * rtol)
     # Weights of one have the bits of no weights.
-    ones = one_hop(adjacency, x, r, path=path, weight=np.ones_like(weight))
-    np.testing.assert_array_equal(ones, one_hop(adjacency, x, r, path=path))
+    ones = one_hop(adjacency, x, r, weight=np.ones_like(weight))
+    np.testing.assert_array_equal(ones, one_hop(adjacency, x, r))
 
 
-def test_equals_sgconv_of_pyg_with_weights() -> None:
-    adjacency, x = random_graph(24, 40, 0.15), features(25, 40, 6)
-    _, weight = weigh(adjacency, 26)
-    convolution = SGConv(6, 6, K=3, bias=False)
-    convolution.lin.weight.data = torch.eye(6)
-    with torch.no_grad():
-        expected = convolution(torch.from_numpy(x), edge_index(adjacency), torch.from_numpy(weight)).numpy()
-    found = hops(*csr(adjacency), x, PropagationOptions(3), weight)
-    np.testing.assert_allclose(found[-1], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_equals_sgconv_of_pyg(k: int) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("k", [1, 3])
+def test_equals_sgconv_of_pyg(k: int, weighted: bool) -> None:
     adjacency, x = random_graph(15, 40, 0.15), features(16, 40, 6)
+    weight = weigh(adjacency, 26)[1] if weighted else None
     convolution = SGConv(6, 6, K=k, bias=False)
     convolution.lin.weight.data = torch.eye(6)
     with torch.no_grad():
-        expected = convolution(torch.from_numpy(x), edge_index(adjacency)).numpy()
-    np.testing.assert_allclose(hops(*csr(adjacency), x, PropagationOptions(k))[-1], expected, rtol=1e-5, atol=1e-6)
+        edge_weight = None if weight is None else torch.from_numpy(weight)
+        expected = convolution(torch.from_numpy(x), edge_index(adjacency), edge_weight).numpy()
+    found = hops(*csr(adjacency), x, PropagationOptions(k), weight)[-1]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_equals_sign_of_pyg() -> None:
@@ -332,10 +248,65 @@ def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: f
     expected = x.astype(np.float64)
     for hop in result:
         expected = operator(adjacency, r) @ expected
+        assert hop.dtype == np.float32
         np.testing.assert_allclose(hop, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_kernel_name_tells_kernels_apart() -> None:
-    assert PropagationOptions(3).name == "r0.5-k3-float32"
-    assert PropagationOptions(2, 0, "float16").name == PropagationOptions(2, 0.0, "float16").name == "r0.0-k2-float16"
-    assert PropagationOptions(2, 0.1234567).name != PropagationOptions(2, 0.1234568).name
+def dense(x: Rows) -> np.ndarray:
+    return x.toarray() if isinstance(x, CsrRows) else x
+
+
+def graph_of(make_graph: Callable[..., Graph], density: float) -> tuple[np.ndarray, np.ndarray]:
+    graph = make_graph(4, 60, density)
+    return graph.indptr.astype(np.int32), graph.indices
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("weights", ["none", "ones", "drawn"])
+@pytest.mark.parametrize(("r", "features", "share"), [(0.5, 900, 0.01), (0.0, 30, 0.1), (1.0, 7, 0.02), (0.3, 300, 0)])
+def test_bits_of_the_dense_kernel(
+    make_graph: Callable[..., Graph],
+    dtype: Literal["float32", "float16"],
+    r: float,
+    features: int,
+    share: float,
+    weights: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sparse_hops, "BLOCK_VALUES", 1000)
+    rng = np.random.default_rng(0)
+    x = ((rng.random((60, features)) < share) * rng.standard_normal((60, features))).astype(dtype)
+    x[:5] = 0
+    graph = graph_of(make_graph, 0.04)
+    # The kernels do not mind that drawn ones differ both ways.
+    drawn = rng.uniform(0.1, 3, len(graph[1])).astype(np.float32)
+    weight = {"none": None, "ones": np.ones_like(drawn), "drawn": drawn}[weights]
+    propagation = PropagationOptions(4, r, dtype)
+    found = hops(*graph, csr_rows(x), propagation, weight)
+    expected = hops(*graph, x, propagation, None if weights == "ones" else weight)
+    for mine, truth in zip(found, expected, strict=True):
+        assert mine.dtype == truth.dtype == dtype
+        np.testing.assert_array_equal(dense(mine), truth)
+        entries = np.count_nonzero(truth)
+        smaller = sparse_bytes(60, entries, dtype) < dense_bytes(60, features, dtype)
+        # Float16 rounds some numbers to zero, which are kept.
+        assert isinstance(mine, CsrRows) == smaller or dtype == "float16"
+        if isinstance(mine, CsrRows):
+            for low, high in zip(mine.indptr[:-1], mine.indptr[1:]):
+                assert (np.diff(mine.columns[low:high]) > 0).all()
+
+
+@pytest.mark.parametrize("features", [60, 200])
+def test_hops_become_dense_and_stay_so(make_graph: Callable[..., Graph], features: int) -> None:
+    x = csr_rows(np.eye(60, features, dtype=np.float32))
+    layouts = [isinstance(hop, CsrRows) for hop in hops(*graph_of(make_graph, 0.04), x, PropagationOptions(6))]
+    assert layouts[0]
+    assert layouts == sorted(layouts, reverse=True)
+    assert features > 60 or not layouts[-1]
+
+
+@pytest.mark.parametrize("features", [3, 400])
+def test_too_large_for_float16(make_graph: Callable[..., Graph], features: int) -> None:
+    x = csr_rows(np.full((60, 1), 6e4, dtype=np.float16) * np.eye(1, features, dtype=np.float16))
+    with refused("propagation.dtype", says="float16 ends at 65504, but a hop reaches"):
+        hops(*graph_of(make_graph, 0.1), x, PropagationOptions(1, 1.0, "float16"))

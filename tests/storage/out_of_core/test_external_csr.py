@@ -6,23 +6,26 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import refused
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import clean_edges
+from shoal.storage.out_of_core.bucket_sort import MAX_BUCKETS, bucket_shift
 from shoal.storage.out_of_core.csr_files import INDICES, INDPTR
 from shoal.storage.out_of_core.external_csr import external_csr, open_csr
+from shoal.storage.out_of_core.npy_rows import write_rows
 
 BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    nodes=st.integers(1, 40),
+    nodes=st.integers(0, 40),
     dtype=st.sampled_from(["int8", "uint8", "int32", "uint32", "int64", "uint64"]),
     limit=st.sampled_from([1, 200, 1000, 1 << 20]),
     size=st.integers(1, 50),
@@ -31,8 +34,8 @@ BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
 def test_equals_clean_edges_whatever_the_memory(
     nodes: int, dtype: str, limit: int, size: int, data, blocks_of: BlocksOf, memory_folder: str | None
 ) -> None:
-    node = st.integers(0, nodes - 1)
-    pairs = data.draw(st.lists(st.tuples(node, node), max_size=120))
+    node = st.integers(0, max(nodes - 1, 0))
+    pairs = data.draw(st.lists(st.tuples(node, node), max_size=120 if nodes else 0))
     edges = np.array(pairs, dtype=dtype).reshape(-1, 2).T
     with tempfile.TemporaryDirectory(dir=memory_folder) as folder:
         path = Path(folder) / "csr"
@@ -44,22 +47,6 @@ def test_equals_clean_edges_whatever_the_memory(
         assert counts == wanted_counts
         assert sorted(entry.name for entry in Path(folder).iterdir()) == ["csr"]
         assert sorted(entry.name for entry in path.iterdir()) == ["cleaning.json", "indices.npy", "indptr.npy"]
-
-
-def test_ids_up_to_the_largest_that_fits(blocks_of: BlocksOf, tmp_path: Path) -> None:
-    # Three rows are written; the row pointer of 2^31 nodes would fill the disk of a small machine.
-    nodes = 1 << 20
-    edges = np.array([[nodes - 1, 0], [0, nodes - 2]])
-    indptr, indices, _ = external_csr(blocks_of(edges, 1), nodes, 2, tmp_path / "csr", 1 << 16, "test")
-    assert indices.tolist() == [nodes - 2, nodes - 1, 0, 0]
-    assert np.diff(indptr).sum() == indptr[-1] == 4
-
-
-@pytest.mark.parametrize("nodes", [0, 3])
-def test_no_edges(nodes: int, tmp_path: Path) -> None:
-    indptr, indices, _ = external_csr(lambda first: (), nodes, 0, tmp_path / "csr", 1 << 20, "test")
-    assert indptr.tolist() == [0] * (nodes + 1)
-    assert len(indices) == 0
 
 
 def test_a_finished_one_is_not_made_again(blocks_of: BlocksOf, tmp_path: Path) -> None:
@@ -80,7 +67,7 @@ def test_a_damaged_result_names_its_folder(name: str, blocks_of: BlocksOf, tmp_p
     external_csr(blocks_of(edges, 1), 3, 2, tmp_path / "csr", 1 << 20, "test")
     whole = (tmp_path / "csr" / name).read_bytes()
     (tmp_path / "csr" / name).write_bytes(whole[:-4])
-    with pytest.raises(ShoalError, match=r"csr: damaged .* delete the folder"):
+    with refused(says="delete the folder"):
         open_csr(tmp_path / "csr")
 
 
@@ -154,3 +141,83 @@ def test_killed_again_and_again_ends_with_the_same_bytes(
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_a_star_and_a_pair_repeated_more_often_than_memory_holds(blocks_of: BlocksOf, fast_path: Path) -> None:
+    star = np.stack([np.zeros(3000, dtype=np.int64), np.arange(1, 3001)])
+    pair = np.tile([[3000], [2999]], 5000)
+    edges = np.concatenate([star, pair, pair[::-1]], axis=1)
+    found = external_csr(blocks_of(edges, 777), 3001, edges.shape[1], fast_path / "csr", 4000, "test")
+    wanted = clean_edges(edges, 3001, "test")
+    assert all(np.array_equal(a, b) for a, b in zip(found[:2], wanted[:2]))
+    assert found[2] == wanted[2]
+
+
+@given(bits=st.integers(2, 63), keys=st.integers(0, 1 << 40), capacity=st.integers(4, 1 << 30))
+def test_a_division_makes_progress_and_few_files(bits: int, keys: int, capacity: int) -> None:
+    shift = bucket_shift(bits, keys, capacity)
+    assert 1 <= shift < bits
+    assert 1 << (bits - shift) <= MAX_BUCKETS
+
+
+@pytest.mark.parametrize(
+    ("edges", "announced", "says"),
+    [
+        ([[0, 0], [1, 4]], 2, "names node 4, but the 4 nodes"),
+        ([[-1], [0]], 1, "names node -1"),
+        ([[2**40], [0]], 1, "names node 1099511627776"),
+        (np.array([[2**64 - 1], [0]], dtype=np.uint64), 1, "names node 18446744073709551615"),
+        ([[0], [1]], 2, "1 edges, but 2 are announced"),
+        ([[0], [1]], 0, "1 edges, but 0 are announced"),
+        ([[0.0], [1.0]], 1, "found float64"),
+    ],
+)
+def test_refuses(edges: Any, announced: int, says: str, blocks_of: BlocksOf, tmp_path: Path) -> None:
+    with refused("here", says=says):
+        external_csr(blocks_of(np.array(edges), 8), 4, announced, tmp_path / "csr", 1 << 20, "here")
+    assert not (tmp_path / "csr").exists()
+
+
+def test_refuses_more_than_the_disk_holds(tmp_path: Path) -> None:
+    with refused(says="the edges being sorted need"):
+        external_csr(lambda first: (), 4, 2**60, tmp_path / "csr", 1 << 30, "here")
+
+
+X = np.arange(60, dtype=np.float32).reshape(20, 3)
+
+
+def rows(size: int, until: int = 20) -> Callable[[int], Iterator[np.ndarray]]:
+    return lambda first: (X[at : min(at + size, until)] for at in range(first, until, size))
+
+
+@pytest.mark.parametrize("size", [1, 7, 20])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_is_what_numpy_writes(size: int, dtype: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "x.npy", X.shape, np.dtype(dtype), rows(size), 24, "test")
+    np.save(tmp_path / "y.npy", X.astype(dtype))
+    assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "y.npy").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy", "y.npy"]
+
+
+def test_goes_on_after_the_last_commit(tmp_path: Path) -> None:
+    asked = []
+
+    def breaks(first: int) -> Iterator[np.ndarray]:
+        asked.append(first)
+        for at, block in zip(range(first, 20, 2), rows(2)(first)):
+            yield block
+            if at == 8 and len(asked) == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(tmp_path / "x.npy", X.shape, X.dtype, breaks, 48, "test")
+    assert not (tmp_path / "x.npy").exists()
+    write_rows(tmp_path / "x.npy", X.shape, X.dtype, breaks, 48, "test")
+    assert asked == [0, 8]
+    assert np.array_equal(np.load(tmp_path / "x.npy"), X)
+
+
+def test_too_few_rows_name_the_source(tmp_path: Path) -> None:
+    with refused("there", says="17 rows, but 20 are announced"):
+        write_rows(tmp_path / "x.npy", X.shape, X.dtype, rows(4, until=17), 48, "there")
+    assert not (tmp_path / "x.npy").exists()

@@ -3,17 +3,16 @@
 from itertools import combinations, pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import refused
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.pairs import EDGE, NO_EDGE, Pairs
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.held_out_edges import _ends, _numbers, draw_pairs, require_room, union_of, without_held_out
+from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 
 Pair = tuple[int, int]
 EVEN = SplitOptions(fractions=(0.5, 0.25, 0.25))
@@ -34,15 +33,11 @@ def items_of(pairs: Pairs) -> list[tuple[int, int, int, int]]:
     return list(zip(rows, pairs.partner.tolist(), pairs.label.tolist(), pairs.part.tolist()))
 
 
-graphs = (
-    st.integers(1, 9)
-    .flatmap(
-        lambda nodes: st.tuples(
-            st.just(nodes),
-            st.lists(st.sampled_from(list(combinations(range(nodes), 2)) or [(0, 0)]), unique=True).map(sorted),
-        )
+graphs = st.integers(1, 9).flatmap(
+    lambda nodes: st.tuples(
+        st.just(nodes),
+        st.sets(st.sampled_from(list(combinations(range(nodes), 2)))).map(sorted) if nodes > 1 else st.just([]),
     )
-    .map(lambda graph: (graph[0], [(a, b) for a, b in graph[1] if a != b]))
 )
 shares = st.sampled_from([(0.5, 0.25, 0.25), (0.2, 0.4, 0.4), (0.3, 0.2, 0.1), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5)])
 
@@ -77,34 +72,6 @@ def test_every_edge_has_its_part_and_every_part_as_many_pairs_without_one(
     assert edges_of(without_held_out(part, pairs)) == visible | {(b, a) for a, b in visible}
 
 
-def test_a_ring_by_hand() -> None:
-    """Of four edges two train; both diagonals are all there is without an edge, one each for two parts."""
-    part = part_of(4, [(0, 1), (1, 2), (2, 3), (0, 3)])
-    pairs = draw_pairs(part, 0, EVEN)
-    assert [(a, b) for a, b, label, _ in items_of(pairs) if label == NO_EDGE] == [(0, 2), (1, 3)]
-    assert sorted(of for *_, label, of in items_of(pairs) if label == NO_EDGE) in ([TRAIN, VAL], [TRAIN, TEST])
-    assert sorted(of for *_, label, of in items_of(pairs) if label == EDGE) == [TRAIN, TRAIN, VAL, TEST]
-    left = without_held_out(part, pairs)
-    assert len(left.indices) == 4
-    assert left.indptr[-1] == 4
-    for a, b, label, of in items_of(pairs):
-        assert (b in left.indices[left.indptr[a] : left.indptr[a + 1]]) == (label == EDGE and of == TRAIN)
-        assert (a in left.indices[left.indptr[b] : left.indptr[b + 1]]) == (label == EDGE and of == TRAIN)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "edges", "items"),
-    [(1, [], 0), (5, [], 0), (3, [(0, 2)], 2), (2, [(0, 1)], 1), (4, list(combinations(range(4), 2)), 6)],
-)
-def test_few_edges_and_all_of_them(nodes: int, edges: list[Pair], items: int) -> None:
-    pairs = draw_pairs(part_of(nodes, edges), 0, EVEN)
-    assert len(pairs) == items
-    assert int((pairs.label == EDGE).sum()) == len(edges)
-    # An only edge is for the test, and so is the only pair without one.
-    if len(edges) == 1:
-        assert set(pairs.part.tolist()) == {TEST}
-
-
 def test_every_pair_without_an_edge_is_as_likely_as_any_other() -> None:
     """Over 500 clients, of 19 such pairs at 7 nodes; 5 standard deviations of a count are allowed."""
     part = part_of(7, [(0, 6), (2, 3)])
@@ -120,35 +87,26 @@ def test_every_pair_without_an_edge_is_as_likely_as_any_other() -> None:
 
 def test_pairs_hang_on_seed_and_client_alone() -> None:
     part = part_of(30, [(i, (i * 7 + 1) % 30) for i in range(30) if i != (i * 7 + 1) % 30])
-    drawn = {
-        (seed, client): items_of(draw_pairs(part, client, SplitOptions(split_seed=seed, fractions=(0.5, 0.25, 0.25))))
-        for seed in (0, 1)
-        for client in (0, 1)
-    }
-    assert len({str(items) for items in drawn.values()}) == 4
-    assert items_of(draw_pairs(part, 1, EVEN)) == drawn[0, 1]
-
-
-@pytest.mark.parametrize("nodes", range(1, 10))
-def test_numbers_name_every_pair_once(nodes: int) -> None:
-    every = np.array(list(combinations(range(nodes), 2)), dtype=np.int64).reshape(-1, 2)
-    numbers = _numbers(every, nodes)
-    assert sorted(numbers) == list(range(len(every)))
-    np.testing.assert_array_equal(_ends(numbers, nodes), every)
+    drawn = [
+        items_of(draw_pairs(part, client, SplitOptions(split_seed=seed, fractions=EVEN.fractions)))
+        for seed, client in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
+    assert len(set(map(str, drawn))) == 4
+    assert items_of(draw_pairs(part, 1, EVEN)) == drawn[1]
 
 
 def test_pairs_of_clients_are_those_of_the_whole_graph() -> None:
     """Rows 5, 1 and 3 are one client's, 0 and 2 another's, 4 nobody's."""
-    first = Pairs(
-        np.array([0, 1, 2, 2], np.int32),
-        np.array([2, 2], np.int32),
-        np.array([1, 0], np.int8),
-        np.array([2, 1], np.int8),
-    )
-    second = Pairs(
-        np.array([0, 1, 1], np.int32), np.array([1], np.int32), np.array([1], np.int8), np.array([3], np.int8)
-    )
-    whole = union_of(6, [(np.array([5, 1, 3]), first), (np.array([2, 0]), second)])
+
+    def pairs(starts: list[int], partner: list[int], label: list[int], part: list[int]) -> Pairs:
+        ends = np.array(starts, np.int32), np.array(partner, np.int32)
+        return Pairs(*ends, np.array(label, np.int8), np.array(part, np.int8))
+
+    clients = [
+        (np.array([5, 1, 3]), pairs([0, 1, 2, 2], [2, 2], [1, 0], [2, 1])),
+        (np.array([2, 0]), pairs([0, 1, 1], [1], [1], [3])),
+    ]
+    whole = union_of(6, clients)
     assert items_of(whole) == [(0, 2, EDGE, TEST), (1, 3, NO_EDGE, TRAIN), (3, 5, EDGE, VAL)]
     assert whole.held_out.tolist() == [True, False, True]
     assert items_of(union_of(3, [])) == []
@@ -156,7 +114,5 @@ def test_pairs_of_clients_are_those_of_the_whole_graph() -> None:
 
 def test_a_client_that_memory_would_not_hold() -> None:
     require_room(3, 2_000_000, 192 << 20)
-    with pytest.raises(
-        ShoalError, match=r"^engine\.memory_limit is 100MiB, .* client 3 takes 184MiB: raise it or use more clients$"
-    ):
+    with refused(says="is 100MiB, but to hold out edges of client 3 takes 184MiB"):
         require_room(3, 2_000_000, 100 << 20)

@@ -1,4 +1,3 @@
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,22 +6,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.errors import refused
+from support.induced_parts import part_of
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import Induced, induced, kept_entries
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import fixed_rows
 from shoal.storage.store.bounds import Limits
-from shoal.storage.store.shard import Shard, open_shard, write_shard
+from shoal.storage.store.shard import Shard, open_shard, training_graph, write_shard
 
 NODES = np.arange(0, 20, 2)
-
-
-def part_of(graph: Graph) -> Induced:
-    assignment = (np.arange(graph.nodes) % 2).astype(np.int32)
-    kept = kept_entries(graph.indptr, graph.indices, assignment)
-    return next(induced(graph.indptr, graph.indices, assignment, kept, [0]))
 
 
 def without_edges(nodes: int) -> Induced:
@@ -33,10 +29,15 @@ def without_edges(nodes: int) -> Induced:
 def test_round_trip(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str) -> None:
     graph = make_graph(0, 20, 0.4)
     assert {-1, 0, 1} <= set(graph.y[NODES])
-    part = part_of(graph)
+    part = part_of(graph, NODES)
     record = write_shard(tmp_path / "a.arrow", 7, part, graph.y, graph.x[part.node].astype(dtype))
     shard = open_shard(tmp_path / "a.arrow", 7, record)
-    assert (shard.client, shard.nodes, shard.entries) == (7, 10, len(part.indices))
+    assert (shard.client, shard.nodes, shard.entries, shard.items) == (7, 10, len(part.indices), 10)
+    assert shard.graph is None
+    assert shard.item is shard.node
+    assert shard.item_label is shard.label
+    with pytest.raises(ValueError, match="its items are nodes"):
+        _ = shard.graph_ptr
     np.testing.assert_array_equal(shard.node, part.node)
     np.testing.assert_array_equal(shard.label, graph.y[part.node])
     np.testing.assert_array_equal(shard.indptr, part.indptr)
@@ -46,74 +47,20 @@ def test_round_trip(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str
     assert found == ["int64", "int32", "int32", "int32", dtype]
 
 
-def test_no_edges_and_one_node(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.arrow", 0, without_edges(1), np.array([-1]), np.ones((1, 2), dtype=np.float32))
-    shard = open_shard(tmp_path / "a.arrow", 0)
-    assert (shard.nodes, shard.entries, shard.label.tolist(), shard.indptr.tolist()) == (1, 0, [-1], [0, 0])
-    assert shard.indices.dtype == np.int32
-    assert shard.x.tolist() == [[1.0, 1.0]]
-
-
-def test_too_large_for_float16(tmp_path: Path) -> None:
-    x = np.array([[1.0], [7e4]], dtype=np.float32)
+def test_what_no_shard_holds(tmp_path: Path) -> None:
+    path, x = tmp_path / "a.arrow", np.array([[1.0], [7e4]], dtype=np.float32)
     with np.errstate(over="ignore"):
         halves = x.astype(np.float16)
-    with pytest.raises(ShoalError, match=r"^data\.dtype: float16 ends at 65504, but client 5 has .*; use float32$"):
-        write_shard(tmp_path / "a.arrow", 5, without_edges(2), np.zeros(2, dtype=np.int64), halves)
-    write_shard(tmp_path / "a.arrow", 5, without_edges(2), np.zeros(2, dtype=np.int64), x)
-
-
-def test_too_many_entries_are_refused_by_client(tmp_path: Path) -> None:
-    indices = np.broadcast_to(np.int32(0), 2**31)
-    part = Induced(np.array([0]), np.array([0, 2**31]), indices)
-    with pytest.raises(ShoalError, match=r"^client 5: 2147483648 adjacency entries, .* use more clients$"):
-        write_shard(tmp_path / "a.arrow", 5, part, np.array([0]), np.ones((1, 1), dtype=np.float32))
-
-
-def test_a_shard_without_features(tmp_path: Path) -> None:
-    path = tmp_path / "a.arrow"
-    arrow_file.write(path, "shard", {"node": fixed_rows(np.ones((2, 1)))})
-    with pytest.raises(ShoalError, match=rf"^{path}: column 'neighbors' is missing; .*$"):
-        open_shard(path, 0)
-
-
-@pytest.mark.parametrize(
-    ("changed", "fault"),
-    [
-        ({"indptr": [0, 2, 1, 2]}, "the row pointer decreases"),
-        ({"indices": [1, 3]}, "a neighbour lies outside rows 0 to 2"),
-        ({"indices": [-1, 0]}, "a neighbour lies outside rows 0 to 2"),
-        ({"label": [0, 2, 1]}, "a label lies outside -1 to 1"),
-        ({"label": [-2, 0, 1]}, "a label lies outside -1 to 1"),
-        ({"node": [4, 10, 2]}, "a node id lies outside 0 to 9"),
-        ({"node": [-1, 3, 2]}, "a node id lies outside 0 to 9"),
-        ({"node": [4, 3, 4]}, "a node id occurs twice"),
-        ({"x": np.ones((3, 3), dtype=np.float32)}, "x is [3, 3] and not [3, 2]"),
-    ],
-)
-def test_numbers_out_of_bounds(tmp_path: Path, changed: dict[str, list[int]], fault: str) -> None:
-    arrays = {"node": [4, 9, 2], "label": [-1, 1, 0], "indptr": [0, 1, 1, 2], "indices": [1, 0]}
-    sound: dict[str, Any] = {"x": np.ones((3, 2), dtype=np.float32), **arrays}
-    path, limits = tmp_path / "a.arrow", Limits(nodes=10, features=2, classes=2)
-
-    def opened(node: Any, label: Any, indptr: Any, indices: Any, x: np.ndarray) -> Shard:
-        lists = pa.ListArray.from_arrays(pa.array(indptr, pa.int32()), pa.array(indices, pa.int32()))
-        columns = {"node": pa.array(node), "label": pa.array(label, pa.int32()), "neighbors": lists, "x": fixed_rows(x)}
-        return open_shard(path, 0, arrow_file.write(path, "shard", columns), limits)
-
-    assert opened(**sound).indices.tolist() == [1, 0]
-    with pytest.raises(ShoalError, match=rf"^{path}: {re.escape(fault)}; .* delete the file and run .*$"):
-        opened(**{**sound, **changed})
-
-
-def test_content_is_compared_before_anything_is_used(tmp_path: Path) -> None:
-    path, limits = tmp_path / "a.arrow", Limits(nodes=2, features=2, classes=2)
-    record = write_shard(path, 0, without_edges(2), np.array([0, 1]), np.ones((2, 2), dtype=np.float32))
-    other = write_shard(path, 0, without_edges(2), np.array([1, 0]), np.ones((2, 2), dtype=np.float32))
-    assert record.bytes == other.bytes
-    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
-        open_shard(path, 0, record, limits)
-    assert open_shard(path, 0, other, limits).label.tolist() == [1, 0]
+    with refused("data.dtype", says="client 5"):
+        write_shard(path, 5, without_edges(2), np.zeros(2, dtype=np.int64), halves)
+    write_shard(path, 5, without_edges(2), np.zeros(2, dtype=np.int64), x)
+    assert open_shard(path, 5).indices.dtype == np.int32
+    part = Induced(np.array([0]), np.array([0, 2**31]), np.broadcast_to(np.int32(0), 2**31))
+    with refused(says="client 5: 2147483648 adjacency entries"):
+        write_shard(path, 5, part, np.array([0]), np.ones((1, 1), dtype=np.float32))
+    # Graphs that are not in order.
+    with pytest.raises(AssertionError):
+        write_shard(path, 0, without_edges(2), np.zeros(2), x, np.array([1, 0]))
 
 
 # Graphs of 3, 1 and 2 nodes; the first is an edge and a node apart, the second has no label.
@@ -136,26 +83,6 @@ def test_a_shard_of_graphs(tmp_path: Path) -> None:
     assert shard.label.tolist() == [1, 1, 1, -1, 0, 0]
 
 
-def test_items_of_a_shard_of_nodes_are_its_rows(tmp_path: Path, make_graph: Callable[..., Graph]) -> None:
-    graph = make_graph(0, 20, 0.4)
-    part = part_of(graph)
-    write_shard(tmp_path / "a.arrow", 0, part, graph.y, graph.x[part.node])
-    assert b"graph" not in (tmp_path / "a.arrow").read_bytes()
-    shard = open_shard(tmp_path / "a.arrow", 0)
-    assert shard.graph is None
-    assert shard.items == shard.nodes
-    assert shard.item is shard.node
-    assert shard.item_label is shard.label
-    with pytest.raises(ValueError, match="its items are nodes"):
-        _ = shard.graph_ptr
-
-
-def test_graphs_that_are_not_in_order_are_not_written(tmp_path: Path) -> None:
-    x = np.ones((2, 1), dtype=np.float32)
-    with pytest.raises(AssertionError):
-        write_shard(tmp_path / "a.arrow", 0, without_edges(2), np.zeros(2), x, np.array([1, 0]))
-
-
 def test_weights_of_edges_out_of_bounds(tmp_path: Path) -> None:
     part = Induced(np.array([1, 5, 7]), np.array([0, 1, 3, 4]), np.array([1, 0, 2, 1], dtype=np.int32))
     weight = np.array([2.5, 2.5, 0.5, 0.5], dtype=np.float32)
@@ -170,16 +97,12 @@ def test_weights_of_edges_out_of_bounds(tmp_path: Path) -> None:
     assert found is not None
     assert (found.tolist(), found.dtype) == (weight.tolist(), np.float32)
     assert opened(None, None).edge_weight is None
-    for given, fault in (
-        (weight * [1, 1, 0, 1], "the weight of an edge is not positive and finite"),
-        (weight * [1, 1, 1, -1], "the weight of an edge is not positive and finite"),
-        (weight * [np.inf, 1, 1, 1], "the weight of an edge is not positive and finite"),
-        (weight * [np.nan, 1, 1, 1], "the weight of an edge is not positive and finite"),
-        (None, "its edges have no weights"),
-    ):
-        with pytest.raises(ShoalError, match=rf"^{path}: {fault}; .* delete the file and run .*$"):
-            opened(None if given is None else given.astype(np.float32))
-    with pytest.raises(ShoalError, match=rf"^{path}: its edges have weights; "):
+    for factors in ([1, 1, 0, 1], [1, 1, 1, -1], [np.inf, 1, 1, 1], [np.nan, 1, 1, 1]):
+        with refused(path, says="the weight of an edge is not positive and finite"):
+            opened((weight * factors).astype(np.float32))
+    with refused(path, says="its edges have no weights"):
+        opened(None)
+    with refused(path, says="its edges have weights"):
         opened(weight, replace(limits, weighted=False))
     # Weights of other rows, or of another type, are not even mapped.
     lists = {
@@ -191,40 +114,73 @@ def test_weights_of_edges_out_of_bounds(tmp_path: Path) -> None:
     for starts, kind in (([0, 2, 3, 4], pa.float32()), ([0, 1, 3, 4], pa.float64())):
         weights = pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(weight.tolist(), kind))
         arrow_file.write(path, "shard", {**lists, "weights": weights})
-        with pytest.raises(
-            ShoalError, match=rf"^{path}: the weights do not fit the neighbours; delete the file and run"
-        ):
+        with refused(path, says="the weights do not fit the neighbours"):
             open_shard(path, 0)
 
 
 @pytest.mark.parametrize(
-    ("changed", "limit", "fault"),
+    ("changed", "graphs", "fault"),
     [
+        ({"indptr": [0, 2, 1, 1, 2]}, None, "the row pointer decreases"),
+        ({"indices": [1, 4]}, None, "a neighbour lies outside rows 0 to 3"),
+        ({"indices": [-1, 0]}, None, "a neighbour lies outside rows 0 to 3"),
+        ({"label": [0, 2, 1, 1]}, None, "a label lies outside -1 to 1"),
+        ({"label": [-2, 0, 1, 1]}, None, "a label lies outside -1 to 1"),
+        ({"node": [4, 10, 2, 1]}, None, "a node id lies outside 0 to 9"),
+        ({"node": [-1, 3, 2, 1]}, None, "a node id lies outside 0 to 9"),
+        ({"node": [4, 3, 4, 1]}, None, "a node id occurs twice"),
+        ({"x": np.ones((4, 3), dtype=np.float32)}, None, "x is [4, 3] and not [4, 2]"),
         ({"graph": [3, 4, 4, 9]}, 9, "a graph lies outside 0 to 8"),
         ({"graph": [-1, 4, 4, 8]}, 9, "a graph lies outside 0 to 8"),
         ({"graph": [4, 3, 3, 8]}, 9, "rows of one graph are not behind one another"),
         ({"graph": [3, 4, 4, 4]}, 9, "a graph has two labels"),
         ({"graph": [3, 3, 4, 8]}, 9, "a graph has two labels"),
         ({"graph": [3, 4, 5, 8]}, 9, "an edge joins two graphs"),
-        ({"label": [1, 0, 1, 1]}, 9, "a graph has two labels"),
-        ({"graph": None}, 9, "its items are nodes"),
-        ({}, None, "its items are graphs"),
+        ({"graph": [3, 4, 4, 8], "label": [1, 0, 1, 1]}, 9, "a graph has two labels"),
+        ({}, 9, "its items are nodes"),
+        ({"graph": [3, 4, 4, 8]}, None, "its items are graphs"),
     ],
 )
-def test_graphs_out_of_bounds(tmp_path: Path, changed: dict[str, Any], limit: int | None, fault: str) -> None:
-    """Graphs 3 of one node, 4 of two that are joined, 8 of one."""
-    sound: dict[str, Any] = {"graph": [3, 4, 4, 8], "label": [1, 0, 0, 1]}
+def test_numbers_out_of_bounds(tmp_path: Path, changed: dict[str, Any], graphs: int | None, fault: str) -> None:
+    """Rows 1 and 2 are joined; graphs are 3 of one node, 4 of two that are joined, 8 of one."""
     path = tmp_path / "a.arrow"
+    arrays = {"node": [1, 2, 5, 7], "label": [1, 0, 0, 1], "indptr": [0, 0, 1, 2, 2], "indices": [2, 1]}
+    sound: dict[str, Any] = {"x": np.ones((4, 2), dtype=np.float32), "graph": None, **arrays}
 
-    def opened(graph: Any, label: Any, graphs: int | None) -> Shard:
-        lists = pa.ListArray.from_arrays(pa.array([0, 0, 1, 2, 2], pa.int32()), pa.array([2, 1], pa.int32()))
-        x = fixed_rows(np.ones((4, 2), dtype=np.float32))
-        columns = {"node": pa.array([1, 2, 5, 7]), "label": pa.array(label, pa.int32()), "neighbors": lists, "x": x}
-        if graph is not None:
-            columns["graph"] = pa.array(graph, pa.int64())
+    def opened(node: Any, label: Any, indptr: Any, indices: Any, x: np.ndarray, graph: Any) -> Shard:
+        lists = pa.ListArray.from_arrays(pa.array(indptr, pa.int32()), pa.array(indices, pa.int32()))
+        columns = {"node": pa.array(node), "label": pa.array(label, pa.int32()), "neighbors": lists, "x": fixed_rows(x)}
+        columns |= {} if graph is None else {"graph": pa.array(graph, pa.int64())}
         limits = Limits(nodes=10, features=2, classes=2, graphs=graphs)
         return open_shard(path, 0, arrow_file.write(path, "shard", columns), limits)
 
-    assert opened(**sound, graphs=9).item.tolist() == [3, 4, 8]
-    with pytest.raises(ShoalError, match=rf"^{path}: {re.escape(fault)}; .* delete the file and run .*$"):
-        opened(**{**sound, **changed}, graphs=limit)
+    if graphs is None:
+        assert opened(**sound).indices.tolist() == [2, 1]
+    else:
+        assert opened(**{**sound, "graph": [3, 4, 4, 8]}).item.tolist() == [3, 4, 8]
+    with refused(path, says=fault):
+        opened(**{**sound, **changed})
+
+
+def shard_of(graph: Graph, nodes: np.ndarray) -> Shard:
+    part = part_of(graph, nodes)
+    label, x = np.zeros(len(nodes), dtype=np.int32), np.zeros((len(nodes), 1), dtype=np.float32)
+    return Shard(0, part.node, label, part.indptr.astype(np.int32), part.indices, x)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), nodes=st.integers(1, 25), density=st.floats(0, 0.5), share=st.floats(0, 1))
+def test_as_if_the_client_had_no_other_node(
+    make_graph: Callable[..., Graph], seed: int, nodes: int, density: float, share: float
+) -> None:
+    graph = make_graph(seed, nodes, density)
+    part = np.random.default_rng(seed).choice(3, size=nodes)
+    shard = shard_of(graph, np.flatnonzero(part < 2))
+    train = np.flatnonzero(part[shard.node] == 0).astype(np.int32)
+    found, row = training_graph(shard, train)
+    alone = part_of(graph, np.flatnonzero(part == 0))
+    np.testing.assert_array_equal(found.node, alone.node)
+    np.testing.assert_array_equal(found.indptr, alone.indptr)
+    np.testing.assert_array_equal(found.indices, alone.indices)
+    np.testing.assert_array_equal(shard.node[row], found.node)
+    assert (found.indptr.dtype, found.indices.dtype, row.dtype) == (np.int64, np.int32, np.int64)

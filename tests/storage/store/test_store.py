@@ -1,20 +1,20 @@
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.errors import refused
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import digest
-from shoal.storage.graph.induced import Induced
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.arrow_file import record_of
 from shoal.storage.store.hops import hops_bytes, write_hops
-from shoal.storage.store.shard import write_shard
 from shoal.storage.store.store import Store
+from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
+from shoal.storage.store.writer import PROGRESS, Journal
 
 SPLIT, KERNEL = "stratified-50-20-30-seed0", "r0.5-k2-float32"
 SHARD = "clients/00000.arrow"
@@ -25,42 +25,39 @@ def store(make_store: Callable[..., Store]) -> Store:
     return make_store()
 
 
-def test_every_file_is_listed(store: Store) -> None:
-    on_disk = {str(path.relative_to(store.path)) for path in store.path.rglob("*.arrow")}
-    assert {str(path) for path, _ in store.files()} == on_disk
-    assert len(on_disk) == 9
-
-
 def test_clients_of_any_size(store: Store) -> None:
+    on_disk = {path.relative_to(store.path) for path in store.path.rglob("*.arrow")}
+    assert {path for path, _ in store.files()} == on_disk
+    assert len(on_disk) == 9
     assert [store.shard(client).nodes for client in range(store.clients)] == [20, 9, 1]
     assert store.shard(2).entries == 0
     assert [hop.shape for hop in store.hops(KERNEL, 2)] == [(1, 3), (1, 3)]
     np.testing.assert_array_equal(store.hops(KERNEL, 2)[1], store.shard(2).x)
     rows = store.split(SPLIT, 0)
     assert sorted([*rows.train, *rows.val, *rows.test]) == np.flatnonzero(store.shard(0).label >= 0).tolist()
-
-
-def test_what_hops_take(store: Store) -> None:
     written = sum(hop.nbytes for client in range(3) for hop in store.hops(KERNEL, client))
-    assert hops_bytes(30, 3, PropagationOptions(2)) == written
-    assert hops_bytes(30, 3, PropagationOptions(2, dtype="float16")) == written / 2
+    assert (
+        hops_bytes(30, 3, PropagationOptions(2))
+        == written
+        == 2 * hops_bytes(30, 3, PropagationOptions(2, 0.5, "float16"))
+    )
 
 
 @pytest.mark.parametrize("client", [-1, 3])
 def test_no_such_client(store: Store, client: int) -> None:
-    reads = (store.shard, lambda c: store.split(SPLIT, c), lambda c: store.hops(KERNEL, c))
-    for read in reads:
-        with pytest.raises(ShoalError, match=rf"^{store.path}: no client {client}; it has clients 0 to 2$"):
+    for read in (store.shard, lambda c: store.split(SPLIT, c), lambda c: store.hops(KERNEL, c)):
+        with refused(store.path, says=f"no client {client}"):
             read(client)
 
 
 def test_what_was_not_prepared(store: Store) -> None:
-    with pytest.raises(ShoalError, match=rf"^{store.path}: no split 'public'; run `shoal prepare` on the config$"):
-        store.split("public", 0)
-    with pytest.raises(ShoalError, match=rf"^{store.path}: no hops 'r1-k1'; run `shoal prepare` on the config$"):
-        store.hops("r1-k1", 0)
-    with pytest.raises(ShoalError, match=rf"^{store.path}/whole: no manifest\.json, .*; run `shoal prepare` .*$"):
-        store.whole()
+    for read, path, says in (
+        (lambda: store.split("public", 0), store.path, "no split 'public'"),
+        (lambda: store.hops("r1-k1", 0), store.path, "no hops 'r1-k1'"),
+        (store.whole, store.path / "whole", "no manifest.json"),
+    ):
+        with refused(path, says=says):
+            read()
 
 
 def flip(path: Path) -> None:
@@ -68,16 +65,6 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     path.write_bytes(content)
-
-
-def test_missing_and_truncated(store: Store) -> None:
-    path = store.path / SHARD
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ShoalError, match=rf"^{path}: \d+ bytes, the manifest says \d+; .* delete the file .*$"):
-        store.shard(0)
-    path.unlink()
-    with pytest.raises(ShoalError, match=rf"^{path}: missing; run `shoal prepare` again$"):
-        store.shard(0)
 
 
 OPENINGS = {
@@ -89,27 +76,20 @@ OPENINGS = {
 
 @pytest.mark.parametrize("folder", list(OPENINGS))
 def test_one_flipped_bit_of_any_file_is_found_when_it_is_first_opened(store: Store, folder: str) -> None:
-    path = store.path / folder / "00001.arrow"
+    path, read = store.path / folder / "00001.arrow", OPENINGS[folder]
     flip(path)
-    for _ in range(2):
-        with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*delete the file .*$"):
-            OPENINGS[folder](store)
-        with pytest.raises(ShoalError, match=rf"^{path}: checksum .*$"):
-            store.data(SPLIT, KERNEL, 1)
+    for again in (read, read, lambda store: store.data(SPLIT, KERNEL, 1)):
+        with refused(path, says="checksum does not match the manifest"):
+            again(store)
     # Whoever wants that opens it unchecked.
-    OPENINGS[folder](Store(store.path, first_read=False))
+    read(Store(store.path, first_read=False))
     flip(path)
-    OPENINGS[folder](store)
-
-
-@pytest.mark.parametrize("folder", list(OPENINGS))
-def test_a_file_is_checked_once_a_store(store: Store, folder: str) -> None:
-    path = store.path / folder / "00001.arrow"
-    OPENINGS[folder](store)
+    read(store)
+    # Once it was checked, a store does not read it again.
     flip(path)
-    OPENINGS[folder](store)
-    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
-        OPENINGS[folder](Store(store.path))
+    read(store)
+    with refused(path, says="checksum does not match the manifest"):
+        read(Store(store.path))
 
 
 def test_threads_check_a_file_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,36 +106,82 @@ def test_threads_check_a_file_once(store: Store, monkeypatch: pytest.MonkeyPatch
     assert sorted(read) == [store.path / f"clients/0000{client}.arrow" for client in range(3)]
 
 
-def with_shard(store: Store, client: int, path: Path) -> Store:
-    """The store as if its manifest had been made for the file that lies there now."""
-    clients = list(store.manifest.clients)
-    clients[client] = replace(clients[client], file=record_of(path))
-    replace(store.manifest, clients=clients).write(store.path)
-    return Store(store.path)
-
-
-def test_a_file_of_another_kind(store: Store) -> None:
-    path = store.path / SHARD
-    shutil.copy(store.path / f"hops/{KERNEL}/00000.arrow", path)
-    swapped = with_shard(store, 0, path)
-    with pytest.raises(ShoalError, match=rf"^{path}: not a shard of format 1; .*$"):
-        swapped.shard(0)
-
-
 def test_hops_of_another_shard(store: Store) -> None:
     path = store.path / f"hops/{KERNEL}/00000.arrow"
     record = write_hops(path, store.shard(1), PropagationOptions(2))
     hops = {KERNEL: [record, *store.manifest.hops[KERNEL][1:]]}
     replace(store.manifest, hops=hops).write(store.path)
-    with pytest.raises(ShoalError, match=rf"^{path}: 9 rows for a shard of 20; .*delete the file .*$"):
-        Store(store.path).hops(KERNEL, 0)
-    with pytest.raises(ShoalError, match=rf"^{path}: 9 rows for a shard of 20; delete the file .*$"):
-        Store(store.path, first_read=False).hops(KERNEL, 0)
+    for first_read in (True, False):
+        with refused(path, says="9 rows for a shard of 20"):
+            Store(store.path, first_read).hops(KERNEL, 0)
 
 
-def test_neighbours_out_of_bounds(store: Store) -> None:
-    path = store.path / "clients/00002.arrow"
-    part = Induced(np.array([29]), np.array([0, 1]), np.array([1]))
-    write_shard(path, 2, part, np.zeros(30), np.ones((1, 3), dtype=np.float32))
-    with pytest.raises(ShoalError, match=rf"^{path}: a neighbour lies outside rows 0 to 0; .*delete the file .*$"):
-        with_shard(store, 2, path).data(SPLIT, KERNEL, 2)
+@pytest.fixture
+def noted(make_store: Callable[..., Store]) -> Store:
+    """A noted with an assignment that its journal names, beside a shard that the manifest names as well."""
+    noted = make_store()
+    (noted.path / "assignment.npy").write_bytes(b"to whom nodes belong")
+    journal = Journal(noted.path / PROGRESS)
+    journal.append(noted.manifest.identity)
+    for name in ("assignment.npy", "clients/00000.arrow"):
+        journal.append({"path": name, **asdict(record_of(noted.path / name))})
+    return noted
+
+
+def flip_middle(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_sound_store_has_no_fault(noted: Store) -> None:
+    steps: list[None] = []
+    assert verify(noted, lambda: steps.append(None)) == []
+    assert len(steps) == files_to_verify(noted) == 10
+    assert unnamed_files(noted) == []
+
+
+@pytest.mark.parametrize("folder", ["clients", f"splits/{SPLIT}", f"hops/{KERNEL}"])
+def test_one_flipped_bit_of_any_file_is_found(noted: Store, folder: str) -> None:
+    # What this process has read before is read again.
+    noted.data(SPLIT, KERNEL, 1)
+    path, cut = noted.path / folder / "00001.arrow", noted.path / "clients/00000.arrow"
+    size = cut.stat().st_size
+    flip_middle(path)
+    cut.write_bytes(cut.read_bytes()[:-8])
+    shorter = f"{cut}: {size - 8} bytes, the manifest says {size}"
+    assert verify(noted) == [shorter, f"{path}: checksum does not match the manifest"]
+    path.unlink()
+    assert verify(noted) == [shorter, f"{path}: missing"]
+
+
+def test_what_only_the_journal_names(noted: Store) -> None:
+    path = noted.path / "assignment.npy"
+    flip_middle(path)
+    assert verify(noted) == [f"{path}: checksum does not match {PROGRESS}"]
+    # It is needed for shards only, and made again with them.
+    path.unlink()
+    assert verify(noted) == []
+
+
+def test_a_damaged_journal_is_named_and_left_as_it_is(noted: Store) -> None:
+    path = noted.path / PROGRESS
+    sound = path.read_bytes()
+    flip_middle(path)
+    (fault,) = verify(noted)
+    assert fault.startswith(f"{path}: line 2 is damaged (")
+    path.write_bytes(sound[:-5])
+    assert verify(noted) == []
+    assert path.read_bytes() == sound[:-5]
+
+
+def test_what_nothing_names(noted: Store) -> None:
+    strays = ["clients/00003.arrow", "notes.txt", "hops/r1.0-k1-float32/00000.arrow", "whole/clients/00000.arrow"]
+    for name in strays:
+        (noted.path / name).parent.mkdir(exist_ok=True, parents=True)
+        (noted.path / name).touch()
+    assert unnamed_files(noted) == sorted(noted.path / name for name in strays)
+    assert verify(noted) == []
+    # A noted of the whole graph is verified by itself.
+    shutil.copy(noted.path / "manifest.json", noted.path / "whole")
+    assert unnamed_files(noted) == sorted(noted.path / name for name in strays[:3])

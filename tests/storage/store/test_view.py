@@ -1,3 +1,6 @@
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -6,11 +9,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from support.errors import refused
 from torch import Tensor
 
+from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import digest
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import Induced
+from shoal.storage.store.cache import apart
 from shoal.storage.store.shard import Shard, open_shard, write_shard
 from shoal.storage.store.split import Split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
@@ -34,10 +40,6 @@ def lies_in_map_of(path: Path, tensor: Tensor) -> bool:
             if low <= start and end <= high:
                 return True
     return False
-
-
-def whole(graph: Graph) -> sp.csr_array:
-    return sp.csr_array((np.ones(graph.entries), graph.indices, graph.indptr), shape=(graph.nodes, graph.nodes))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -70,8 +72,10 @@ def test_tensors_lie_in_the_files_and_never_change_them(make_store: Callable[...
 def test_adjacency_degree_label_equal_the_whole_graph_sliced(
     make_store: Callable[..., Store], make_graph: Callable[..., Graph], client: int
 ) -> None:
-    graph, view = make_graph(0, 30, 0.2), view_of(make_store(), client)
-    expected = whole(graph)[view.node][:, view.node].toarray()
+    graph, store = make_graph(0, 30, 0.2), make_store()
+    view, split = view_of(store, client), store.split(SPLIT, client)
+    ones = sp.csr_array((np.ones(graph.entries), graph.indices, graph.indptr), shape=(graph.nodes, graph.nodes))
+    expected = ones[view.node][:, view.node].toarray()
     np.testing.assert_array_equal(view.adjacency.to_dense().numpy(), expected)
     np.testing.assert_array_equal(view.degree.numpy(), expected.sum(1) + 1)
     np.testing.assert_array_equal(view.label.numpy(), graph.y[view.node])
@@ -79,30 +83,26 @@ def test_adjacency_degree_label_equal_the_whole_graph_sliced(
     assert view.degree.dtype == view.adjacency.dtype == torch.float32
     assert view.label.dtype == view.train.dtype == torch.int64
     assert (view.client, view.nodes, view.features, view.entries) == (client, len(expected), 3, expected.sum())
-
-
-def test_products_with_the_adjacency(make_store: Callable[..., Store]) -> None:
-    view = view_of(make_store())
-    dense = view.adjacency.to_dense()
-    torch.testing.assert_close(view.adjacency @ view.x, dense @ view.x)
-
-
-def test_rows_are_those_of_the_split(make_store: Callable[..., Store]) -> None:
-    store = make_store()
-    view, split = view_of(store), store.split(SPLIT, 0)
+    torch.testing.assert_close(view.adjacency @ view.x, view.adjacency.to_dense() @ view.x)
     for name in ("train", "val", "test"):
         assert getattr(view, name).tolist() == getattr(split, name).tolist()
-        assert not lies_in_map_of(store.path / split_path(SPLIT, 0), getattr(view, name))
+        assert not lies_in_map_of(store.path / split_path(SPLIT, client), getattr(view, name))
 
 
 def test_views_share_ones_and_a_memo(make_store: Callable[..., Store]) -> None:
     store, cache = make_store(), Cache(2**20)
     first, second = view_of(store, 0, cache), view_of(store, 1, cache)
-    assert first.degree.shape != second.degree.shape
     assert view_of(store, 0, cache).degree is first.degree
+    assert second.degree.shape != first.degree.shape
     large, small = first.adjacency.values(), second.adjacency.values()
     assert large.data_ptr() == small.data_ptr()
     assert cache.bytes == first.degree.nbytes + second.degree.nbytes
+    # Of a matrix, numbers of its own count, and those that are shared do not.
+    size = {"size": (2, 2), "check_invariants": False}
+    for values, weight in ((torch.rand(2), 3 * 8 + 2 * 8 + 2 * 4), (cache.ones(2), 0)):
+        before = cache.bytes
+        cache.get(str(weight), lambda values=values: torch.sparse_csr_tensor([0, 1, 2], [1, 0], values, **size))
+        assert cache.bytes - before == weight
 
 
 class Builds:
@@ -124,14 +124,19 @@ class Builds:
 
 def test_what_nobody_asks_for_any_more_makes_room() -> None:
     builds = Builds(Cache(100))
-    builds.get("ababa")
-    assert (builds.built, builds.cache.bytes) == ("ab", 80)
-    builds.get("c")  # b, which was used longest ago, goes, so that the newest one is kept
-    builds.get("ac")
-    assert (builds.built, builds.cache.bytes) == ("abc", 80)
-    builds.get("b")  # c goes, which passed; a was used after b was asked for
-    builds.get("a")
-    assert (builds.built, builds.cache.bytes) == ("abcb", 80)
+    for asked, built in (
+        ("ababa", "ab"),
+        # b, which was used longest ago, goes, so that the newest one is kept.
+        ("cac", "abc"),
+        # c goes, which passed; a was used after b was asked for.
+        ("ba", "abcb"),
+    ):
+        builds.get(asked)
+        assert (builds.built, builds.cache.bytes) == (built, 80)
+    # The newest stays whatever its size.
+    builds = Builds(Cache(0))
+    builds.get("aab")
+    assert (builds.built, builds.cache.bytes) == ("ab", 40)
 
 
 def test_who_is_visited_in_turn_finds_what_fits() -> None:
@@ -143,6 +148,11 @@ def test_who_is_visited_in_turn_finds_what_fits() -> None:
         builds.get("abcdefghij")
         assert builds.cache.bytes <= 320
     assert len(builds.built) - before == 4 * 3
+    # Others take the place of those who were visited before.
+    builds.get("klmnopq" * 3)
+    before = len(builds.built)
+    builds.get("klmnopq")
+    assert (len(builds.built), builds.cache.bytes) == (before, 320)
 
 
 def test_twice_in_a_turn_is_once() -> None:
@@ -158,61 +168,25 @@ def test_twice_in_a_turn_is_once() -> None:
     assert builds.built[before:] == "dijklkji"
 
 
-def test_others_take_the_place_of_those_who_were_visited_before() -> None:
-    builds = Builds(Cache(320))
-    builds.get("abcdefgh" * 3)
-    builds.get("klmnopq" * 3)
-    before = len(builds.built)
-    builds.get("klmnopq")
-    assert (len(builds.built), builds.cache.bytes) == (before, 320)
-
-
 def test_what_is_kept_only_if_it_fits() -> None:
     cache = Cache(100)
 
-    def kept(key: str) -> bool:
+    def kept(key: str) -> str:
         cache.begin_turn()
-        return cache.keep(key, 40, lambda: torch.zeros(10)) is not None
+        return "-" if cache.keep(key, 40, lambda: torch.zeros(10)) is None else key
 
-    assert [kept(key) for key in "ababc"] == [True, True, True, True, False]
     # In turn, what stays stays; once nobody asked for it between two times of another one, it goes.
-    assert [kept(key) for key in "abcabcab"] == [True, True, False, True, True, False, True, True]
-    assert [kept(key) for key in "cc"] == [False, True]
-    assert [kept(key) for key in "bca"] == [True, True, False]
+    for asked, expected in (("ababc", "abab-"), ("abcabcab", "ab-ab-ab"), ("cc", "-c"), ("bca", "bc-")):
+        assert "".join(map(kept, asked)) == expected
     assert cache.bytes == 80
-
-
-def test_what_passes_makes_room_for_what_is_kept() -> None:
+    # What passes makes room for what is kept.
     cache = Cache(100)
     for key in "abc":
         cache.get(key, lambda: torch.zeros(10))
     assert cache.bytes == 80
-    assert cache.keep("d", 40, lambda: torch.zeros(10)) is not None
-    assert cache.bytes == 80
+    assert kept("d") == "d"
     assert cache.keep("e", 90, lambda: torch.zeros(22)) is None
-
-
-def test_the_newest_stays_whatever_its_size() -> None:
-    builds = Builds(Cache(0))
-    builds.get("aab")
-    assert (builds.built, builds.cache.bytes) == ("ab", 40)
-
-
-def test_what_entries_weigh() -> None:
-    cache = Cache(2**20)
-    size = {"size": (2, 2), "check_invariants": False}
-    cache.get("own", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], torch.rand(2), **size))
-    assert cache.bytes == 3 * 8 + 2 * 8 + 2 * 4
-    cache.get("shared", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], cache.ones(2), **size))
-    assert cache.bytes == 48
-
-
-def test_ones_grow() -> None:
-    cache = Cache(0)
-    few, many = cache.ones(3), cache.ones(100)
-    assert few.tolist() == [1.0] * 3
-    assert many.shape == (100,)
-    assert many.data_ptr() == cache.ones(7).data_ptr()
+    assert cache.bytes == 80
 
 
 def resident(path: Path) -> int:
@@ -286,24 +260,23 @@ def read_everything(view: View) -> None:
     view.cache("own", lambda: (torch.ones(2).add_(1), [torch.ones(3)]))
 
 
-def test_reading_is_no_writing() -> None:
-    view = whole_view()
-    for _ in range(2):
-        read_everything(view)
-        assert view.written() is None
-
-
 @pytest.mark.parametrize("what", WRITES)
 def test_what_is_written_to_is_named(what: str) -> None:
     view = whole_view()
     WRITES[what](view)
     assert view.written() == what
     view = whole_view()
-    if what not in ("own", "cache(('own', 3))"):
+    if "own" not in what:
+        # Reading is no writing.
+        read_everything(view)
+        assert view.written() is None
         read_everything(view)
     assert view.written() is None
     WRITES[what](view)
     assert view.written() == what
+    # An entry that was dropped is built again.
+    view._cache.clear()
+    assert view.written() == (None if "own" in what or what == "degree" else what)
 
 
 def test_features_that_are_overwritten_behind_torchs_back() -> None:
@@ -312,14 +285,6 @@ def test_features_that_are_overwritten_behind_torchs_back() -> None:
             view = whole_view()
             write(view.hop(k))
             assert view.written() == (f"hop({k})" if k else "x")
-
-
-def test_an_entry_that_was_dropped_is_built_again() -> None:
-    view = whole_view()
-    view.cache("own", lambda: torch.ones(2)).add_(1)
-    view._cache.clear()
-    assert view.written() is None
-    assert view.cache("own", lambda: torch.ones(2)).tolist() == [1, 1]
 
 
 def test_arrays_and_attributes_are_read_only() -> None:
@@ -332,9 +297,44 @@ def test_arrays_and_attributes_are_read_only() -> None:
             setattr(view, name, torch.ones(1))
 
 
-def test_a_client_without_rows_has_nothing_to_write_to() -> None:
-    empty = np.zeros(0, np.int32)
-    shard = Shard(0, empty, empty, np.zeros(1, np.int32), empty, np.zeros((0, 3), np.float32))
-    view = View("empty", shard, Split(empty, empty, empty), [], 2, Cache(0))
-    assert len(view.x) == 0
-    assert view.written() is None
+# Blocks that stay, each made among larger ones that go; what the process holds beyond the former, in MB.
+GROWTH = """
+import psutil, torch
+from shoal.engine.hosts.device import keep_freed_memory
+from shoal.storage.store.cache import apart
+keep_freed_memory()
+make = {}
+def step():
+    blocks = [torch.zeros(400_000) for _ in range(3)]
+def visit():
+    kept.append(make(lambda: torch.zeros(3_000)))
+    step()
+kept = []
+for _ in range(10):
+    visit()
+before = psutil.Process().memory_info().rss
+for _ in range(200):
+    visit()
+print((psutil.Process().memory_info().rss - before) / 1e6)
+"""
+
+
+def growth(make: str) -> float:
+    done = subprocess.run([sys.executable, "-c", GROWTH.format(make)], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def test_memory_does_not_grow_by_more_than_what_stays() -> None:
+    assert growth("apart") < 10
+
+
+def test_it_waits_and_gives_back_what_was_made_or_raised() -> None:
+    assert apart(threading.current_thread) is not threading.current_thread()
+    # What is made may itself want something made.
+    assert apart(lambda: apart(threading.current_thread)) is apart(threading.current_thread)
+    with refused(says="no such shard"):
+        apart(fail)
+
+
+def fail() -> None:
+    raise ShoalError("no such shard")
