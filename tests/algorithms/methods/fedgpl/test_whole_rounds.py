@@ -1,6 +1,6 @@
 """FedGPL in whole rounds against one process that holds prompts, heads and the GNN, and differentiates end to end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from math import ceil, floor
 from pathlib import Path
@@ -11,14 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
+from support.same_bits import assert_same_trees
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.view import View
 
@@ -289,9 +288,7 @@ def test_a_context_that_is_computed_again_has_the_same_bits(start: Start, keys: 
         for _ in ONLINE:
             server.round()
         found.append(server.state.server)
-    assert found[0].keys() == found[1].keys()
-    for name in found[0]:
-        assert torch.equal(found[0][name], found[1][name]), name
+    assert_same_trees({0: found[0]}, {0: found[1]})
 
 
 def test_small_passes_are_one_large_one(start: Start, keys: dict[str, Any]) -> None:
@@ -339,13 +336,6 @@ def test_classifiers_alone_and_no_mixing(start: Start, keys: dict[str, Any]) -> 
     assert [i for i, has in enumerate(moved) if has] == [0, 1]
 
 
-def test_mixing_reaches_those_that_are_away(start: Start, keys: dict[str, Any]) -> None:
-    server = start(keys)
-    server.round()
-    theta = server.state.server["theta"]
-    assert torch.equal(theta, theta[:1].expand_as(theta))
-
-
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("noise", ["paper", "clipped"])
 def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str) -> None:
@@ -361,25 +351,3 @@ def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str
     assert torch.equal(theta[2], theta[3])
     notes = [line.get("notes", {}).get("epsilon") for line in lines[2]]
     assert notes == ([None] * 3 if noise == "paper" else [4.0, 8.0, 12.0])
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ({"model": {"name": "gcn", "hidden": HIDDEN}}, "model.prompt: fedgpl cuts the model between prompt and GNN"),
-        ({"algorithm.epsilon": 0.0}, "server_lr, epsilon and clip must be above 0"),
-        ({"algorithm.most_rows": 0}, "most_rows must be at least 1"),
-        ({"algorithm.mixing": "all"}, "algorithm.mixing"),
-    ],
-)
-def test_what_cannot_be_run(start: Start, keys: dict[str, Any], more: Mapping[str, Any], line: str) -> None:
-    with pytest.raises(ShoalError, match=line):
-        start({**keys, **more})
-
-
-def test_weights_of_one_task_as_here(start: Start, keys: dict[str, Any]) -> None:
-    """What `mixed` computes is what the module says of one task."""
-    end = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    trained = Trained(end - 1, end, torch.zeros(4, dtype=torch.int64))
-    weight = 1 - torch.sigmoid((end - end.mean(0)).square().mean(1).sqrt())
-    torch.testing.assert_close(task_weights(trained, "hidta", "delta")[0], weight / weight.sum())
