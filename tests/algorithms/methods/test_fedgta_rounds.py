@@ -211,23 +211,6 @@ def test_a_resume_changes_no_bit(start: Run, run: Run, every: int) -> None:
         assert_same_runs(whole, resumed)
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_fedgl_tells_the_same_of_what_it_learnt(
-    start: Run, views: Callable[..., list[View]], recorded: Any, number: int
-) -> None:
-    keys = {"model.name": "sgc", "algorithm.name": "fedgl_fedgta", "algorithm.threshold": 0.0, "algorithm.pseudo": 1.0}
-    server = start(keys, pool=recorded.on)
-    for _ in range(number):
-        server.round()
-    for i, view in enumerate(views(server)):
-        sent = recorded.uploads[i]
-        w = sent["w"].double().numpy()
-        scores = np.exp(view.hop(2).double().numpy() @ w[: 4 * 5].reshape(4, 5).T + w[4 * 5 :])
-        h, m = equations_3_to_5(view, scores / scores.sum(1, keepdims=True), DEFAULTS)
-        np.testing.assert_allclose(sent["h"], h, rtol=1e-4)
-        np.testing.assert_allclose(sent["m"], m, rtol=1e-3, atol=1e-6)
-
-
 def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "train.weight_decay": 0.01}
     local = run({**keys, "algorithm.name": "local"})

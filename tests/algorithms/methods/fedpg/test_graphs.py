@@ -39,13 +39,6 @@ def test_what_clients_lack(run: Run, graph_task: dict[str, Any]) -> None:
     assert torch.equal(held["proto"][~held["present"]], torch.zeros(int((~held["present"]).sum()), 8))
 
 
-def test_hops_0_searches_no_neighbours(run: Run, graph_task: dict[str, Any]) -> None:
-    few, many = (run({**graph_task, **PG, "algorithm.hops": 0, "algorithm.similar": k}, rounds=3) for k in (1, 9))
-    one, other = (run({**graph_task, **PG, "algorithm.similar": k}, rounds=3) for k in (1, 9))
-    assert torch.equal(few.state.server["proto"], many.state.server["proto"])
-    assert not torch.equal(one.state.server["proto"][:, 1:], other.state.server["proto"][:, 1:])
-
-
 @pytest.mark.parametrize("options", [{}, ATTENTIVE])
 def test_cells_and_a_resumed_run_change_nothing(
     start: Run, graph_task: dict[str, Any], options: dict[str, Any]

@@ -120,17 +120,3 @@ def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyP
     loss.backward()
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
     made.assert_gradients(gradient)
-
-
-def test_nothing_generated_costs_nothing(view: View) -> None:
-    shown = impaired(view, 0.5, 0)
-    for loss_of in (
-        own_loss,
-        lambda new, shown: others_loss(new, 3, shown),
-        lambda new, shown: others_loss(new, 0, shown),
-    ):
-        made = Made(np.zeros(len(shown.missing_V), dtype=np.int64), 0)
-        loss = loss_of(made.features, shown)
-        loss.backward()
-        assert loss.item() == 0
-        made.assert_gradients(made.x)

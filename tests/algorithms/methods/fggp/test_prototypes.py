@@ -45,18 +45,6 @@ def test_votes_are_their_formulas(how: Vote, k: int) -> None:
         torch.testing.assert_close(row, torch.tensor(by_hand(z, bank, how, k, 0.1)), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", VOTES)
-def test_more_entries_of_a_class_change_a_balanced_vote_only_if_others_are_nearer(how: Vote) -> None:
-    bank = drawn([0, 0, 1, 2, 2, 3])
-    z_NH = torch.rand(200, 6, generator=torch.Generator().manual_seed(2))
-    doubled = Bank(torch.cat([bank.proto_BH, bank.proto_BH[:2]]), torch.tensor([0, 0, 1, 2, 2, 3, 0, 0]))
-    before, after = (votes(z_NH, b, CLASSES, how, 20, 0.1).argmax(1) for b in (bank, doubled))
-    assert torch.equal(before, after) == (how in ("class_nearest", "class_avg"))
-    # Where k binds, the nearest entry still votes.
-    before, after = (votes(z_NH, b, CLASSES, how, 2, 0.1).argmax(1) for b in (bank, doubled))
-    assert torch.equal(before, after) or how != "class_nearest"
-
-
 def test_a_dead_feature_gets_finite_scores() -> None:
     for how in VOTES:
         found = votes(torch.zeros(1, 6), drawn([1, 3]), CLASSES, how, 20, 0.1)
