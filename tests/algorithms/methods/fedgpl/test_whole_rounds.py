@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
-from support.same_bits import assert_same_trees
+from support.same_bits import assert_same_runs
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
@@ -192,6 +192,18 @@ class OneProcess:
         return count
 
 
+def export_of(server: Server, gnn: Net) -> None:
+    """Puts the server's GNN into a network of PyG, by the names of its parameters."""
+    flat, left = server._build("model"), server.state.server["gnn"].clone()
+    values = {}
+    for name, p in flat.module.named_parameters():
+        if ".convs." in name:
+            values["convs." + name.partition(".convs.")[2]] = left[: p.numel()].view_as(p)
+            left = left[p.numel() :]
+    assert not len(left)
+    gnn.load_state_dict(values)
+
+
 @pytest.fixture
 def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     trace = np.zeros((ROUNDS, len(OF_CLIENT)), dtype=bool)
@@ -203,9 +215,7 @@ def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def one_process(
-    keys: dict[str, Any], views: Callable[..., list[View]], export_of: Callable[[Server, Net], None]
-) -> Callable[[Server, str], OneProcess]:
+def one_process(keys: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server, str], OneProcess]:
     def one_process(server: Server, updates: str) -> OneProcess:
         folder = Path(keys["data.path"])
         clients = [PlainClient(i, folder, view) for i, view in enumerate(views(server))]
@@ -216,23 +226,6 @@ def one_process(
         return OneProcess(clients, gnn, updates)
 
     return one_process
-
-
-@pytest.fixture
-def export_of() -> Callable[[Server, Net], None]:
-    """Puts the server's GNN into a network of PyG, by the names of its parameters."""
-
-    def export_of(server: Server, gnn: Net) -> None:
-        flat, left = server._build("model"), server.state.server["gnn"].clone()
-        values = {}
-        for name, p in flat.module.named_parameters():
-            if ".convs." in name:
-                values["convs." + name.partition(".convs.")[2]] = left[: p.numel()].view_as(p)
-                left = left[p.numel() :]
-        assert not len(left)
-        gnn.load_state_dict(values)
-
-    return export_of
 
 
 def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tensor:
@@ -247,11 +240,7 @@ def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tens
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
 def test_rounds_are_those_of_one_process(
-    start: Start,
-    keys: dict[str, Any],
-    one_process: Callable[[Server, str], OneProcess],
-    export_of: Callable[[Server, Net], None],
-    updates: str,
+    start: Start, keys: dict[str, Any], one_process: Callable[[Server, str], OneProcess], updates: str
 ) -> None:
     server = start({**keys, "algorithm.gnn": updates})
     plain = one_process(server, updates)
@@ -281,24 +270,15 @@ def test_rounds_are_those_of_one_process(
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
-def test_a_context_that_is_computed_again_has_the_same_bits(start: Start, keys: dict[str, Any], updates: str) -> None:
-    found = []
-    for recompute in (False, True):
-        server = start({**keys, "algorithm.gnn": updates, "algorithm.recompute": recompute})
-        for _ in ONLINE:
-            server.round()
-        found.append(server.state.server)
-    assert_same_trees({0: found[0]}, {0: found[1]})
+def test_a_context_that_is_computed_again_has_the_same_bits(run: Start, keys: dict[str, Any], updates: str) -> None:
+    keys = {**keys, "algorithm.gnn": updates}
+    assert_same_runs(*(run({**keys, "algorithm.recompute": recompute}) for recompute in (False, True)))
 
 
-def test_small_passes_are_one_large_one(start: Start, keys: dict[str, Any]) -> None:
+def test_small_passes_are_one_large_one(run: Start, keys: dict[str, Any]) -> None:
     """Without dropout, whose masks are drawn by pass."""
-    found = []
-    for most in (65_536, 1, 9):
-        server = start({**keys, "train.dropout": 0.0, "algorithm.most_rows": most})
-        for _ in ONLINE:
-            server.round()
-        found.append(server.state.server)
+    keys = {**keys, "train.dropout": 0.0}
+    found = [run({**keys, "algorithm.most_rows": most}).state.server for most in (65_536, 1, 9)]
     for other in found[1:]:
         for name in ("gnn", "theta"):
             torch.testing.assert_close(other[name], found[0][name], rtol=1e-4, atol=1e-6)
