@@ -2,15 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
-from shoal.algorithms.graphs.drawn_operator import DrawnOperator
-from shoal.algorithms.graphs.pairs import PairDots
+from shoal.algorithms.graphs.pairs import PairDots, compiled, cross_dots, symmetric_rows
+from shoal.algorithms.models.inputs.neighbourhood import operator_over
+from shoal.storage.graph.propagation import propagate
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 LEAST_CHANCE, LEAST_NORM = 1e-6, 1e-8
 
@@ -50,32 +53,17 @@ class GeneratedGraph:
 
     Attributes:
         candidates: The pairs that could become edges.
-        probability_S: B, float32, without gradient.
         operator: D^-1/2 (A^g + I) D^-1/2, which stands where the matrix of a `Neighbourhood` stands; `@` has gradients
             to the dense factor and, through products and degrees, to F.
     """
 
     def __init__(self, graph: CompletedGraph, f_NH: Tensor, rng: torch.Generator, options: EdgeOptions) -> None:
-        """Draws candidates and edges.
-
-        Args:
-            graph: A'.
-            f_NH: Output of the generator, float32, with its gradient, on the device of the graph's pairs.
-            rng: Where randomness comes from, for that device.
-            options: How.
-        """
+        """Draws candidates of A', and edges by the generator's output F, float32, on the device of the pairs."""
         self.candidates = draw_candidates(graph, options.random_pairs, rng)
         self._dot_S: Tensor = PairDots.apply(f_NH, self.candidates.pairs_2S)
         self._width = f_NH.shape[1]
-        probability_S = edge_probability(self.candidates, f_NH, self._dot_S, options)
-        self.probability_S = probability_S.detach()
-        kept_S = draw_edges(probability_S, rng, options)
+        kept_S = draw_edges(edge_probability(self.candidates, f_NH, self._dot_S, options), rng, options)
         self.operator = DrawnOperator(self.candidates.pairs_2S, kept_S, graph.nodes)
-
-    @property
-    def edges(self) -> int:
-        """How many edges were drawn."""
-        return int(self.operator.degree_N.sum(dtype=torch.float64) - len(self.operator)) // 2
 
     def regularizer(self) -> Tensor:
         """L_reg, a scalar: how badly F tells the pairs of A' from the random ones (equation 9; sampled).
@@ -90,14 +78,7 @@ class GeneratedGraph:
 
 
 def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, options: EdgeOptions) -> Tensor:
-    """B of every candidate, float32 `[S]`.
-
-    Args:
-        candidates: The pairs.
-        f_NH: F, float32.
-        dot_S: <F_i, F_j> of the pairs.
-        options: Lambda and Omega.
-    """
+    """B of every candidate, float32 `[S]`, from F and the products <F_i, F_j> of the pairs."""
     if options.similarity == "cosine":
         inverse_N = 1 / f_NH.norm(dim=1).clamp_min(LEAST_NORM)
         i, j = candidates.pairs_2S
@@ -117,3 +98,107 @@ def draw_edges(probability_S: Tensor, rng: torch.Generator, options: EdgeOptions
         score_S = torch.log(probability_S) - torch.log(-torch.log(u_S))
     soft_S = torch.sigmoid(score_S / options.temperature)
     return (score_S.detach() >= 0).float() + (soft_S - soft_S.detach())
+
+
+class DrawnOperator(SparseMatrix):
+    """P = D^-1/2 (A + I) D^-1/2, D = diag((A + I) 1), of a graph whose edges are some of the candidate pairs.
+
+    It stands where the matrix of a layer stands, which is multiplied by dense rows. A product has gradients to the
+    dense factor and to a_e, whether pair e is an edge, for all pairs, also those that are none: with y = P x, g the
+    gradient of y and s = D^-1/2 1,
+
+        dL/da_ij = s_i s_j (<g_i, x_j> + <g_j, x_i>) + t_i + t_j,   t_i = -s_i^2 (<g_i, y_i> + <x_i, (P g)_i>) / 2,
+
+    t being what comes through the degrees.
+    """
+
+    def __init__(self, pairs_2S: Tensor, kept_S: Tensor, nodes: int) -> None:
+        """Makes the graph once, for all layers that multiply by it.
+
+        Args:
+            pairs_2S: Candidates i < j, int32, ascending by i and then by j.
+            kept_S: a, float32, zeros and ones; may have a gradient.
+            nodes: Number of nodes N.
+        """
+        self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
+        found_S = kept_S.detach() > 0.5
+        if compiled(kept_S):
+            self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(*pairs_2S.numpy(), found_S.numpy(), nodes)
+            # With loops.
+            self._degree_N = torch.from_numpy(np.diff(self._rows[0]) + 1).float()
+        else:
+            self._degree_N, self._matrix = _by_torch(pairs_2S, found_S, nodes)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self._nodes, self._nodes))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return self._kept_S.device
+
+    def __len__(self) -> int:
+        return self._nodes
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        with torch.autocast(dense.device.type, enabled=False):
+            return _Product.apply(dense.float(), self._kept_S, self)
+
+    def to_dense(self) -> Tensor:
+        matrix = operator_over("symmetric", *self._rows) if compiled(self._kept_S) else self._matrix
+        return matrix.to_dense()
+
+    def product(self, x_NH: Tensor) -> Tensor:
+        """P x, without gradients."""
+        if not compiled(x_NH):
+            return self._matrix @ x_NH
+        out_NH = torch.empty(x_NH.shape)
+        propagate(*self._rows, x_NH.contiguous().numpy(), 0.5, out_NH.numpy())
+        return out_NH
+
+    def of_edges(self, x_NH: Tensor, y_NH: Tensor, g_NH: Tensor, back_NH: Tensor) -> Tensor:
+        """dL/da, float32 `[S]`, from x, y = P x, the gradient g of y, and P g."""
+        s_N, (i, j) = self._degree_N.rsqrt(), self._pairs_2S
+        t_N = (torch.linalg.vecdot(g_NH, y_NH) + torch.linalg.vecdot(x_NH, back_NH)) / (-2 * self._degree_N)
+        found_S = cross_dots(g_NH, x_NH, self._pairs_2S)
+        found_S *= s_N.index_select(0, i)
+        found_S *= s_N.index_select(0, j)
+        found_S += t_N.index_select(0, i)
+        found_S += t_N.index_select(0, j)
+        return found_S
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NH: Tensor, kept_S: Tensor, matrix: DrawnOperator) -> Tensor:
+        y_NH = matrix.product(x_NH.detach())
+        ctx.matrix = matrix
+        if kept_S.requires_grad:
+            ctx.save_for_backward(x_NH, y_NH)
+        return y_NH
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        g_NH = gradients[0].contiguous()
+        back_NH = ctx.matrix.product(g_NH)
+        if not ctx.needs_input_grad[1]:
+            return back_NH, None, None
+        x_NH, y_NH = ctx.saved_tensors
+        return back_NH, ctx.matrix.of_edges(x_NH, y_NH, g_NH, back_NH), None
+
+
+def _by_torch(pairs_2S: Tensor, found_S: Tensor, nodes: int) -> tuple[Tensor, SparseMatrix]:
+    """Degrees with loop, and the matrix, on any device."""
+    low, high = pairs_2S[:, found_S].long()
+    loops = torch.arange(nodes, device=low.device) * (nodes + 1)
+    keys = torch.cat([low * nodes + high, loops, high * nodes + low]).sort().values
+    row, column = keys // max(nodes, 1), keys % max(nodes, 1)
+    starts = torch.searchsorted(row, torch.arange(nodes + 1, device=row.device))
+    degree_N = starts.diff().float()
+    scale_N = degree_N.rsqrt()
+    matrix = SparseMatrix.of(starts.int(), column.int(), scale_N[row] * scale_N[column], nodes)
+    return degree_N, SparseMatrix(matrix.csr, matrix.csr)

@@ -56,12 +56,7 @@ class SmallGraphs:
         return SmallGraphs(first, indptr, self.indices[entry] - np.repeat(moved, degree), self.row[node])
 
     def batch(self, data: View, coupled: Coupled) -> GraphBatch:
-        """What a backbone reads of all of them.
-
-        Args:
-            data: Where the features are.
-            coupled: The backbone.
-        """
+        """What a backbone reads of all of them; `data` has the features."""
         device = data.device
         first = torch.from_numpy(self.first).to(device)
         matrix = operator_over(coupled.operator, self.indptr, self.indices).to(device)
@@ -80,12 +75,9 @@ def adjacency_of(source: np.ndarray, target: np.ndarray, nodes: int) -> tuple[np
 
 
 def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGraphs:
-    """The parts of one graph as separate graphs; edges between them are lost.
+    """The parts of one graph, a CSR adjacency, as separate graphs; edges between them are lost.
 
-    Args:
-        indptr: Row starts of its adjacency, `[N + 1]`.
-        indices: Columns, `[E]`.
-        part: Part of every node, integers `[N]` from 0, none empty.
+    `part` is that of every node, integers `[N]` from 0, none empty.
     """
     order = np.argsort(part, kind="stable")
     place = np.empty_like(order)
@@ -99,10 +91,7 @@ def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGr
 def without_nodes(graphs: SmallGraphs, share: float, rng: np.random.Generator) -> SmallGraphs:
     """Every graph without a share of its nodes, drawn uniformly, and without their edges; others keep their order.
 
-    Args:
-        graphs: The graphs.
-        share: In [0, 1), so that every graph keeps a node.
-        rng: Where randomness comes from.
+    The share is in [0, 1), so that every graph keeps a node.
     """
     lost_G = _share_of(share, graphs.sizes)
     kept_N = ~_drawn(graphs.sizes, lost_G, rng)
@@ -121,12 +110,7 @@ def with_other_edges(graphs: SmallGraphs, share: float, rng: np.random.Generator
     """Every graph without a share of its undirected edges, and with as many pairs of its nodes drawn as new ones.
 
     Pairs are two different nodes, drawn uniformly with replacement: one that is an edge already, or that is drawn
-    twice, counts once.
-
-    Args:
-        graphs: The graphs.
-        share: In [0, 1).
-        rng: Where randomness comes from.
+    twice, counts once. The share is in [0, 1).
     """
     source, target = graphs.source, graphs.indices
     once = source < target

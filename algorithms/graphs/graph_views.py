@@ -19,15 +19,7 @@ class GraphViews:
     """
 
     def __init__(self, model: ClientModel, rng: torch.Generator) -> None:
-        """Draws nothing yet.
-
-        Args:
-            model: The model.
-            rng: Where randomness comes from.
-
-        Raises:
-            ShoalError: The model reads hops whose graph the client does not have whole.
-        """
+        """Draws nothing yet; a `ShoalError` if the model reads hops whose graph the client does not have whole."""
         self._model, self._data, self._rng = model, model.data, rng
         kernel = model.data.propagation
         self._reads_hops = model.coupled is None and any(model.flat.inputs)
@@ -51,7 +43,10 @@ class GraphViews:
         if coupled is not None:
             matrix = operator_over(coupled.operator, indptr, indices).to(data.device)
             return Neighbourhood(AlteredFeatures(data.whole(0), kept_F), (matrix,) * coupled.depth)
-        smoothing = self._smoothing(indptr, indices) if self._reads_hops else None
+        smoothing = None
+        if self._reads_hops:
+            assert data.propagation is not None
+            smoothing = smoothing_over(indptr, indices, data.propagation.r).to(data.device)
         x_NF: Features = data.whole(0)
         return [AlteredFeatures(x_NF, kept_F, smoothing, k) for k in self._model.flat.inputs]
 
@@ -67,38 +62,20 @@ class GraphViews:
         before = np.concatenate([[0], np.cumsum(kept_E)])
         return before[indptr].astype(np.int32), indices[kept_E]
 
-    def _smoothing(self, indptr: np.ndarray, indices: np.ndarray) -> SparseMatrix:
-        kernel = self._data.propagation
-        assert kernel is not None
-        return smoothing_over(indptr, indices, kernel.r).to(self._data.device)
-
 
 def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The number of the undirected edge of every entry of a symmetric adjacency without loops, int32 `[E]`.
-
-    Args:
-        indptr: Row starts `[N + 1]`.
-        indices: Columns, int32 `[E]`, ascending in a row.
-    """
+    """The number of the undirected edge of every entry of a symmetric CSR adjacency without loops, int32 `[E]`."""
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     upper = indices > row
     number = np.empty(len(indices), dtype=np.int32)
     number[upper] = np.arange(upper.sum())
     # Entries of the upper triangle by column and row are those of the lower one by row and column.
-    lower = ~upper
-    order = np.lexsort((row[upper], indices[upper]))
-    number[lower] = number[upper][order]
+    number[~upper] = number[upper][np.lexsort((row[upper], indices[upper]))]
     return number
 
 
 def smoothing_over(indptr: np.ndarray, indices: np.ndarray, r: float) -> SparseMatrix:
-    """D^(r-1) (A + I) D^(-r), D being the degrees with self loop, `[N, N]` with its transpose (FedGTA, equation 1).
-
-    Args:
-        indptr: Row starts of A, int32 `[N + 1]`.
-        indices: Its columns, int32 `[E]`.
-        r: Exponent of the normalisation, as hops have it.
-    """
+    """D^(r-1) (A + I) D^(-r) of a CSR A, D being degrees with loop, and its transpose (FedGTA, equation 1)."""
     nodes, degree_N = len(indptr) - 1, np.diff(indptr) + 1.0
     starts, columns, _ = operator_over("attention", indptr, indices).parts()
     row_E, column_E = np.repeat(np.arange(nodes), degree_N.astype(np.int64)), columns.numpy()

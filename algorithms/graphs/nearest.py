@@ -26,13 +26,9 @@ def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
     """The k other rows of the largest cosine for every row, int32 `[N, k]`, the most similar first, where the rows are.
 
     Of equally similar ones the lowest number comes first. -1 stands where there are not enough. A row of zeros has no
-    neighbours, and is no row's neighbour. The same rows give the same bits for any number of threads.
-
-    Args:
-        z_NH: Rows, float32; no gradient is made.
-        k: How many.
-        exact_up_to: Up to so many rows a processor compares all, N^2 H operations; above, only those of near lists of
-            rows, 16 N^1.5 H operations, which miss some. A GPU compares all of any number.
+    neighbours, and is no row's neighbour. The same rows give the same bits for any number of threads. Up to
+    `exact_up_to` rows a processor compares all, N^2 H operations; above, only those of near lists of rows, 16 N^1.5 H
+    operations, which miss some. A GPU compares all of any number. No gradient is made.
     """
     z_NH = z_NH.detach()
     length_N = torch.linalg.vector_norm(z_NH, dim=1, dtype=torch.float64)
@@ -42,23 +38,16 @@ def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
         part.copy_(z_NH[rows].double() / length_N[rows, None])
     found = torch.full((len(z_NH), k), -1, dtype=torch.int32, device=z_NH.device)
     if k and len(unit_NH) > 1:
-        near = nearest_by_torch(unit_NH, k) if z_NH.device.type != "cpu" else _by_numba(unit_NH, k, exact_up_to)
+        compare = _exact if len(unit_NH) <= exact_up_to else _approximate
+        near = compare(unit_NH, k) if z_NH.device.type == "cpu" else nearest_by_torch(unit_NH, k)
         found[alive] = torch.where(near >= 0, alive[near], -1).int()
     return found
 
 
-def _by_numba(unit_NH: Tensor, k: int, exact_up_to: int) -> Tensor:
-    who = np.full((len(unit_NH), k), -1, dtype=np.int32)
-    find = _exact if len(unit_NH) <= exact_up_to else _approximate
-    find(unit_NH, who)
-    return torch.from_numpy(who).long()
-
-
-def _exact(unit_NH: Tensor, who: np.ndarray) -> None:
+def _exact(unit_NH: Tensor, k: int) -> Tensor:
     """Compares all pairs, each once."""
     nodes, width = unit_NH.shape
-    z = unit_NH.numpy()
-    best = np.full(who.shape, -np.inf)
+    z, who, best = unit_NH.numpy(), np.full((nodes, k), -1, dtype=np.int32), np.full((nodes, k), -np.inf)
     least = np.full(nodes, -np.inf, dtype=np.float32)
     margin = np.float32(margin_of(width))
     rows, columns = TILE
@@ -70,15 +59,16 @@ def _exact(unit_NH: Tensor, who: np.ndarray) -> None:
             near = room[: len(left) * right.shape[1]].view(len(left), -1)
             torch.mm(left, right, out=near)
             update(near.numpy(), row, column, z, margin, best, who, least)
+    return torch.from_numpy(who).long()
 
 
-def _approximate(unit_NH: Tensor, who: np.ndarray) -> None:
+def _approximate(unit_NH: Tensor, k: int) -> Tensor:
     """Compares a row with those of the `PROBED` lists, of sqrt(N), whose centres are nearest to it."""
     # 50 MB that only a host with a client above the limit needs.
     import faiss
 
     nodes, width = unit_NH.shape
-    z = unit_NH.numpy()
+    z, who, best = unit_NH.numpy(), np.full((nodes, k), -1, dtype=np.int32), np.full((nodes, k), -np.inf)
     # Centres are drawn from a fixed seed, and no sum is cut by a number of threads.
     faiss.omp_set_num_threads(1)
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, math.isqrt(nodes), faiss.METRIC_INNER_PRODUCT)
@@ -86,10 +76,10 @@ def _approximate(unit_NH: Tensor, who: np.ndarray) -> None:
     index.train(z)
     index.add(z)
     index.nprobe = PROBED
-    best = np.full(who.shape, -np.inf)
     for start in range(0, nodes, BLOCK):
-        _, found = index.search(z[start : start + BLOCK], who.shape[1] + 1)
+        _, found = index.search(z[start : start + BLOCK], k + 1)
         offer_all(z, start, found, best, who)
+    return torch.from_numpy(who).long()
 
 
 def margin_of(width: int) -> float:
@@ -98,12 +88,7 @@ def margin_of(width: int) -> float:
 
 
 def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
-    """The k other rows of the largest cosine, the lowest number first among equals, int64 `[N, k]`; -1 where none is.
-
-    Args:
-        unit_NH: Rows of length one, float32, at least two.
-        k: How many, at least one.
-    """
+    """The k >= 1 nearest of two or more rows of length one, the lowest number first among equals, int64; else -1."""
     nodes, device = len(unit_NH), unit_NH.device
     found = torch.full((nodes, k), -1, dtype=torch.int64, device=device)
     step = max(COSINES // nodes, 1)
@@ -114,7 +99,8 @@ def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
         # Candidates for the k nearest, as products are rounded; the diagonal never is one.
         least = near.topk(min(k, nodes - 1)).values[:, -1:] - 2 * margin_of(unit_NH.shape[1])
         row, other = torch.nonzero(near >= least, as_tuple=True)
-        value = torch.cat([_cosines(unit_NH, i + start, j) for i, j in zip(row.split(PAIRS), other.split(PAIRS))])
+        blocks = zip((row + start).split(PAIRS), other.split(PAIRS))
+        value = torch.cat([(unit_NH[i].double() * unit_NH[j].double()).sum(1) for i, j in blocks])
         # Sorted by row, then by cosine, then by number.
         order = value.argsort(descending=True, stable=True)
         order = order[row[order].argsort(stable=True)]
@@ -123,10 +109,6 @@ def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
         best = place < k
         found[row[best] + start, place[best]] = other[best]
     return found
-
-
-def _cosines(unit_NH: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return (unit_NH[i].double() * unit_NH[j].double()).sum(1)
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -167,7 +149,7 @@ def update(
     Args:
         near: Cosines to within `margin`, float32 `[R, C]`.
         first_row: Number of the tile's first row.
-        first_column: Of its first column; not below the row's.
+        first_column: Of its first column; at least that of the row.
         z: Rows of length one, float32 `[N, H]`.
         margin: How far a number of the tile may be from `cosine`.
         best: The k largest cosines of every row, float64 `[N, k]`, descending; changed.
@@ -199,14 +181,9 @@ def update(
 
 @numba.njit(cache=True, nogil=True)
 def offer_all(z: np.ndarray, first: int, found: np.ndarray, best: np.ndarray, who: np.ndarray) -> None:
-    """Takes what a library found into account.
+    """Takes into account what a library found for rows from `first` on, int64 `[n, K]`; -1 and a row itself are none.
 
-    Args:
-        z: Rows of length one, float32 `[N, H]`.
-        first: Number of the first row that it searched for.
-        found: Rows, int64 `[n, K]`; -1, and the row itself, count for nothing.
-        best: As for `update`; changed.
-        who: As for `update`; changed.
+    Other arguments are those of `update`.
     """
     for r in range(len(found)):
         for j in found[r]:

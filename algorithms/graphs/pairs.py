@@ -36,7 +36,7 @@ class PairDots(torch.autograd.Function):
         ctx.save_for_backward(x_NH, pairs_2S)
         if compiled(x_NH):
             out_S = torch.empty(pairs_2S.shape[1])
-            _dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH), out_S.numpy())
+            _dots(*_arrays(*pairs_2S, x_NH), out_S.numpy())
             return out_S
         return _joined(x_NH, [(x_NH[i] * x_NH[j]).sum(1) for i, j in _blocks(pairs_2S)])
 
@@ -46,7 +46,7 @@ class PairDots(torch.autograd.Function):
         (weight_S,) = gradients
         out_NH = torch.zeros_like(x_NH, memory_format=torch.contiguous_format)
         if compiled(x_NH):
-            _add_rows(*_arrays(pairs_2S[0], pairs_2S[1], weight_S, x_NH), out_NH.numpy())
+            _add_rows(*_arrays(*pairs_2S, weight_S, x_NH), out_NH.numpy())
             return out_NH, None
         for (i, j), w in zip(_blocks(pairs_2S), weight_S.split(BLOCK)):
             out_NH.index_add_(0, i, w[:, None] * x_NH[j])
@@ -58,7 +58,7 @@ def cross_dots(x_NH: Tensor, y_NH: Tensor, pairs_2S: Tensor) -> Tensor:
     """<x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
     if compiled(x_NH):
         out_S = torch.empty(pairs_2S.shape[1])
-        _cross_dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH, y_NH), out_S.numpy())
+        _cross_dots(*_arrays(*pairs_2S, x_NH, y_NH), out_S.numpy())
         return out_S
     return _joined(x_NH, [(x_NH[i] * y_NH[j] + x_NH[j] * y_NH[i]).sum(1) for i, j in _blocks(pairs_2S)])
 
@@ -135,18 +135,15 @@ def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarr
 def merged(
     low: np.ndarray, high: np.ndarray, keys: np.ndarray, nodes: int, out_2S: np.ndarray, known_S: np.ndarray
 ) -> int:
-    """Pairs of a graph and other ones in one ascending order, each pair once.
+    """Pairs of a graph, int32, and other ones in one ascending order, each pair once; gives their number.
 
     Args:
-        low: i of the graph's pairs, int32 `[M]`.
-        high: Their j, int32.
+        low: i of the graph's pairs.
+        high: j.
         keys: i N + j of the others, int64, ascending; may repeat, and may name pairs of the graph.
         nodes: N.
-        out_2S: Written, int32 `[2, M + keys]`.
+        out_2S: Written, with room for all.
         known_S: Written: whether a pair is the graph's.
-
-    Returns:
-        How many pairs there are.
     """
     count, at = 0, 0
     for pair in range(len(low) + 1):

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Requests, Trainer, Tree, Upload
-from shoal.algorithms.client import ClientInfo, FlatModel
-from shoal.algorithms.methods.adafgl.branches import Branches, Scores
+from shoal.algorithms.client import FlatModel
+from shoal.algorithms.methods.adafgl.branches import Branches
 from shoal.algorithms.methods.adafgl.knowledge import Knowledge, homophily, knowledge
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.rng import Stream, seed_default
@@ -25,11 +24,7 @@ PERSONAL = "personal"
 
 @dataclass
 class Received:
-    """What a visit keeps.
-
-    Attributes:
-        scores_NC: Predictions of the branches for all nodes; None until needed.
-    """
+    """What a visit keeps: predictions of the branches for all nodes, None until needed."""
 
     scores_NC: Tensor | None = None
 
@@ -97,18 +92,16 @@ class AdaFGL(FedAvg):
             return state
         if ctx.train.batch_size is not None:
             raise ShoalError("train.batch_size", "AdaFGL's second phase takes all rows in one step; leave it out")
-        self._require_room(max(ctx.scored, key=lambda info: info.nodes))
-        return {**state, "switched": torch.zeros(len(ctx.clients), dtype=torch.bool)}
-
-    def _require_room(self, client: ClientInfo) -> None:
-        if client.nodes > self.most_nodes:
-            size = 4 * client.nodes**2
+        largest = max(ctx.scored, key=lambda info: info.nodes)
+        if largest.nodes > self.most_nodes:
+            size = 4 * largest.nodes**2
             raise ShoalError(
                 "algorithm.most_nodes",
-                f"client {client.client} has {client.nodes:,} nodes, and AdaFGL's second phase "
+                f"client {largest.client} has {largest.nodes:,} nodes, and AdaFGL's second phase "
                 f"makes tables of n x n numbers of {self.most_nodes:,} nodes at most; raise it if there is memory for "
                 f"several of {size:,} bytes ({size / 1e9:.1f} GB) each, or take more clients",
             )
+        return {**state, "switched": torch.zeros(len(ctx.clients), dtype=torch.bool)}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         if ctx.round <= self._shared_rounds(ctx):
@@ -142,7 +135,11 @@ class AdaFGL(FedAvg):
         with own_optimizer(client, trainer, BRANCHES, flat.w) as optimizer:
             for _ in range(options.epochs):
                 gradient.zero_()
-                loss = self._objective(client, known, flat.module(known, client.data.whole(0)))
+                scores = flat.module(known, client.data.whole(0))
+                of_rows = (of_branch[client.data.train] for of_branch in scores)
+                loss = torch.stack([F.cross_entropy(rows, client.data.train_label) for rows in of_rows]).sum()
+                if self.preserve:
+                    loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), known.p_NC)
                 loss.backward()
                 optimizer.step()
         received.scores_NC = None
@@ -150,31 +147,22 @@ class AdaFGL(FedAvg):
 
     def _known(self, client: Client) -> Knowledge:
         """Predictions and propagation by w on the client's graph; cached on the host."""
+        options = self.alpha, self.steps, self.cut
         # A host may keep data of several runs, whose models differ.
-        key = "knowledge", hash(client.model.w.cpu().numpy().tobytes()), self.alpha, self.steps, self.cut
-
-        def build() -> Knowledge:
-            return knowledge(client.data, client.model.logits().softmax(1), self.alpha, self.steps, self.cut)
-
-        found: Knowledge = client.data.cache(key, build)
+        key = "knowledge", hash(client.model.w.cpu().numpy().tobytes()), *options
+        found: Knowledge = client.data.cache(
+            key, lambda: knowledge(client.data, client.model.logits().softmax(1), *options)
+        )
         return found
 
     def _branches(self, client: Client, dropout: float = 0.0) -> FlatModel:
         """The client's branches, which at first are drawn from its own stream."""
         data = client.data
-        make = partial(Branches, data.features, data.classes, self.steps, self.hidden, dropout, self.beta)
         with Stream(data.device, client.random(BRANCHES)):
-            flat = FlatModel(make())
+            flat = FlatModel(Branches(data.features, data.classes, self.steps, self.hidden, dropout, self.beta))
         if BRANCHES in client.state:
             flat.load(client.state[BRANCHES])
         return flat
-
-    def _objective(self, client: Client, known: Knowledge, scores: Scores) -> Tensor:
-        rows, y = client.data.train, client.data.train_label
-        loss = torch.stack([F.cross_entropy(of_branch[rows], y) for of_branch in scores]).sum()
-        if self.preserve:
-            loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), known.p_NC)
-        return loss
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({}) if phase == PERSONAL else super().upload(client, received, phase)
@@ -183,12 +171,9 @@ class AdaFGL(FedAvg):
         if BRANCHES not in client.state:
             return super().predict(client, received, part)
         if received.scores_NC is None:
-            received.scores_NC = self._predicted(client)
+            known, module = self._known(client), self._branches(client).module
+            with torch.no_grad():
+                homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(known, client.data.whole(0)))
+            share = float(client.state[HOMOPHILY])
+            received.scores_NC = share * (homo + known.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)
         return received.scores_NC if part == "all" else received.scores_NC[getattr(client.data, part)]
-
-    def _predicted(self, client: Client) -> Tensor:
-        known, module = self._known(client), self._branches(client).module
-        with torch.no_grad():
-            homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(known, client.data.whole(0)))
-        share = float(client.state[HOMOPHILY])
-        return share * (homo + known.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)

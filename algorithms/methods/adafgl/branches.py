@@ -16,14 +16,7 @@ from shoal.storage.graph.sparse_matrix import Features
 
 
 class Scores(NamedTuple):
-    """Class scores of all nodes, `[N, C]` each.
-
-    Attributes:
-        homo: Of the homophilous branch.
-        own: Of the heterophilous one: by a node's features alone.
-        smooth: By propagated features.
-        message: By signed messages.
-    """
+    """Class scores of all nodes, `[N, C]`: of the homophilous branch, and of the three of the heterophilous one."""
 
     homo: Tensor
     own: Tensor
@@ -34,24 +27,14 @@ class Scores(NamedTuple):
 class Branches(nn.Module):
     """Four perceptrons: of two layers for a graph whose neighbours are similar, and three of three layers for another.
 
-    Attributes:
-        features: Width F.
-        beta: Share of the common model in the similarity.
+    The latter read a node's features alone (`own`), propagated features (`smooth`), and signed messages (`message`),
+    for which `beta` is the share of the common model in the similarity.
     """
 
     def __init__(self, features: int, classes: int, steps: int, hidden: int, dropout: float, beta: float) -> None:
-        """Draws the parameters from torch's default generator.
-
-        Args:
-            features: Width F.
-            classes: Number of classes C.
-            steps: K.
-            hidden: Width of hidden layers.
-            dropout: Probability that a hidden activation is dropped in training.
-            beta: As above.
-        """
+        """Draws the parameters from torch's default generator."""
         super().__init__()
-        self.features, self.beta = features, beta
+        self.beta = beta
         wide = (steps + 1) * features
         self.homo = Head(wide, hidden, classes, 2, dropout, activation="prelu")
         self.own = Head(features, hidden, classes, 3, dropout, activation="prelu")
@@ -84,12 +67,7 @@ def signed_messages(y_NC: Tensor, similar_NN: Tensor, beta: float) -> Tensor:
 
     With M = beta S + (1 - beta) S(softmax(y)), m its mean off the diagonal and M* its largest entry, R is
     (M - m) / (M* - m) where M is above m, and (M - m) / m elsewhere. Both divisors are taken out of the products, which
-    have fewer entries.
-
-    Args:
-        y_NC: Scores, differentiable.
-        similar_NN: S of the common model, zero on the diagonal.
-        beta: Share of S.
+    have fewer entries. S is zero on the diagonal.
     """
     nodes, least = len(y_NC), torch.finfo(y_NC.dtype).eps
     direction_NC = unit(y_NC.softmax(1))

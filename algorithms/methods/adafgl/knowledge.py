@@ -40,14 +40,7 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
     """P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the sums of the rows in between, or what it makes of X.
 
     P~^k X is written out for k up to K, but where X is sparse and so wide that it is cheaper to multiply a product of X
-    by P~ K times, `[N, N]`, than all that is written out by a weight.
-
-    Args:
-        data: The client's graph.
-        p_NC: P^.
-        alpha: Share of the edges, of which A has the weights.
-        steps: K.
-        cut: As for `likeness`.
+    by P~ K times, `[N, N]`, than all that is written out by a weight. S is the `likeness` of P^; K are the steps.
     """
     similar_NN = likeness(p_NC, cut)
     starts, columns = data.edges
@@ -67,13 +60,7 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
 
 
 def propagated(known: Knowledge, x_NF: Features, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, `[N, H]` each.
-
-    Args:
-        known: As `knowledge` makes it of this X.
-        x_NF: X.
-        weights: W, all of one H.
-    """
+    """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each."""
     if known.hops_NG.numel():
         product = known.hops_NG @ torch.cat(tuple(weights)).t()
         return product.chunk(len(weights), dim=1)
@@ -85,11 +72,9 @@ def propagated(known: Knowledge, x_NF: Features, weights: Sequence[Tensor]) -> t
 
 
 def likeness(p_NC: Tensor, cut: float = 0.0) -> Tensor:
-    """Cosines of the rows of all pairs of nodes, `[N, N]`, zero on the diagonal.
+    """Cosines of the probabilities of all pairs of nodes, `[N, N]`, zero on the diagonal.
 
-    Args:
-        p_NC: Probabilities.
-        cut: Pairs of a larger cosine count 1 and others 0; with 0 all count as much as their cosine.
+    With a `cut` above 0, pairs of a larger cosine count 1 and others 0.
     """
     direction_NC = unit(p_NC)
     cos_NN = direction_NC @ direction_NC.T
@@ -102,11 +87,7 @@ def homophily(data: View, rng: torch.Generator) -> float:
     """HCS: how often half of the training labels, propagated over the edges, tell the other half, in [0, 1].
 
     Nodes of unknown label start as 1 / C for every class. A node whose largest class is not unique has no
-    prediction, which counts as wrong. `UNKNOWN` without two training nodes.
-
-    Args:
-        data: The client's graph.
-        rng: Which draws the halves; the one that propagates is the smaller one.
+    prediction, which counts as wrong. `UNKNOWN` without two training nodes. The half that propagates is the smaller.
     """
     n = len(data.train)
     if n < 2:

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Trainer, Tree, Upload
-from shoal.algorithms.methods.fedgpl.laplace_noise import Noise, noised
 from shoal.algorithms.methods.fedgpl.own_part import (
     BATCH,
+    IN_ROUND,
     LOSS,
-    OF_HEAD,
     OWN,
     OwnPart,
     batches_of,
     hold,
-    hold_gnn,
     own_entries,
+    put,
 )
 from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
 from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
@@ -26,9 +25,12 @@ from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.local_training import finite_loss
 
-GRAPHS = {"x": Reduce.GATHER, "pairs": Reduce.GATHER, "arrows": Reduce.GATHER, "first": Reduce.GATHER}
+GRAPHS = dict.fromkeys(("x", "pairs", "arrows", "first"), Reduce.GATHER)
 UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
+Noise = Literal["off", "paper", "clipped"]
 Exchange = Generator[Ask | Mix, Any, None]
+# The largest |u| below a half: beyond it the logarithm is infinite.
+FURTHEST = 0.5 - 2**-24
 
 
 @dataclass
@@ -67,15 +69,12 @@ class FedGPL(Algorithm):
         server_lr: Learning rate of the GNN.
         mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
         diagonal: See `task_mixing.transferability`.
-        noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `laplace_noise.noised`.
+        noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `noised`.
         epsilon: Of one row in one release.
         clip: Largest L1 norm of a row, `clipped` only.
         noise_down: Noise on the gradients that come down, too: the server, which computes them, sees them without.
         most_rows: Nodes of a pass through the GNN.
         recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
-
-    Raises:
-        ValueError: A number is out of its bounds.
     """
 
     gnn: UpdatesGNN = "round_accumulate"
@@ -153,12 +152,12 @@ class FedGPL(Algorithm):
             i: PlainGraphs(x, pairs, first.long(), arrows if arrows.shape[1] else None)
             for i, x, pairs, arrows, first in columns
         }
-        answers: dict[int, Tree] = {}
+        answers: dict[int, Tensor] = {}
         for gnn in gnns:
             seed = ctx.random(f"batch {number} from client {gnn.clients[0]}")
-            output = gnn.forward({i: sent[i] for i in gnn.clients if i in sent}, seed)
-            answers.update({i: {"answer": answer} for i, answer in output.items()})
-        got = yield Ask("backward", {"of_answer": Reduce.GATHER}, private=answers, to=got.ids, score=False)
+            answers |= gnn.forward({i: sent[i] for i in gnn.clients if i in sent}, seed)
+        private = {i: {"answer": answer} for i, answer in answers.items()}
+        got = yield Ask("backward", {"of_answer": Reduce.GATHER}, private=private, to=got.ids, score=False)
         of_answer = dict(zip(got.ids, got.lists["of_answer"]))
         for gnn in gnns:
             for i, of_x in gnn.backward(of_answer).items():
@@ -189,7 +188,7 @@ class FedGPL(Algorithm):
 
     def receive(self, client: Client, down: Tree) -> Turn:
         if GNN in down:
-            hold_gnn(client, down[GNN])
+            put(client, down[GNN], ~own_entries(client.model.flat))
         if "thetas" in down:
             hold(client, down["thetas"][client.info.client].clone())
         elif "theta" in down:
@@ -222,6 +221,29 @@ class FedGPL(Algorithm):
 
     def upload(self, client: Client, received: Turn, phase: str) -> Upload:
         if phase == "end":
-            for name in (OWN, BATCH, LOSS, OF_HEAD):
+            for name in IN_ROUND:
                 client.state.pop(name, None)
         return Upload(received.up)
+
+
+def laplace(shape: torch.Size, scale: float, rng: torch.Generator, device: torch.device) -> Tensor:
+    """Draws of the Laplace distribution around 0, of variance 2 scale^2, float32."""
+    u = (torch.rand(shape, generator=rng, device=device) - 0.5).clamp(-FURTHEST, FURTHEST)
+    return -scale * u.sign() * torch.log1p(-2 * u.abs())
+
+
+def noised(x_NF: Tensor, noise: Noise, epsilon: float, clip: float, rng: torch.Generator) -> Tensor:
+    """Rows with Laplace noise (eq. 4), in a new tensor unless there is none.
+
+    `paper` has the scale (max - min) / epsilon over the whole tensor: the range of the very data is no bound of what
+    one row can change, so this is not epsilon-differentially private. `clipped` shrinks rows to an L1 norm of `clip`
+    and has the scale 2 clip / epsilon, which is, for every row and release, under replacement of the row.
+    """
+    if noise == "off" or not x_NF.numel():
+        return x_NF
+    if noise == "paper":
+        scale = float(x_NF.max() - x_NF.min()) / epsilon
+    else:
+        scale = 2 * clip / epsilon
+        x_NF = x_NF * (clip / x_NF.abs().sum(1, keepdim=True).clamp(min=clip))
+    return x_NF + laplace(x_NF.shape, scale, rng, x_NF.device)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.method_errors import ProtocolError
-from shoal.algorithms.models.inputs.neighbourhood import GraphBatch
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.protocol import moments_key
@@ -17,8 +16,8 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 from shoal.storage.errors import ShoalError
 
-# Entries of a client's state: its part of the parameters, and, within a round, where it is.
-OWN, BATCH, OF_HEAD, LOSS = "own", "batch", "of_head", "loss"
+# Entries of a client's state in a round: its part of the parameters, and where it is.
+IN_ROUND = OWN, BATCH, LOSS, OF_HEAD = "own", "batch", "loss", "of_head"
 
 
 def own_entries(flat: FlatModel) -> Tensor:
@@ -45,12 +44,7 @@ def batches_of(train: int, options: TrainOptions) -> int:
 
 @dataclass(frozen=True)
 class OwnPart:
-    """A client's prompt and head, in the middle of a round.
-
-    Attributes:
-        client: The client; its state tells where it is.
-        options: Epochs, optimizer, batches.
-    """
+    """A client's prompt and head, in the middle of a round; the client's state tells where it is."""
 
     client: Client
     options: TrainOptions
@@ -65,8 +59,10 @@ class OwnPart:
 
     def prompted(self) -> PlainGraphs:
         """The graphs of the batch, with the prompt."""
-        self.client.model.module.train()
-        return self.client.model.module.prompt(self._batch())  # type: ignore
+        client = self.client
+        client.model.module.train()
+        assert client.model.items is not None
+        return client.model.module.prompt(client.model.items.some(client.data.train[self._graphs()]))  # type: ignore
 
     def learn_head(self, answer_GH: Tensor) -> Tensor:
         """The gradient of the loss with respect to the answers for the batch, `[B, H]`; that of the head is kept."""
@@ -80,7 +76,8 @@ class OwnPart:
         loss = F.cross_entropy(out.logits_NC, client.data.label[client.data.train[graphs]])
         loss.backward()
         client.state[OF_HEAD] = flat.w.grad[own_entries(flat)]  # type: ignore[index]
-        if self._in_last_epoch():
+        epochs, steps = self.options.epochs, batches_of(client.info.train, self.options)
+        if int(client.state[BATCH]) >= steps * (epochs - 1) // epochs:
             client.state[LOSS] = client.state[LOSS] + loss.detach() * (len(graphs) / client.info.train)
         assert answer_GH.grad is not None
         return answer_GH.grad
@@ -105,14 +102,6 @@ class OwnPart:
         hold(client, part.detach())
         client.state[BATCH] = client.state[BATCH] + 1
 
-    def _in_last_epoch(self) -> bool:
-        epochs, steps = self.options.epochs, batches_of(self.client.info.train, self.options)
-        return int(self.client.state[BATCH]) >= steps * (epochs - 1) // epochs
-
-    def _batch(self) -> GraphBatch:
-        assert self.client.model.items is not None
-        return self.client.model.items.some(self.client.data.train[self._graphs()])  # type: ignore[return-value]
-
     def _graphs(self) -> Tensor:
         """Places of the batch among the training graphs; every epoch has its own order."""
         train, size = self.client.info.train, self.options.batch_size or self.client.info.train
@@ -126,15 +115,11 @@ class OwnPart:
 def hold(client: Client, own: Tensor) -> None:
     """Makes these the client's prompt and head, float32 `[Q]`."""
     client.state[OWN] = own
-    _put(client, own, own_entries(client.model.flat))
+    put(client, own, own_entries(client.model.flat))
 
 
-def hold_gnn(client: Client, gnn: Tensor) -> None:
-    """Puts the GNN into the client's model, for an evaluation."""
-    _put(client, gnn, ~own_entries(client.model.flat))
-
-
-def _put(client: Client, part: Tensor, where: Tensor) -> None:
+def put(client: Client, part: Tensor, where: Tensor) -> None:
+    """Makes these the entries of the client's model that `where`, bool `[P]`, marks."""
     w = client.model.w.clone()
     if len(part) != int(where.sum()):
         raise ProtocolError(f"a part of {len(part)} parameters, the model has {int(where.sum())} there")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,13 @@ GNN = "gnn"
 
 @dataclass
 class _Pass:
-    """Graphs of some clients that went through the GNN in one batch.
+    """Graphs of some clients that went through the GNN in one batch, behind one another.
 
     Attributes:
-        clients: Numbers of the clients.
         rows: First node of every client, and the end of the last.
         answers: First graph of every client, and the end of the last.
-        graphs: All graphs behind one another; gradients are taken with respect to their features.
         seed: Of dropout.
-        answer_GH: Its output with the autograd graph; None: recomputed for the gradient.
+        answer_GH: The output with its autograd graph; None: recomputed for the gradient.
     """
 
     clients: list[int]
@@ -61,25 +59,21 @@ class ServerGNN:
     _passes: list[_Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._load()
+        self.flat.w.data[~self.own] = self.tree[GNN]
 
     def forward(self, sent: Mapping[int, PlainGraphs], seed: int) -> dict[int, Tensor]:
         """Embeddings of every client's graphs, `[B, H]`, in training mode; its context lives until `backward`.
 
-        Args:
-            sent: Graphs by client.
-            seed: Of dropout in the first pass; the next ones count on.
+        The seed is that of dropout in the first pass; the next ones count on.
         """
-        self._passes = [
-            _joined(sent, clients, seed + number) for number, clients in enumerate(_groups(sent, self.most_rows))
-        ]
+        groups = _groups(sent, self.most_rows)
+        self._passes = [_joined(sent, clients, seed + number) for number, clients in enumerate(groups)]
         found: dict[int, Tensor] = {}
         for one in self._passes:
             with torch.set_grad_enabled(not self.recompute):
                 answer_GH = self._answer(one)
             one.answer_GH = None if self.recompute else answer_GH
-            parts = (answer_GH.detach()[a:b] for a, b in pairwise(one.answers))
-            found.update(zip(one.clients, parts))
+            found.update(zip(one.clients, answer_GH.detach().tensor_split(one.answers[1:-1])))
         return found
 
     def backward(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -98,8 +92,8 @@ class ServerGNN:
             answer_GH.backward(gradient_GH)
             of_x_NF = one.graphs.x_NF.grad
             assert of_x_NF is not None
-            parts = (of_x_NF[a:b] for a, b in pairwise(one.rows))
-            found.update({client: part for client, part in zip(one.clients, parts) if client in gradients})
+            parts = zip(one.clients, of_x_NF.tensor_split(one.rows[1:-1]))
+            found.update({client: part for client, part in parts if client in gradients})
         self.count += len(found)
         return found
 
@@ -119,15 +113,11 @@ class ServerGNN:
         keep_moments(self.tree, moments_key(GNN), optimizer.state[w])
         of_w.zero_()
         self.count = 0
-        self._load()
-
-    def _load(self) -> None:
         self.flat.w.data[~self.own] = self.tree[GNN]
 
     def _answer(self, one: _Pass) -> Tensor:
-        device = one.graphs.x_NF.device
         self.flat.module.train()
-        seed_default(device, one.seed)
+        seed_default(one.graphs.x_NF.device, one.seed)
         return self.flat.module.answer(one.graphs)  # type: ignore[operator]
 
 
@@ -148,10 +138,8 @@ def _groups(sent: Mapping[int, PlainGraphs], most_rows: int) -> Iterator[list[in
 def _joined(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _Pass:
     """Graphs of some clients behind one another."""
     parts = [sent[client] for client in clients]
-    rows, answers = [0], [0]
-    for part in parts:
-        rows.append(rows[-1] + len(part.x_NF))
-        answers.append(answers[-1] + len(part.first) - 1)
+    rows = [*accumulate((len(part.x_NF) for part in parts), initial=0)]
+    answers = [*accumulate((len(part.first) - 1 for part in parts), initial=0)]
     arrows = [part.arrows_2E + start for part, start in zip(parts, rows) if part.arrows_2E is not None]
     graphs = PlainGraphs(
         torch.cat([part.x_NF for part in parts]).requires_grad_(),

@@ -17,13 +17,7 @@ STILL = 1e-12
 
 @dataclass(frozen=True)
 class Trained:
-    """What clients of a round started from and came to; only of those that have something to train on.
-
-    Attributes:
-        start_NQ: Parameters at the start, float64.
-        end_NQ: Parameters after training, float64.
-        task_N: Number of the task of every client, int64.
-    """
+    """Parameters of clients before and after a round, float64, and their tasks; of those that have training data."""
 
     start_NQ: Tensor
     end_NQ: Tensor
@@ -39,12 +33,8 @@ class Trained:
 def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal) -> Tensor:
     """The weights of every client's parameters in the next ones of a task, float64 `[T, N]`.
 
-    Rows of tasks with a client sum to one, others are zero.
-
-    Args:
-        trained: The clients.
-        mixing: `hidta`: equations (5) to (7). `task_mean`: the mean within a task. `mean`: over all clients.
-        diagonal: How much a task listens to itself, see `transferability`.
+    Rows of tasks with a client sum to one, others are zero. `hidta` is of equations (5) to (7), `task_mean` the mean
+    within a task, `mean` that over all clients. `diagonal`: see `transferability`.
     """
     members_TN = trained.members_TN
     if mixing == "task_mean":
@@ -53,7 +43,9 @@ def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal) -> Tensor
     if mixing == "mean":
         return there_T1 / len(trained.task_N) * torch.ones_like(members_TN)
     tau_TN = transferability(trained, diagonal)[:, trained.task_N]
-    closeness_N = F.logsigmoid(-_distance_to_task(trained))
+    mean_NQ = (members_TN @ trained.end_NQ)[trained.task_N]
+    # The root mean square of a client's parameters minus its task's: a norm that does not grow with Q.
+    closeness_N = F.logsigmoid(-(trained.end_NQ - mean_NQ).square().mean(dim=1).sqrt())
     # In the weights of one target the closeness of the target itself cancels.
     weight_TN = torch.softmax(tau_TN.log() + closeness_N, dim=1)
     # Nobody to listen to: the row is 0 / 0.
@@ -79,9 +71,3 @@ def transferability(trained: Trained, diagonal: Diagonal) -> Tensor:
     own_T = end_TQ.norm(dim=1) if diagonal == "weight_norm" else length_T
     tau_TT.diagonal().copy_(torch.where(still_T, 1.0, own_T))
     return tau_TT
-
-
-def _distance_to_task(trained: Trained) -> Tensor:
-    """Root mean square of a client's parameters minus its task's, `[N]`: a norm that does not grow with Q."""
-    mean_NQ = (trained.members_TN @ trained.end_NQ)[trained.task_N]
-    return (trained.end_NQ - mean_NQ).square().mean(dim=1).sqrt()

@@ -118,24 +118,13 @@ class FedGTA(Algorithm):
         state["age"] = age + 1
         return Upload({"w": client.model.w, "h": state["h"], "m": state["m"]})
 
-    @property
-    def _form(self) -> SketchForm:
-        return SketchForm(
-            self.lp_steps,
-            self.lp_seed_weight,
-            self.rows,
-            self.orders,
-            self.moments,
-            self.moment_steps,
-            self.confidence,
-        )
-
     def _sketch(self, client: Client) -> tuple[Tensor, Tensor]:
         """Confidence h and moments m of what the client predicts now."""
         seed_NC = F.softmax(client.model.logits(), dim=1)
         if self.lp_seed == "labels":
             seed_NC = with_training_labels(client.data, seed_NC)
-        sketch = sketch_labels(client.data, seed_NC, self._form)
+        form = SketchForm(*(getattr(self, name) for name in SketchForm._fields))
+        sketch = sketch_labels(client.data, seed_NC, form)
         h = sketch.confidence if client.info.train else 0.0
         # Stays on the device: reading it would synchronise.
         h = h.clamp_min(LEAST).float() if isinstance(h, Tensor) else torch.tensor(max(h, LEAST))

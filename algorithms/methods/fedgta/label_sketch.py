@@ -1,7 +1,6 @@
 """FedGTA's sketch of a client's propagated labels: their moments and their confidence (eqs. 3 to 5)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,8 +16,7 @@ ROWS_AT_A_TIME = 1024
 NUMBERS_AT_A_TIME = 2**26
 
 
-@dataclass(frozen=True)
-class SketchForm:
+class SketchForm(NamedTuple):
     """What a sketch is made of; see `shoal.algorithms.methods.fedgta.fedgta.FedGTA` for the names and their choices."""
 
     lp_steps: int
@@ -31,11 +29,9 @@ class SketchForm:
 
 
 class Sketch(NamedTuple):
-    """A client's labels in numbers.
+    """A client's labels in numbers: moments, float32, of every step or of the last, one below the other.
 
-    Attributes:
-        moments_SC: Moments, float32: of every step or of the last, one below the other as `moments` gives them.
-        confidence: See `confidence`; a device scalar where torch computed it, not yet synchronised.
+    The confidence is a device scalar where torch computed it, not yet synchronised.
     """
 
     moments_SC: Tensor
@@ -43,15 +39,9 @@ class Sketch(NamedTuple):
 
 
 def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """Propagates labels and sums up every step: on a GPU by torch, on the processor tile by tile.
+    """Propagates labels, Y^0 float32, and sums up every step: on a GPU by torch, on the processor tile by tile.
 
-    Args:
-        data: The client's graph.
-        seed_NC: Y^0, float32.
-        form: What is wanted.
-
-    Returns:
-        The sketch; zeros of a client without nodes.
+    The sketch of a client without nodes is zeros.
     """
     if not data.nodes:
         rows = form.orders * (2 if form.moments == "hybrid" else 1)
@@ -82,12 +72,7 @@ def sketch_by_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 
 
 class Tiles(NamedTuple):
-    """Labels in tiles of classes.
-
-    Attributes:
-        z_TNW: See `label_tiles`; float32.
-        scales_N: Factors of the rows that give what moments and confidence are of, float32.
-    """
+    """Labels in tiles of classes, see `label_tiles`, and the factors of their rows for moments and confidence."""
 
     z_TNW: np.ndarray
     scales_N: np.ndarray
@@ -148,12 +133,9 @@ def confidence_of_tiles(labels: Tiles, degree_N: Tensor, classes: int, form: Ske
 
 
 def moments(y_SNC: Tensor, orders: int, kind: str) -> Tensor:
-    """Moments 1..K over nodes, class by class (FedGTA, eq. 5): `[S, K, C]`; `hybrid`, raw then central: `[S, 2K, C]`.
+    """Moments 1..K over nodes, class by class, of the labels of S steps (FedGTA, eq. 5).
 
-    Args:
-        y_SNC: Labels of S steps.
-        orders: K.
-        kind: `raw`, `central` or `hybrid`.
+    `raw` and `central` give `[S, K, C]`; `hybrid`, raw then central, gives `[S, 2K, C]`.
     """
     mean_S1C = y_SNC.mean(1, keepdim=True)
     choices: dict[str, list[Tensor | None]] = {"raw": [None], "central": [mean_S1C], "hybrid": [None, mean_S1C]}
@@ -175,26 +157,16 @@ def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:
     """Local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with self loop.
 
     y log y is smallest at y = 1/e, where it is -1/e: no term is negative, whatever rows sum to. Where they sum to one,
-    the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound.
-
-    Args:
-        y_NC: Labels, not negative, `[N, C]`; rows sum to one for `normalized`.
-        degree_N: Degrees with self loop, `[N]`.
-        kind: `paper`; `normalized`: sum_v d_v (1 - entropy_v / log C); `uniform`: 1.
-
-    Returns:
-        A scalar, float64.
+    the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound. `normalized`, for rows
+    that sum to one, is sum_v d_v (1 - entropy_v / log C), and `uniform` is 1. A scalar, float64.
     """
     if kind == "uniform":
         return y_NC.new_ones((), dtype=torch.float64)
-    return (degree_N.double() * confidence_of_nodes(y_NC, kind).double()).sum()
-
-
-def confidence_of_nodes(y_NC: Tensor, kind: str) -> Tensor:
-    """What `confidence` sums over nodes, before their degrees, `[…, N]`; `kind` is `paper` or `normalized`."""
     classes = y_NC.shape[-1]
     # Three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
-    negative_entropy = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(-1)
+    negative_entropy_N = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(-1)
     if kind == "paper":
-        return classes * torch.exp(torch.tensor(-1.0, device="cpu")) + negative_entropy
-    return 1 + negative_entropy / torch.log(torch.tensor(float(max(classes, 2)), device="cpu"))
+        of_nodes_N = classes * torch.exp(torch.tensor(-1.0, device="cpu")) + negative_entropy_N
+    else:
+        of_nodes_N = 1 + negative_entropy_N / torch.log(torch.tensor(float(max(classes, 2)), device="cpu"))
+    return (degree_N.double() * of_nodes_N.double()).sum()

@@ -40,13 +40,7 @@ def empty_tiles(nodes: int, classes: int) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True)
 def fill(y: np.ndarray, sent: np.ndarray, z: np.ndarray) -> None:
-    """Z = diag(sent) Y.
-
-    Args:
-        y: float32 `[N, C]`.
-        sent: float32 `[N]`.
-        z: Written, float32 `[T, N, W]`.
-    """
+    """Writes Z = diag(sent) Y; all are float32."""
     nodes, classes = y.shape
     for row in range(nodes):
         for tile in range(len(z)):
@@ -59,14 +53,7 @@ def fill(y: np.ndarray, sent: np.ndarray, z: np.ndarray) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def read(z: np.ndarray, scales: np.ndarray, first: int, out: np.ndarray) -> None:
-    """Successive rows of diag(scales) Z.
-
-    Args:
-        z: float32 `[T, N, W]`.
-        scales: float32 `[N]`.
-        first: The first row that is wanted.
-        out: Written, float32 `[n, C]`, for as many rows as it has.
-    """
+    """Writes rows of diag(scales) Z, from `first` on, as many as `out` has, float32 `[n, C]`."""
     count, classes = out.shape
     for row in range(count):
         for c in range(classes):
@@ -109,13 +96,9 @@ def propagate(
 
 @numba.njit(cache=True, nogil=True)
 def sum_powers(z: np.ndarray, scales: np.ndarray, origin: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = Σ_v (scales_v z_v - origin)^(k+1), class by class: float32 over some rows, then float64.
+    """out[:, k] = Σ_v (scales_v z_v - origin)^(k+1), class by class: float32 over some rows, then float64.
 
-    Args:
-        z: float32 `[T, N, W]`.
-        scales: float32 `[N]`.
-        origin: float32 `[T, W]`.
-        out: Written, float64 `[T, K, W]`.
+    The origin is float32 `[T, W]`, `out` float64 `[T, K, W]`.
     """
     tiles, orders, _ = out.shape
     nodes = len(scales)

@@ -22,18 +22,10 @@ from shoal.algorithms.training.local_training import keep_moments, kept_moments
 SCORER, WIDTH = "attention", 16
 
 
-def start_scorer(hops: int, width: int, generator: torch.Generator) -> Tensor:
-    """Parameters of one scorer a hop, `[hops, WIDTH, H + 1]`: rows of V, each with its entry of the vector behind it.
-
-    The vector starts at zero, so that all neighbours weigh the same.
-    """
-    first = torch.randn(hops, WIDTH, width, generator=generator) / math.sqrt(width)
-    return torch.cat([first, torch.zeros(hops, WIDTH, 1)], dim=2)
-
-
 def attention_weights(scorer: Tensor, z_NH: Tensor) -> Tensor:
     """g_u = exp(e_u - max e), e_u = LeakyReLU(v . tanh(V z_u)), positive, differentiable in the scorer, `[hops, N]`.
 
+    A scorer, `[hops, WIDTH, H + 1]`, has the rows of V, each with its entry of v behind it.
     The softmax over a set of neighbours is g_u over the sum of g in it. The paper scores the concatenated raw features
     of all neighbours of a node, whose number varies; this is the largest family that costs no score per edge.
     """
@@ -63,10 +55,7 @@ class Reach(NamedTuple):
     """The nodes that the prototypes of a client rest on, as its model of the visit's start annotates them.
 
     Attributes:
-        nodes: The annotation of all nodes.
         rows: Nodes with weight in any prototype, ascending, int64 `[R]`.
-        weight_LR: Their weights.
-        target_LCH: Targets.
         present_LC: Prototypes that the client has and that have a target.
     """
 
@@ -120,10 +109,7 @@ def by_node(client: Client, reach: Reach) -> Term:
 def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Term:
     """Sum over the present prototypes of the distance from their targets, not squared (eq. 6).
 
-    Args:
-        client: The client.
-        reach: Its nodes.
-        weights: Gives the weights `[L, R]` in every step.
+    `weights` gives the weights `[L, R]` in every step.
     """
     class_R, forward = reach.nodes.class_N[reach.rows], client.model.forward(reach.rows)
 
@@ -135,17 +121,13 @@ def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) ->
 
 
 def attended_weights(client: Client, reach: Reach, lr: float) -> Callable[[], Tensor]:
-    """Weights `[L, R]` by the client's scorer, which learns from the loss of the step before.
-
-    Args:
-        client: The client; its state holds the scorer, which is started here if there is none.
-        reach: Its nodes.
-        lr: Learning rate of the scorer.
-    """
+    """Weights `[L, R]` by the client's scorer, started here if its state has none; it learns from the step before."""
     (class_N, centre_N, z_NH, graph), hops = reach.nodes, len(reach.target_LCH) - 1
     scorer = client.state.get(SCORER)
     if scorer is None:
-        scorer = start_scorer(hops, z_NH.shape[1], client.rng("attention"))
+        first = torch.randn(hops, WIDTH, z_NH.shape[1], generator=client.rng("attention")) / math.sqrt(z_NH.shape[1])
+        # With a v of zeros all neighbours weigh the same.
+        scorer = torch.cat([first, torch.zeros(hops, WIDTH, 1)], dim=2)
     client.state[SCORER] = scorer.requires_grad_()
 
     def weights() -> Tensor:

@@ -7,18 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import (
-    Algorithm,
-    Ask,
-    Client,
-    Context,
-    Replies,
-    Requests,
-    Term,
-    Trainer,
-    Tree,
-    Upload,
-)
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
 from shoal.algorithms.losses.prototypes import bit_bytes, noisy, pack, unpack
@@ -138,13 +127,10 @@ class FedPG(Algorithm):
         known_LC = server["known"]
         queries = draw_queries(got["proto"], got["present"], known_LC, self.cross_hop, ctx.rng("cross-hop"))
         if queries:
-            steps = self.server_steps, self.server_lr, self.server_weight_decay
+            generator = PrototypeGenerator(known_LC.numel(), got["proto"].shape[-1], normalized=True)
+            loss, steps = self._server_loss(queries, known_LC), (self.server_steps, self.server_lr)
             anchor_SH, ctx.notes["server loss"] = train_generator(
-                server,
-                PrototypeGenerator(known_LC.numel(), got["proto"].shape[-1], normalized=True),
-                self._server_loss(queries, known_LC),
-                *steps,
-                ctx.random("generator"),
+                server, generator, loss, *steps, self.server_weight_decay, ctx.random("generator")
             )
             server["anchor"] = anchor_SH.view(*known_LC.shape, -1)
 

@@ -32,13 +32,7 @@ from shoal.storage.store.view import View
 
 
 class ItemGraph(NamedTuple):
-    """A client's items and their neighbours.
-
-    Attributes:
-        classes: Number of classes C of the federation.
-        items: Number of items N.
-        edges: Row starts `[N + 1]` and columns, ascending in rows, of the symmetric adjacency without loops, int32.
-    """
+    """The numbers of classes and of a client's items, and the symmetric adjacency without loops, CSR int32."""
 
     classes: int
     items: int
@@ -50,28 +44,22 @@ def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
 
     It is symmetric because an item that is near many, but has nearer ones itself, is their neighbour all the same, and
     because walks of two steps are then counted as they are in a graph of nodes. N^2 H operations: a client has tens to
-    thousands of graphs.
-
-    Args:
-        data: The client's data.
-        z_NH: Embeddings; read only where items are not nodes and `similar` is not 0.
-        similar: K, nearest others by the cosine of their embeddings (see `nearest`); 0: no item has a neighbour.
+    thousands of graphs. `similar` items are the nearest ones by the cosine of embeddings; with 0 none has a neighbour.
     """
     if data.items_are_rows:
         return ItemGraph(data.classes, data.items, data.edges)
     no_edges = np.zeros(data.items + 1, dtype=np.int32), np.empty(0, dtype=np.int32)
-    found = completed(*no_edges, nearest(z_NH, min(similar, data.items - 1)), data.device)
-    return ItemGraph(data.classes, data.items, (found.indptr.to(data.device), found.indices.to(data.device)))
+    indptr, indices, _ = completed(*no_edges, nearest(z_NH, min(similar, data.items - 1)), data.device)
+    return ItemGraph(data.classes, data.items, (indptr.to(data.device), indices.to(data.device)))
 
 
 class Annotated(NamedTuple):
-    """Predictions of a client's current model for its nodes, in evaluation mode.
+    """Predictions of a client's current model for its nodes, in evaluation mode, and their neighbours.
 
     Attributes:
         class_N: The label of a training row, else the predicted class, int64.
         centre_N: Nodes whose class is trusted, bool.
         z_NH: Embeddings of length one.
-        graph: Their neighbours.
     """
 
     class_N: Tensor
@@ -81,24 +69,18 @@ class Annotated(NamedTuple):
 
 
 def annotate(client: Client, confident: float | None = None, similar: int = 0) -> Annotated:
-    """Annotates all nodes; the training rows are centres, and nodes predicted with probability `confident` or more.
-
-    Args:
-        client: The client.
-        confident: As above; None: training rows alone.
-        similar: For `item_graph`.
-    """
+    """Annotates all nodes; the training rows are centres, and nodes predicted with probability `confident` or more."""
     classes, certain, z = [], [], []
     for out in client.model.outputs():
         if confident is None:
-            classes.append(out.logits_NC.argmax(1))
+            class_B, certain_B = out.logits_NC.argmax(1), torch.zeros(len(out.logits_NC), dtype=torch.bool)
         else:
-            best = out.logits_NC.softmax(1).max(1)
-            classes.append(best.indices)
-            certain.append(best.values >= confident)
+            best_B, class_B = out.logits_NC.softmax(1).max(1)
+            certain_B = best_B >= confident
+        classes.append(class_B)
+        certain.append(certain_B)
         z.append(unit(out.embedding_NH))
-    class_N = torch.cat(classes)
-    centre_N = torch.cat(certain) if certain else torch.zeros(client.data.items, dtype=torch.bool)
+    class_N, centre_N = torch.cat(classes), torch.cat(certain)
     train = client.data.train
     class_N[train] = client.data.label[train]
     centre_N[train] = True
@@ -148,7 +130,7 @@ def hop_weights(
         attention_HN: g of every hop, positive, differentiable, `[hops, N]`; 1 if left out.
 
     Returns:
-        Weights, float32 `[L, N]`, and counts, int32 `[L, C]`; a prototype without a centre has count 0.
+        Weights, float32 `[L, N]`, and counts, int32 `[L, C]`.
     """
     classes, centres = graph.classes, centre_N.nonzero()[:, 0]
     class_S = annotation_N[centres]
@@ -213,14 +195,8 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
 def neighbour_means(graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The means that hop 1 averages, one for every centre with a neighbour of its class.
 
-    Args:
-        graph: Of the client's nodes.
-        annotation_N: As for `hop_weights`.
-        centre_N: As for `hop_weights`.
-        rows: Ascending nodes, R in number, all neighbours of weight among them.
-
-    Returns:
-        Weights of the rows in the means, float32 CSR `[centres, R]`, and the classes of the centres, int64.
+    Gives the weights of some ascending rows, all neighbours of weight among them, in the means, float32 CSR
+    `[centres, R]`, and the classes of the centres, int64. Other arguments are as for `hop_weights`.
     """
     centres = centre_N.nonzero()[:, 0]
     owner, near = _neighbours(graph, centres)

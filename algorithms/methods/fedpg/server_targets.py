@@ -12,9 +12,7 @@ from shoal.algorithms.losses.prototypes import unit
 
 @dataclass(frozen=True)
 class Uploads:
-    """The last upload of every client, kept by the server.
-
-    Axes: B clients, L levels, C classes, H width.
+    """The last upload of every client, kept by the server; B clients, L levels, C classes, H width.
 
     Attributes:
         proto_BLCH: Prototypes, zero where there is none.
@@ -40,16 +38,8 @@ def personal_targets(
 ) -> tuple[Tensor, float, Tensor | None]:
     """alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over the fresh clients j with cos(P_i, P_j) >= lam, and i itself.
 
-    A receiver without its own prototype gets the universal one.
-
-    Args:
-        uploads: What clients sent.
-        receivers: Clients i.
-        anchor_LCH: Universal prototypes a.
-        known_LC: Which of them mean something; no other target is filled in.
-        alpha: Share of the universal prototype.
-        lam: Threshold of the similarity.
-        weights: Also sum the mixing weights of clients, quadratic in clients.
+    A receiver i without its own prototype gets the universal one, a; `known_LC` tells which of these mean something.
+    With `weights` the mixing weights of clients are summed up, too, quadratic in clients.
 
     Returns:
         Targets `[receivers, L, C, H]`, the mean number of clients mixed, 0 if no receiver had its own prototype, and
@@ -82,14 +72,7 @@ def personal_targets(
 
 
 class Queries(NamedTuple):
-    """Uploaded prototypes that train the anchors of one level.
-
-    Attributes:
-        level: The level.
-        proto_QH: Prototypes, those of the level first.
-        class_Q: Their classes, int64.
-        own: How many are of the level.
-    """
+    """Uploaded prototypes that train the anchors of one level, `own` ones of the level first, and their classes."""
 
     level: int
     proto_QH: Tensor
@@ -100,14 +83,9 @@ class Queries(NamedTuple):
 def draw_queries(
     proto_BLCH: Tensor, present_BLC: Tensor, known_LC: Tensor, share: float, generator: torch.Generator
 ) -> list[Queries]:
-    """All present prototypes of every level that has any, and for each `share` others, without replacement.
+    """All present prototypes of every level that has any, and for each `share` (d_s) others, without replacement.
 
-    Args:
-        proto_BLCH: Uploads of a cohort.
-        present_BLC: Which exist.
-        known_LC: Anchors that have ever had an upload; a class without one at a level is not drawn for it.
-        share: d_s, in [0, 1].
-        generator: Of the draw.
+    `known_LC` are the anchors that have ever had an upload; a class without one at a level is not drawn for it.
     """
     found = []
     for level in range(len(known_LC)):

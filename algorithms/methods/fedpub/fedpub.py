@@ -3,15 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Term, Trainer, Tree, Upload
-from shoal.algorithms.client import FlatModel
+from shoal.algorithms.client import ClientModel, FlatModel
+from shoal.algorithms.graphs.graph_views import smoothing_over
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpub.proxy_graph import sketch
 from shoal.algorithms.methods.shared.requirements import require_body
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, operator_over
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
@@ -20,6 +22,8 @@ from shoal.algorithms.training.local_training import batches, finite_loss
 
 # Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
 MASK = "mask"
+# Of the proxy graph, as the authors' code has it: an edge inside a block with this probability, none between blocks.
+BLOCKS, NODES, INSIDE = 5, 100, 0.1
 
 
 @dataclass
@@ -110,7 +114,7 @@ class FedPUB(Algorithm):
         # Nothing of either: the initial parameters, which the model has now.
         w = (down.get("w", client.model.w) if mixed is None else mixed).clone()
         self._deploy(client, w)
-        return Received(w, mixed, int(down["proxy"]) if "proxy" in down else 0)
+        return Received(w, mixed, int(down.get("proxy", 0)))
 
     def _deploy(self, client: Client, w: Tensor) -> None:
         """Loads the parameters that the model is evaluated with."""
@@ -121,30 +125,31 @@ class FedPUB(Algorithm):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not client.info.train:
             return float("nan")
+        penalty = self._proximal_term(client, received.near)
         if not self.masks:
-            loss = trainer.fit(client, received, term=self._proximal_term(client, received))
+            loss = trainer.fit(client, received, term=penalty)
             received.w = client.model.w.clone()
             return loss
         client.model.load(received.w)
-        loss = self._train_masked(client, received, trainer)
+        loss = self._train_masked(client, trainer, penalty)
         received.w = client.model.w.clone()
         self._deploy(client, received.w)
         return loss
 
-    def _proximal_term(self, client: Client, received: Received) -> Term | None:
-        near, w = received.near, client.model.flat.w
-        if not self.proximal or near is None:
+    def _proximal_term(self, client: Client, near: Tensor | None) -> Term | None:
+        w = client.model.flat.w
+        if near is None or not self.proximal:
             return None
         return lambda: self.proximal * (w - near).square().sum()
 
-    def _train_masked(self, client: Client, received: Received, trainer: Trainer) -> float:
+    def _train_masked(self, client: Client, trainer: Trainer, penalty: Term | None) -> float:
         """Trains w, which is left in the model, and the mask, which is left in the client's state."""
         flat, places_P = client.model.flat, in_matrices(client.model.flat)
         w, gradient = flat.w, flat.w.grad
         assert gradient is not None
         inputs_of, y = batches(client), client.data.train_label
-        penalty = self._proximal_term(client, received)
-        mask_W = own_mask(client, int(places_P.sum()))
+        kept_W = client.state.get(MASK)
+        mask_W = nn.Parameter(torch.ones(int(places_P.sum()), device=y.device) if kept_W is None else kept_W)
         losses: list[Tensor] = []
         with trainer.optimizer(client) as optimizer, own_optimizer(client, trainer, MASK, mask_W) as mask_optimizer:
             seed_default(y.device, client.model.random("train"))
@@ -179,12 +184,7 @@ class FedPUB(Algorithm):
 
 
 def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | None]]:
-    """The places of every step's training rows, None standing for all, and whether it is the first of an epoch.
-
-    Args:
-        y: Labels of the training rows, int64 `[n]`.
-        options: Epochs and batches.
-    """
+    """Whether a step is the first of an epoch, and the places of its training rows, of labels y; None: all."""
     size = options.batch_size or len(y)
     for _ in range(options.epochs):
         if size >= len(y):
@@ -198,11 +198,6 @@ def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
     """Mixing matrix `[B, B]`: row i is exp(tau cos(h_i, h_j)) over the j that count, its sum one.
 
     Where no client counts each keeps its own.
-
-    Args:
-        sketch_BH: h, float32.
-        counts_B: Who counts, bool.
-        tau: Not negative.
     """
     direction_BH = unit(sketch_BH.double())
     cos_BB = (direction_BH @ direction_BH.T).clamp(-1, 1).fill_diagonal_(1)
@@ -220,11 +215,7 @@ def in_matrices(flat: FlatModel) -> Tensor:
 def masked(w: Tensor, mask_W: Tensor, places_P: Tensor, threshold: float = 0.0) -> Tensor:
     """The parameters that a model computes with, `[P]`: entries of matrices times their masks.
 
-    Args:
-        w: Parameters, `[P]`.
-        mask_W: Masks, in the order of the entries.
-        places_P: What `in_matrices` gives.
-        threshold: A mask that is smaller in size counts as 0.
+    Masks are in the order of the entries, whose places `in_matrices` gives; one below the threshold counts as 0.
     """
     return w * factors(torch.where(mask_W.abs() < threshold, 0, mask_W), places_P)
 
@@ -234,7 +225,38 @@ def factors(mask_W: Tensor, places_P: Tensor) -> Tensor:
     return torch.ones_like(places_P, dtype=mask_W.dtype).masked_scatter(places_P, mask_W)
 
 
-def own_mask(client: Client, entries: int) -> nn.Parameter:
-    """A client's mask, `[W]`: all ones before its first training, of so many entries."""
-    kept = client.state.get(MASK)
-    return nn.Parameter(torch.ones(entries, device=client.data.device) if kept is None else kept)
+def proxy_graph(seed: int, features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row starts and columns of the symmetric adjacency, int32, and features drawn from N(0, 1), float32 `[500, F]`."""
+    rng = np.random.default_rng(seed)
+    nodes = BLOCKS * NODES
+    joined = np.zeros((nodes, nodes), dtype=bool)
+    for block in range(BLOCKS):
+        own = slice(block * NODES, (block + 1) * NODES)
+        joined[own, own] = np.triu(rng.random((NODES, NODES)) < INSIDE, 1)
+    joined |= joined.T
+    starts = np.concatenate([[0], np.cumsum(joined.sum(1))]).astype(np.int32)
+    return starts, joined.nonzero()[1].astype(np.int32), rng.standard_normal((nodes, features), dtype=np.float32)
+
+
+def sketch(model: ClientModel, seed: int) -> Tensor:
+    """What a model makes of the proxy graph: its mean embedding over the nodes, in evaluation mode, `[H]`."""
+    coupled, kernel = model.coupled, model.data.propagation
+    # Hops are smoothed as the client's own are.
+    r = 0.5 if kernel is None else kernel.r
+    reads = (*model.flat.inputs, r) if coupled is None else (coupled.operator, coupled.depth)
+    inputs = model.data.cache(("proxy graph", seed, *reads), lambda: _inputs(model, seed, r))
+    return model.output(inputs).embedding_NH.mean(0)
+
+
+def _inputs(model: ClientModel, seed: int, r: float) -> Inputs:
+    data, coupled = model.data, model.coupled
+    starts, columns, features = proxy_graph(seed, data.features)
+    x_NF = torch.from_numpy(features).to(data.device)
+    if coupled is not None:
+        operator = operator_over(coupled.operator, starts, columns).to(data.device)
+        return Neighbourhood(x_NF, (operator,) * coupled.depth)
+    smoothing = smoothing_over(starts, columns, r).to(data.device)
+    hops = [x_NF]
+    for _ in range(max(model.flat.inputs)):
+        hops.append(smoothing @ hops[-1])
+    return [hops[k] for k in model.flat.inputs]

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from shoal.algorithms.base import Client, Trainer
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
 from shoal.algorithms.methods.fedsage_plus.generator import (
+    GeneratedFeatures,
     Generator,
     Guess,
     fresh_generator,
     generated,
+    layer,
     make_maker,
     of_maker,
+    root,
 )
 from shoal.algorithms.methods.fedsage_plus.impaired import Impaired, impaired
 from shoal.algorithms.methods.fedsage_plus.matching import others_loss, own_loss
@@ -44,26 +46,26 @@ class GeneratorOptions:
 
     Attributes:
         hide: h, share of the nodes that are hidden.
-        most: P, neighbours at most of a node.
-        hidden: Width of all layers.
+        most_neighbours: P, neighbours at most of a node.
+        hidden: Width H of all layers of generators.
         degree: Weight of how many neighbours are missing.
         feature: Weight of the distance from the client's own hidden neighbours.
         label: Weight of the cross-entropy on the augmented graph.
-        across: Weight of the distance from hidden nodes of other clients.
+        across: Weight of the distance from hidden nodes of other clients; with 0 nothing of generators is sent.
     """
 
-    hide: float
-    most: int
-    hidden: int
-    degree: float
-    feature: float
-    label: float
-    across: float
+    hide: float = 0.5
+    most_neighbours: int = 5
+    hidden: int = 64
+    degree: float = 1.0
+    feature: float = 1.0
+    label: float = 1.0
+    across: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.hide < 1:
             raise ValueError("hide must lie between 0 and 1")
-        if min(self.most, self.hidden) < 1:
+        if min(self.most_neighbours, self.hidden) < 1:
             raise ValueError("most_neighbours and hidden must be at least 1")
         if min(self.degree, self.feature, self.label, self.across) < 0:
             raise ValueError("degree, feature, label and across must not be negative")
@@ -73,12 +75,7 @@ class ClientGenerator:
     """A client's generator during a visit."""
 
     def __init__(self, client: Client, options: GeneratorOptions) -> None:
-        """Draws the hidden nodes at the client's first visit.
-
-        Args:
-            client: The client.
-            options: How.
-        """
+        """Draws the hidden nodes at the client's first visit."""
         self._client, self._data, self._options = client, client.data, options
         if HIDDEN not in client.state:
             client.state[HIDDEN] = torch.tensor(client.random(HIDDEN))
@@ -86,7 +83,7 @@ class ClientGenerator:
     @cached_property
     def _flat(self) -> FlatModel:
         options = self._options
-        flat = fresh_generator(self._data, options.hidden, options.most, self._client.random(GENERATOR))
+        flat = fresh_generator(self._data, options.hidden, options.most_neighbours, self._client.random(GENERATOR))
         if GENERATOR in self._client.state:
             flat.load(self._client.state[GENERATOR])
         return flat
@@ -106,11 +103,7 @@ class ClientGenerator:
         """Takes some steps of all shown nodes; gives the last one's loss, without the part of other clients.
 
         NaN without a step where there is no node, as of a client without training nodes where training sees no others.
-
-        Args:
-            trainer: Whose optimizer is used.
-            steps: How many.
-            of_others_Q: Gradient by the hidden nodes of other clients, held in all steps; None: there are none.
+        `of_others_Q` is the gradient by the hidden nodes of other clients, held in all steps.
         """
         if not self._data.nodes:
             return math.nan
@@ -131,7 +124,7 @@ class ClientGenerator:
     def _objective(self, noise: torch.Generator) -> Tensor:
         options, shown = self._options, self._impaired
         guess = self._guess()
-        new = generated(self._module.maker, _noisy(guess.z_NH, noise), guess.count_N, options.most)
+        new = generated(self._module.maker, _noisy(guess.z_NH, noise), guess.count_N, options.most_neighbours)
         return weighted_sum(
             (options.degree, lambda: F.smooth_l1_loss(guess.missing_N, shown.missing_V.float())),
             (options.feature, lambda: own_loss(new, shown)),
@@ -156,8 +149,7 @@ class ClientGenerator:
     def shown(self, nodes: int) -> Tree:
         """What other clients are sent: the maker, and noisy embeddings and numbers of neighbours of some nodes.
 
-        Args:
-            nodes: m at most, drawn uniformly of those that are shown.
+        These are m, or all, drawn uniformly of those that are shown.
         """
         client, state = self._client, self._client.state
         # At the first visit it was drawn just now.
@@ -176,16 +168,16 @@ class ClientGenerator:
         Args:
             down: `maker` `[k, Q]`; `z` and `count` of all their nodes behind one another; `size`: how many of each.
         """
-        options, data, shown = self._options, self._data, self._impaired
+        hidden, most, shown = self._options.hidden, self._options.most_neighbours, self._impaired
         found = torch.zeros_like(down["maker"])
         if not len(shown.hidden_H):
             return found
         with torch.random.fork_rng(devices=[]):
-            flat = FlatModel(make_maker(data.features, options.hidden, options.most))
+            flat = FlatModel(make_maker(self._data.features, hidden, most))
         sizes = down["size"].tolist()
         for number, (z_mH, count_m) in enumerate(zip(down["z"].split(sizes), down["count"].split(sizes))):
             flat.load(down["maker"][number])
-            new = generated(flat.module, z_mH, count_m.long(), options.most)  # type: ignore[arg-type]
+            new = generated(flat.module, z_mH, count_m.long(), most)  # type: ignore[arg-type]
             gradient = torch.autograd.grad(others_loss(new, len(z_mH), shown), list(flat.module.parameters()))
             found[number] = torch.cat([part.flatten() for part in gradient])
         return found
@@ -211,7 +203,7 @@ class ClientGenerator:
             with torch.no_grad():
                 guess = module.guess(all_nodes(self._data, "mean", module.encoder.depth))
                 noisy_NH = _noisy(guess.z_NH, generator_on(self._data.device).manual_seed(seed))
-                parts = root(module.maker, noisy_NH), layer(module.maker, self._options.most)
+                parts = root(module.maker, noisy_NH), layer(module.maker, self._options.most_neighbours)
                 new = GeneratedFeatures(*parts, guess.count_N)
                 narrow = math.prod(new.shape) <= sum(part.numel() for part in parts)
                 return guess.count_N, *((new.to_dense(),) if narrow else parts)

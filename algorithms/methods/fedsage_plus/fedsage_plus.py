@@ -19,7 +19,7 @@ SHOW, JUDGE, LEARN, ROUNDS = "show", "judge", "learn", "rounds"
 
 
 @dataclass(frozen=True)
-class AugmentedGraphs(Algorithm):
+class AugmentedGraphs(GeneratorOptions, Algorithm):
     """FedSage+ (Zhang et al., NeurIPS 2021) before the averaging of models, which the other base class does.
 
     In the first `generator_rounds` rounds clients train generators. A client hides a share h of its nodes, drawn once.
@@ -53,13 +53,6 @@ class AugmentedGraphs(Algorithm):
 
     Attributes:
         generator_rounds: As above.
-        hide: h.
-        most_neighbours: P.
-        hidden: Width H of generators.
-        degree: Weight, as above.
-        feature: Weight.
-        label: Weight.
-        across: Weight; with 0 nothing of generators is sent.
         peers: Other clients that judge a generator in a round, drawn anew in each.
         sampled_nodes: m at most.
     """
@@ -67,13 +60,6 @@ class AugmentedGraphs(Algorithm):
     # Missing neighbours are of nodes.
     supports = frozenset({"node"})
     generator_rounds: int = 10
-    hide: float = 0.5
-    most_neighbours: int = 5
-    hidden: int = 64
-    degree: float = 1.0
-    feature: float = 1.0
-    label: float = 1.0
-    across: float = 1.0
     peers: int = 5
     sampled_nodes: int = 64
 
@@ -82,21 +68,13 @@ class AugmentedGraphs(Algorithm):
             raise ValueError("generator_rounds must not be negative")
         if min(self.peers, self.sampled_nodes) < 1:
             raise ValueError("peers and sampled_nodes must be at least 1")
-        _ = self._options
-
-    @property
-    def _options(self) -> GeneratorOptions:
-        weights = self.degree, self.feature, self.label, self.across
-        return GeneratorOptions(self.hide, self.most_neighbours, self.hidden, *weights)
+        super().__post_init__()
 
     # The server.
 
     def setup(self, ctx: Context) -> Tree:
-        if self.generator_rounds:
-            self._require_fitting(ctx)
-        return super().setup(ctx)
-
-    def _require_fitting(self, ctx: Context) -> None:
+        if not self.generator_rounds:
+            return super().setup(ctx)
         coupled, (kind,) = ctx.build(MODEL, 0).coupled, ctx.models[MODEL]
         if coupled is None:
             raise ShoalError(
@@ -112,6 +90,7 @@ class AugmentedGraphs(Algorithm):
                 f"{self.generator_rounds} rounds of generators leave none of {ctx.rounds} "
                 "to average models in; take fewer, or more rounds",
             )
+        return super().setup(ctx)
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         if ctx.round > self.generator_rounds:
@@ -138,39 +117,34 @@ class AugmentedGraphs(Algorithm):
     def receive(self, client: Client, down: Tree) -> Received:
         received = super().receive(client, down)
         if AUGMENTED in client.state:
-            self._answer_in_augmented(client, ClientGenerator(client, self._options))
+            _answer_in_augmented(client, ClientGenerator(client, self))
         return received
-
-    def _answer_in_augmented(self, client: Client, generator: ClientGenerator) -> None:
-        coupled = client.model.coupled
-        assert coupled is not None
-        client.model.answer_in(generator.augmented(coupled))
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         state, epochs = client.state, trainer.options.epochs
         done = int(state.get(ROUNDS, torch.zeros(())))
         if phase == LEARN:
             state[ROUNDS] = torch.tensor(done + 1)
-            return ClientGenerator(client, self._options).train(trainer, epochs, received.get("gradient"))
+            return ClientGenerator(client, self).train(trainer, epochs, received.get("gradient"))
         if self.generator_rounds and client.data.nodes and AUGMENTED not in state:
-            generator = ClientGenerator(client, self._options)
+            generator = ClientGenerator(client, self)
             if done < self.generator_rounds:
                 generator.train(trainer, epochs * (self.generator_rounds - done))
             generator.flush()
-            self._answer_in_augmented(client, generator)
+            _answer_in_augmented(client, generator)
         return super().train(client, received, trainer, phase)
 
     def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if AUGMENTED in client.state and client.model.items is None:
             # Training sees training nodes alone: all nodes, which are scored, are augmented by the same generator.
-            self._answer_in_augmented(client, ClientGenerator(client, self._options))
+            _answer_in_augmented(client, ClientGenerator(client, self))
         return super().predict(client, received, part)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == SHOW:
-            return Upload(ClientGenerator(client, self._options).shown(self.sampled_nodes))
+            return Upload(ClientGenerator(client, self).shown(self.sampled_nodes))
         if phase == JUDGE:
-            return Upload({"gradient": ClientGenerator(client, self._options).judged(received)})
+            return Upload({"gradient": ClientGenerator(client, self).judged(received)})
         return Upload({}) if phase == LEARN else super().upload(client, received, phase)
 
 
@@ -202,11 +176,7 @@ class FedSagePlusFedGTA(AugmentedGraphs, FedGTA):
 def drawn_peers(clients: int, peers: int, rng: torch.Generator, device: torch.device) -> Tensor:
     """Whose generators each client judges, places of others int64 `[clients, k]`; each is judged by k clients, too.
 
-    Args:
-        clients: How many there are.
-        peers: k, at most all others.
-        rng: Where randomness comes from.
-        device: Where they are to be.
+    k is `peers`, at most all others.
     """
     ring = torch.randperm(clients, generator=rng, device=device)
     steps = torch.arange(1, min(peers, clients - 1) + 1, device=device)
@@ -220,3 +190,8 @@ def shown_by(got: Replies, places: Tensor) -> Tree:
     z, count = ([got.lists[name][place] for place in places.tolist()] for name in ("z", "count"))
     size = torch.tensor([len(part) for part in count], dtype=torch.int32)
     return {"maker": got["maker"][places], "z": torch.cat(z), "count": torch.cat(count), "size": size}
+
+
+def _answer_in_augmented(client: Client, generator: ClientGenerator) -> None:
+    assert client.model.coupled is not None
+    client.model.answer_in(generator.augmented(client.model.coupled))

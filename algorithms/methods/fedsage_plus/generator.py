@@ -1,29 +1,89 @@
 """The networks that guess what neighbours a node misses: how many, and with what features (NeighGen of FedSage+).
 
-Axes: N nodes, M generated ones, F features, H width, P neighbours at most of a node.
+Axes: N nodes, M generated ones, F features, H width, P neighbours at most of a node, R width of a root, B real nodes.
 """
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
 from shoal.algorithms.models.gnn.sage import GraphSAGE
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.rng import Stream
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 from shoal.storage.store.view import View
 
 
-class Guess(NamedTuple):
-    """What the encoder says of nodes.
+class GeneratedFeatures(FeatureMatrix):
+    """X~ `[M, F]`: the p-th neighbour of node n has the features L_p r_n, a root r_n `[R]` times a layer L_p `[F, R]`.
+
+    F may be many thousands and R is at most a few hundred, so all that is asked of X~ is asked of L first: its product
+    with a weight W is r_n (L_p' W), the square of its norm r_n (L_p' L_p) r_n, and its product with a real node x
+    r_n (L_p' x). It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of
+    its own.
 
     Attributes:
-        missing_N: How many neighbours each misses, of any sign; differentiable.
-        count_N: The same as a whole number from 0 to P, int64: how many are generated.
-        z_NH: Embeddings.
+        owner_M: Whose neighbours they are, int64, ascending.
     """
+
+    def __init__(self, root_NR: Tensor, layer_FPR: Tensor, count_N: Tensor) -> None:
+        """Wraps roots and layers, which may be differentiated, and how many neighbours a node gets, int64, up to P."""
+        self._layer_FPR, self._root_NR = layer_FPR, root_NR
+        there_NP = torch.arange(layer_FPR.shape[1], device=count_N.device) < count_N[:, None]
+        self.owner_M, self._number_M = there_NP.nonzero().unbind(1)
+        # All first neighbours of nodes, then all second ones, …: whose they are, and where each of them comes there.
+        by_number = self._number_M.argsort(stable=True)
+        counts_P = torch.bincount(self._number_M, minlength=layer_FPR.shape[1])
+        self._owners = self.owner_M[by_number].split(counts_P.tolist())
+        self._place_M = by_number.argsort()
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self), len(self._layer_FPR)))
+
+    def __len__(self) -> int:
+        return len(self.owner_M)
+
+    def __matmul__(self, weight_FK: Tensor) -> Tensor:
+        return self._rooted((self._layer_FPR.flatten(1).t() @ weight_FK).unflatten(0, self._layer_FPR.shape[1:]))
+
+    def float(self) -> "GeneratedFeatures":
+        return self
+
+    def to_dense(self) -> Tensor:
+        return self._rooted(self._layer_FPR.permute(1, 2, 0))
+
+    def squares_M(self) -> Tensor:
+        """The square of the norm of each."""
+        layer_PFR = self._layer_FPR.transpose(0, 1)
+        through_MR = self._rooted(layer_PFR.transpose(1, 2) @ layer_PFR)
+        return (through_MR * self._root_NR.index_select(0, self.owner_M)).sum(1)
+
+    def seen(self, x_BF: Features) -> Tensor:
+        """L_p' x of real nodes, `[B, P, R]`, which the products with them are made of."""
+        return (x_BF @ self._layer_FPR.flatten(1)).unflatten(1, self._layer_FPR.shape[1:])
+
+    def products(self, seen_BPR: Tensor, made_Q: Tensor, real_Q: Tensor) -> Tensor:
+        """Products of generated nodes with real ones, of which `seen` gave the first argument, pair by pair, `[Q]`."""
+        root_QR = self._root_NR.index_select(0, self.owner_M[made_Q])
+        places = real_Q * seen_BPR.shape[1] + self._number_M[made_Q]
+        return (root_QR * seen_BPR.flatten(0, 1).index_select(0, places)).sum(1)
+
+    def all_products(self, seen_BPR: Tensor) -> Tensor:
+        """Products of all generated nodes with all of some real ones, `[M, B]`."""
+        return self._rooted(seen_BPR.permute(1, 2, 0))
+
+    def _rooted(self, tables_PRK: Tensor) -> Tensor:
+        """The root of the owner of each times the table of its number, `[M, K]`."""
+        found = [self._root_NR.index_select(0, owners) @ table for owners, table in zip(self._owners, tables_PRK)]
+        return torch.cat(found).index_select(0, self._place_M)
+
+
+class Guess(NamedTuple):
+    """How many neighbours nodes miss, differentiable; how many they get, int64 from 0 to P; their embeddings."""
 
     missing_N: Tensor
     count_N: Tensor
@@ -41,14 +101,7 @@ class Generator(nn.Module):
     """
 
     def __init__(self, features: int, classes: int, hidden: int, most: int) -> None:
-        """Draws the parameters from torch's default generator; nothing is dropped.
-
-        Args:
-            features: Width F.
-            classes: Number of classes C.
-            hidden: Width H of all layers.
-            most: P.
-        """
+        """Draws the parameters from torch's default generator; nothing is dropped."""
         super().__init__()
         self.most = most
         self.encoder = GraphSAGE(features, 1, 0, 0.0, hidden=hidden)
@@ -69,15 +122,21 @@ def make_maker(features: int, hidden: int, most: int) -> Head:
 
 
 def generated(maker: Head, noisy_NH: Tensor, count_N: Tensor, most: int) -> GeneratedFeatures:
-    """Generated neighbours, `[M, F]`, those of the first node first.
-
-    Args:
-        maker: What `make_maker` made.
-        noisy_NH: Embeddings with noise.
-        count_N: How many neighbours a node gets, int64.
-        most: P.
-    """
+    """Neighbours made of noisy embeddings, as many as a node gets, int64: `[M, F]`, those of the first node first."""
     return GeneratedFeatures(root(maker, noisy_NH), layer(maker, most), count_N)
+
+
+def root(maker: Head, noisy_NH: Tensor) -> Tensor:
+    """What the last layer of a maker reads of the embeddings of nodes, and a 1 for its bias, `[N, H + 1]`."""
+    hidden_NH = maker.transformed(noisy_NH).relu()
+    return torch.cat([hidden_NH, hidden_NH.new_ones(len(hidden_NH), 1)], dim=1)
+
+
+def layer(maker: Head, most: int) -> Tensor:
+    """The last layer of a maker, the bias as last column: `[F, P, H + 1]`, P neighbours of a node at most."""
+    last = maker.linears[1]
+    parts = last.get_parameter("weight").unflatten(0, (most, -1)), last.get_parameter("bias").view(most, -1, 1)
+    return torch.cat(parts, dim=2).transpose(0, 1).contiguous()
 
 
 def fresh_generator(data: View, hidden: int, most: int, seed: int) -> FlatModel:

@@ -3,7 +3,6 @@
 Axes: N nodes of the client, V of them shown and H hidden, L lost edges, F features.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -51,14 +50,8 @@ class Impaired(NamedTuple):
 
 
 def impaired(data: View, share: float, seed: int) -> Impaired:
-    """Hides a share of the nodes, rounded down, drawn uniformly; kept on the host while there is room.
-
-    Args:
-        data: The client's graph.
-        share: h, in (0, 1), so that a node is shown.
-        seed: Of the draw.
-    """
-    found: Impaired = data.cache(("impaired", share, seed), partial(_impaired, data, share, seed))
+    """Hides a share of the nodes, in (0, 1), rounded down, drawn uniformly; kept on the host while there is room."""
+    found: Impaired = data.cache(("impaired", share, seed), lambda: _impaired(data, share, seed))
     return found
 
 

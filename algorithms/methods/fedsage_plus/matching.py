@@ -6,7 +6,7 @@ Axes: M generated nodes, H hidden nodes, Q pairs of a generated node and one tha
 import torch
 from torch import Tensor
 
-from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
+from shoal.algorithms.methods.fedsage_plus.generator import GeneratedFeatures
 from shoal.algorithms.methods.fedsage_plus.impaired import Impaired
 from shoal.storage.graph.sparse_matrix import ranges
 
@@ -17,11 +17,7 @@ BLOCK = 2**22
 def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
     """The sum of the mean squared differences of generated nodes from the nearest lost neighbour, over V; a scalar.
 
-    A generated neighbour of a node that lost none does not count.
-
-    Args:
-        new: Neighbours of shown nodes; differentiable.
-        impaired: What was lost.
+    `new` are neighbours of shown nodes; one of a node that lost none does not count.
     """
     seen_HPR = new.seen(impaired.x_HF)
     return _squares(new, seen_HPR, impaired, *nearest_lost(new, seen_HPR, impaired)) / len(impaired.missing_V)
@@ -30,10 +26,7 @@ def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
 def others_loss(new: GeneratedFeatures, nodes: int, impaired: Impaired) -> Tensor:
     """The sum of the mean squared differences of generated nodes from the nearest hidden node, over `nodes`; a scalar.
 
-    Args:
-        new: Neighbours of nodes of another client; differentiable.
-        nodes: How many these are; of none there is nothing to sum up.
-        impaired: Where at least one node is hidden.
+    `new` are neighbours of so many nodes of another client. At least one node is hidden.
     """
     seen_HPR = new.seen(impaired.x_HF)
     made_M = torch.arange(len(new), device=seen_HPR.device)
@@ -44,12 +37,7 @@ def others_loss(new: GeneratedFeatures, nodes: int, impaired: Impaired) -> Tenso
 def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> tuple[Tensor, Tensor]:
     """Places of the generated nodes whose owner lost neighbours, and of the nearest of these among the hidden nodes.
 
-    Of two equally near ones the first. Both are int64.
-
-    Args:
-        new: Neighbours of shown nodes.
-        seen_HPR: What they say of the hidden ones, see `GeneratedFeatures.seen`.
-        impaired: What was lost.
+    Of two equally near ones the first. Both are int64. The second argument is `new.seen` of the hidden nodes.
     """
     ends_V = impaired.missing_V.cumsum(0)
     count_M = impaired.missing_V[new.owner_M]

@@ -15,15 +15,19 @@ from shoal.algorithms.graphs.generated_graph import EdgeOptions
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
-from shoal.algorithms.methods.fggp.class_prototypes import (
+from shoal.algorithms.methods.fggp.global_view import GlobalView
+from shoal.algorithms.methods.fggp.prototypes import (
     LEAST_MASS,
+    Bank,
+    Clusters,
+    Vote,
     certain_classes,
     certain_prototypes,
     contrast_of_views,
+    renewed,
+    summed_up,
+    votes,
 )
-from shoal.algorithms.methods.fggp.clusters import Clusters, summed_up
-from shoal.algorithms.methods.fggp.global_view import GlobalView
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
@@ -36,12 +40,7 @@ GENERATOR = "generator"
 
 @dataclass
 class Received:
-    """What a client received.
-
-    Attributes:
-        bank: Entries that predict; None while there is none.
-        round: Number of the round; 0 where it was not sent.
-    """
+    """What a client received: the bank, None while there is none, and the round's number, 0 where it was not sent."""
 
     bank: Bank | None = None
     round: int = 0
@@ -174,11 +173,43 @@ class FGGP(FedAvg):
 
     def setup(self, ctx: Context) -> Tree:
         model = ctx.build(MODEL, 0)
-        require_fitting(ctx, model, self.gkic != "off", self._generates, self.head_mode != "average")
+        self._require_fitting(ctx, model)
         server = {"w": model.w.detach().clone() if self.head_mode == "average" else body_of(model)}
         if self._generates:
             server[GENERATOR] = ctx.build(GENERATOR, 0).w.detach().clone()
         return server
+
+    def _require_fitting(self, ctx: Context, model: FlatModel) -> None:
+        """Refuses a run that cannot work, before its first round."""
+        name = ctx.models[MODEL][0].name
+        if self.head_mode != "average" and not model.has_body:
+            raise ShoalError(
+                "model.layers",
+                f"FGGP averages what lies below the classifier, and a {name} of one layer is nothing else; "
+                "take 2 layers, or algorithm.head_mode: average",
+            )
+        if self.gkic == "off":
+            return
+        coupled = model.coupled
+        if coupled is None:
+            raise ShoalError(
+                "algorithm.gkic",
+                f"a second view of the graph needs a model that passes messages, and {name} reads hops; "
+                "take gcn, or gkic: off",
+            )
+        if self._generates and coupled.operator != "symmetric":
+            raise ShoalError(
+                "algorithm.gkic",
+                f"the generator makes matrices for gcn and gcnii, not for {name}; take one of these, knn_only, or off",
+            )
+        if coupled.fanouts:
+            raise ShoalError(
+                "model.fanouts", "a second view of the graph is read whole; leave it out, or take gkic: off"
+            )
+        if ctx.train.batch_size is not None:
+            raise ShoalError(
+                "train.batch_size", "both views take all rows in one step; leave it out, or take gkic: off"
+            )
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         shared = dict(server)
@@ -196,16 +227,8 @@ class FGGP(FedAvg):
         proto_PH, class_P = torch.cat(got.lists["proto"]), torch.cat(got.lists["proto.class"]).long()
         old = Bank.read(server)
         if len(proto_PH):
-            fresh = summed_up(
-                proto_PH,
-                class_P,
-                ctx.classes,
-                self.cluster,
-                self.finch_min,
-                self.domains,
-                self.eps,
-                ctx.random("clusters"),
-            )
+            options = self.cluster, self.finch_min, self.domains, self.eps
+            fresh = summed_up(proto_PH, class_P, ctx.classes, *options, ctx.random("clusters"))
             old = renewed(old, fresh, self.slots if self.bank == "ring" else None)
             server.update(old.sent())
             ctx.notes["mass"] = float(torch.cat(got.lists["proto.mass"]).mean())
@@ -230,7 +253,7 @@ class FGGP(FedAvg):
             model.load(joined(model.flat, down["w"], head))
         if GENERATOR in down:
             client.models[GENERATOR].load(down[GENERATOR])
-        return Received(Bank.read(down), int(down["round"]) if "round" in down else 0)
+        return Received(Bank.read(down), int(down.get("round", 0)))
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if self.gkic == "off" or not client.info.train:
@@ -334,43 +357,3 @@ class FGGP(FedAvg):
 def feature(out: Output) -> Tensor:
     """z, `[N, H]`: the embedding where it is positive."""
     return F.relu(out.embedding_NH)
-
-
-def require_fitting(ctx: Context, model: FlatModel, view: bool, generator: bool, keeps_classifier: bool) -> None:
-    """Checks a run before its first round.
-
-    Args:
-        ctx: The run.
-        model: The clients' model.
-        view: Clients learn from a second view of their graph.
-        generator: A generator draws it.
-        keeps_classifier: Classifiers are not averaged.
-
-    Raises:
-        ShoalError: They cannot; names the key.
-    """
-    name = ctx.models[MODEL][0].name
-    if keeps_classifier and not model.has_body:
-        raise ShoalError(
-            "model.layers",
-            f"FGGP averages what lies below the classifier, and a {name} of one layer is nothing else; "
-            "take 2 layers, or algorithm.head_mode: average",
-        )
-    if not view:
-        return
-    coupled = model.coupled
-    if coupled is None:
-        raise ShoalError(
-            "algorithm.gkic",
-            f"a second view of the graph needs a model that passes messages, and {name} reads hops; "
-            "take gcn, or gkic: off",
-        )
-    if generator and coupled.operator != "symmetric":
-        raise ShoalError(
-            "algorithm.gkic",
-            f"the generator makes matrices for gcn and gcnii, not for {name}; take one of these, knn_only, or off",
-        )
-    if coupled.fanouts:
-        raise ShoalError("model.fanouts", "a second view of the graph is read whole; leave it out, or take gkic: off")
-    if ctx.train.batch_size is not None:
-        raise ShoalError("train.batch_size", "both views take all rows in one step; leave it out, or take gkic: off")

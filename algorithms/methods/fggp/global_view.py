@@ -24,14 +24,9 @@ class GlobalView:
         edges: EdgeOptions,
         rng: torch.Generator,
     ) -> None:
-        """Builds A', if the host does not have it.
+        """Builds A' of the `nearest` nodes, if the host does not have it; A' = A without these.
 
-        Args:
-            model: The client's model, coupled.
-            nearest_NK: Similar nodes, as `shoal.algorithms.graphs.nearest.nearest` gives them; None: A' = A.
-            generator: The topology generator; None: the view is A' itself.
-            edges: How the generator draws.
-            rng: Where its randomness comes from.
+        The model is coupled. Without a generator, which draws by `edges` and `rng`, the view is A' itself.
         """
         assert model.coupled is not None
         self._data, self._coupled, self._generator = model.data, model.coupled, generator

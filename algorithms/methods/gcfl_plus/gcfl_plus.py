@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.gcfl_plus.division import minimum_cut, warping_distances
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
@@ -88,7 +88,11 @@ class GCFLPlus(FedAvg):
         private = {i: sent[server["cluster"][i]] for i in cohort}
         up = {"change": Reduce.MIX, "n": Reduce.STACK, "moved": Reduce.STACK, "gradient": Reduce.STACK}
         got = yield Ask("train", up, private=private)
-        self._remember(server, got)
+        # The norms of the round, appended to the series of the clients that trained.
+        trained = got["n"] > 0
+        ids = torch.tensor(got.ids)[trained]
+        server["norms"][ids] = torch.cat([server["norms"][ids, 1:], got["gradient"][trained, None]], dim=1)
+        server["known"][ids] += 1
         change_KP = yield Mix("change", shares(server["cluster"][got.ids], got["n"], len(sent)))
         moved_K = change_KP.norm(dim=1)
         if ctx.round > self.warmup and self._divide(server, ctx, got, moved_K):
@@ -98,21 +102,10 @@ class GCFLPlus(FedAvg):
         ctx.notes["least mean change"] = float(moved_K.min())
         ctx.notes["largest change"] = float(got["moved"].max())
 
-    def _remember(self, server: Tree, got: Replies) -> None:
-        """Appends the norms of a round to the series of the clients that trained."""
-        trained = got["n"] > 0
-        ids = torch.tensor(got.ids)[trained]
-        server["norms"][ids] = torch.cat([server["norms"][ids, 1:], got["gradient"][trained, None]], dim=1)
-        server["known"][ids] += 1
-
     def _divide(self, server: Tree, ctx: Context, got: Replies, moved_K: Tensor) -> bool:
-        """Divides all clusters that are to be, and says whether there was one.
+        """Divides all clusters that are to be, by the norms of their mean changes, and says whether there was one.
 
-        Args:
-            server: Its state; a half gets the next number, and the model that both had.
-            ctx: What the server knows.
-            got: Of the round.
-            moved_K: Norm of every cluster's mean change.
+        A half gets the next number, and the model that both had.
         """
         trains = torch.tensor([info.train > 0 for info in ctx.clients])
         of_reply = server["cluster"][got.ids]
@@ -170,13 +163,7 @@ class GCFLPlus(FedAvg):
 
 
 def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
-    """Rows of weights `[K, B]`: what each of B clients counts in the mean of every cluster; 0 where no client counts.
-
-    Args:
-        cluster_B: The cluster of every client, int64.
-        n_B: n_i, whole numbers.
-        clusters: Number of clusters K.
-    """
+    """Weights `[K, B]` of B clients, with n_i, in the mean of each of K clusters; 0 where no client counts."""
     weight_KB = (cluster_B == torch.arange(clusters)[:, None]) * n_B.double()
     return (weight_KB / weight_KB.sum(1, keepdim=True).clamp_min(1)).float()
 
@@ -194,3 +181,58 @@ def leaving_half(norms_BL: Tensor) -> Tensor:
     if 2 * side.sum() > len(side):
         side = ~side
     return torch.from_numpy(side).to(norms_BL.device)
+
+
+def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
+    """The side without node 0 of a cut of least weight, bool `[N]`, with a node on either side (Stoer and Wagner).
+
+    N - 1 phases each add all nodes to a set, always the one with most weight to it; what the last one weighs is a cut,
+    and the last two become one node (Journal of the ACM 44(4), 1997). Of equal choices the first is taken, so that each
+    set begins with node 0. N^3 steps, N at a time: about a second for 500 nodes. Weights are symmetric and not
+    negative, and the diagonal is not read. There are at least two nodes.
+    """
+    weight_NN = weight_NN.astype(np.float64)
+    np.fill_diagonal(weight_NN, 0)
+    count = len(weight_NN)
+    # Row i: the nodes that node i has become.
+    merged_NN = np.eye(count, dtype=bool)
+    there_N = np.ones(count, dtype=bool)
+    least, side_N = np.inf, merged_NN[0]
+    for left in range(count, 1, -1):
+        # Of every node the weight to the set; those in the set are out of the question.
+        reach_N = np.where(there_N, 0.0, -np.inf)
+        last = 0
+        for _ in range(left):
+            before, last = last, int(reach_N.argmax())
+            cut = reach_N[last]
+            reach_N[last] = -np.inf
+            reach_N += weight_NN[last]
+        if cut < least:
+            least, side_N = cut, merged_NN[last].copy()
+        merged_NN[before] |= merged_NN[last]
+        weight_NN[before] += weight_NN[last]
+        weight_NN[:, before] = weight_NN[before]
+        weight_NN[before, before] = 0
+        there_N[last] = False
+    return side_N
+
+
+def warping_distances(series_NL: np.ndarray) -> np.ndarray:
+    """Distances of all pairs of series, float64 `[N, N]`, symmetric and 0 from a series to itself.
+
+    A path leads from the first numbers of both series to the last ones, and each step goes on by one in either or in
+    both (Sakoe and Chiba, 1978, without a band). The distance is the root of the least sum of squared differences
+    along a path, so that it is at most the Euclidean one. All pairs are computed in one pass, in 2 L matrices.
+    """
+    count, length = series_NL.shape
+    x_LN = series_NL.astype(np.float64).T
+    nowhere_NN = np.full((count, count), np.inf)
+    # least[j]: of the paths that end before number j of the second series.
+    least = [np.zeros((count, count)), *[nowhere_NN] * length]
+    for x_N in x_LN:
+        row = [nowhere_NN]
+        for y_N, both_NN, first_NN in zip(x_LN, least, least[1:]):
+            before_NN = np.minimum(np.minimum(both_NN, first_NN), row[-1])
+            row.append((x_N[:, None] - y_N) ** 2 + before_NN)
+        least = row
+    return np.sqrt(least[-1])

@@ -1,22 +1,18 @@
 """Views against clients that were cut by hand: edges removed from the list, columns set to zero, hops computed anew."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.errors import refused
 from support.sparse_rows import sparse
-from torch import Tensor
 
 from shoal.algorithms.client import ClientModel, FlatModel
-from shoal.algorithms.graphs.graph_views import GraphViews, pairs, smoothing_over
+from shoal.algorithms.graphs.graph_views import GraphViews, smoothing_over
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
 from shoal.algorithms.models.names import BACKBONES
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
@@ -115,31 +111,6 @@ def test_sparse_features_give_what_dense_ones_give(name: str, edges: np.ndarray,
     torch.testing.assert_close(outs[0].logits_NC, outs[1].logits_NC)
 
 
-def test_rates_are_of_undirected_edges_and_of_columns(edges: np.ndarray, x: np.ndarray) -> None:
-    view = view_of(edges, x, 0.5)
-    model = model_of("gin", view)
-    views = GraphViews(model, torch.Generator().manual_seed(0))
-    left, kept, before = 0, 0, view.entries
-    for _ in range(300):
-        around = views.draw(0.25, 0.4)
-        assert isinstance(around, Neighbourhood)
-        a = around.operators[0].to_dense()
-        assert torch.equal(a, a.T)
-        left += int(a.sum())
-        assert isinstance(around.x_NF, AlteredFeatures)
-        kept += int(around.x_NF._kept_F.sum())
-    assert left / (300 * before) == pytest.approx(0.75, abs=0.02)
-    assert kept / (300 * FEATURES) == pytest.approx(0.6, abs=0.03)
-
-
-@pytest.mark.parametrize("name", ["gcn", "sgc"])
-def test_nothing_removed_is_the_graph_itself(name: str, edges: np.ndarray, x: np.ndarray) -> None:
-    view = view_of(edges, x, 0.5)
-    model = model_of(name, view)
-    found = model(GraphViews(model, torch.Generator()).draw(0.0, 0.0)).logits_NC
-    torch.testing.assert_close(found, model(model.gathered("all")).logits_NC)
-
-
 def test_a_graph_without_edges(x: np.ndarray) -> None:
     view = view_of(np.zeros((0, 2), np.int64), x, 0.5)
     for name in ("gat", "sgc"):
@@ -152,31 +123,8 @@ def test_hops_of_labelled_rows_have_no_views(edges: np.ndarray, x: np.ndarray) -
     view = view_of(edges, x, 0.5, rows="labelled")
     for name in ("gcn", "mlp"):
         GraphViews(model_of(name, view), torch.Generator()).draw(0.1, 0.1)
-    with pytest.raises(ShoalError, match=r"propagation\.rows: labelled"):
+    with refused("propagation.rows"):
         GraphViews(model_of("sgc", view), torch.Generator())
-
-
-def test_features_alone_need_no_hops(edges: np.ndarray, x: np.ndarray, make_view: Callable[..., View]) -> None:
-    view = make_view(NODES, edges, [0] * NODES, [0], CLASSES, x)
-    assert view.propagation is None
-    for name in ("gcn", "mlp"):
-        GraphViews(model_of(name, view), torch.Generator()).draw(0.1, 0.1)
-
-
-def test_edges_are_numbered_once(edges: np.ndarray, x: np.ndarray) -> None:
-    view = view_of(edges, x, 0.5)
-    GraphViews(model_of("gcn", view), torch.Generator()).draw(0.1, 0.1)
-    assert len(view.cache("pairs", lambda: pytest.fail("numbered again"))) == view.entries
-
-
-def test_both_entries_of_an_edge_have_its_number(edges: np.ndarray, x: np.ndarray) -> None:
-    view = view_of(edges, x, 0.5)
-    indptr, indices = view.csr
-    number = pairs(indptr, indices)
-    rows = np.repeat(np.arange(NODES), np.diff(indptr))
-    found = {(int(i), int(j)): int(k) for i, j, k in zip(rows, indices, number)}
-    for k, (i, j) in enumerate(edges.tolist()):
-        assert found[i, j] == found[j, i] == k
 
 
 @pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
@@ -185,15 +133,3 @@ def test_the_smoothing_and_its_transpose(r: float, edges: np.ndarray, x: np.ndar
     matrix = smoothing_over(*view.csr, r)
     torch.testing.assert_close(matrix @ view.whole(0), view.whole(1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(matrix.transposed.to_dense(), matrix.to_dense().T)
-
-
-def test_a_view_holds_no_features(edges: np.ndarray, x: np.ndarray) -> None:
-    view = view_of(edges, x, 0.5)
-    model = model_of("gamlp", view)
-    for hop in GraphViews(model, torch.Generator()).draw(0.2, 0.2):
-        assert isinstance(hop, AlteredFeatures)
-        assert isinstance(hop._x, Tensor)
-        assert hop._x.data_ptr() == view.whole(0).data_ptr()
-    coupled = model_of("gcn", view)
-    around = GraphViews(coupled, torch.Generator()).draw(0.2, 0.2)
-    assert around.x_NF._x.data_ptr() == all_nodes(view, "symmetric", 1).x_NF.data_ptr()

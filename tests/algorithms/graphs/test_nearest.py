@@ -74,12 +74,6 @@ def test_zero_rows_have_and_are_no_neighbours() -> None:
     assert nearest(torch.ones(0, 3), 2).shape == (0, 2)
 
 
-def test_lengths_do_not_count() -> None:
-    z = embeddings(80, width=8)
-    long = z * torch.logspace(-15, 15, 80)[:, None]
-    assert torch.equal(nearest(long, 3), nearest(z, 3))
-
-
 @pytest.mark.parametrize("exact_up_to", [10**6, 0])
 def test_the_same_bits_for_any_threads(exact_up_to: int) -> None:
     z = embeddings(3000)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.plain_fedgta import DEFAULTS, equations_3_to_5
+from support.same_bits import assert_same_runs, assert_same_scores
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Upload
@@ -45,6 +46,25 @@ def test_rows_equal_a_naive_loop(eps: float) -> None:
 
     order = torch.randperm(12, generator=generator)
     torch.testing.assert_close(mixing_rows(m[order], h[order], eps), rows[order][:, order])
+
+
+def test_a_cosine_equal_to_the_threshold_admits() -> None:
+    m, h = torch.tensor([[1.0, 0], [2, 0], [0, 1]]), torch.tensor([1.0, 3, 1])
+    assert torch.equal(mixing_rows(m, h, 1.0), torch.tensor([[0.25, 0.75, 0], [0.25, 0.75, 0], [0, 0, 1]]))
+
+
+def test_no_cosine_leaves_its_range_by_rounding() -> None:
+    vectors = torch.randn(200, 40, generator=torch.Generator().manual_seed(0)).mul(3).softmax(1)
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    above = vectors[[int((unit @ unit.T).diagonal().argmax())]]
+    same, opposite = torch.cat([above, above]), torch.cat([above, -above])
+    assert torch.equal(mixing_rows(same, torch.ones(2), 1.0000001), torch.eye(2))
+    assert torch.equal(mixing_rows(opposite, torch.ones(2), -1.0), torch.full((2, 2), 0.5))
+
+
+def test_an_empty_sketch_and_no_confidence_still_give_rows() -> None:
+    rows = mixing_rows(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([1e-12, 1e-12]), 0.5)
+    assert torch.equal(rows, torch.eye(2))
 
 
 @dataclass(frozen=True)
@@ -181,35 +201,14 @@ def test_a_resume_changes_no_bit(start: Run, run: Run, every: int) -> None:
     """Of sketches that are a few visits old, too."""
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "algorithm.name": "fedgta", "algorithm.eps": 0.9}
     keys |= {"algorithm.sketch_every": every}
-    whole = run(keys, rounds=5).state
-    assert any("h" in kept for kept in whole.clients.values()) == (every > 1)
+    whole = run(keys, rounds=5)
+    assert any("h" in kept for kept in whole.state.clients.values()) == (every > 1)
     for done in (1, 2, 3, 4):
         state = run(keys, rounds=done).state
         resumed = start(keys, state=type(state).from_tensors(*state.to_tensors()))
         for _ in range(5 - done):
             resumed.round()
-        for mine, its in ((whole.inboxes, resumed.state.inboxes), (whole.clients, resumed.state.clients)):
-            for i, kept in mine.items():
-                # A client that keeps nothing is not in a checkpoint.
-                assert kept.keys() == its.get(i, {}).keys()
-                assert all(torch.equal(tensor, its[i][name]) for name, tensor in kept.items())
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_fedgl_tells_the_same_of_what_it_learnt(
-    start: Run, views: Callable[..., list[View]], recorded: Any, number: int
-) -> None:
-    keys = {"model.name": "sgc", "algorithm.name": "fedgl_fedgta", "algorithm.threshold": 0.0, "algorithm.pseudo": 1.0}
-    server = start(keys, pool=recorded.on)
-    for _ in range(number):
-        server.round()
-    for i, view in enumerate(views(server)):
-        sent = recorded.uploads[i]
-        w = sent["w"].double().numpy()
-        scores = np.exp(view.hop(2).double().numpy() @ w[: 4 * 5].reshape(4, 5).T + w[4 * 5 :])
-        h, m = equations_3_to_5(view, scores / scores.sum(1, keepdims=True), DEFAULTS)
-        np.testing.assert_allclose(sent["h"], h, rtol=1e-4)
-        np.testing.assert_allclose(sent["m"], m, rtol=1e-3, atol=1e-6)
+        assert_same_runs(whole, resumed)
 
 
 def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
@@ -220,18 +219,7 @@ def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
         assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["model.w"])
         for name, moment in alone.state.clients[i].items():
             assert torch.equal(moment, local.state.clients[i][name])
-    for scope in ("trained", "served"):
-        for i in range(6):
-            np.testing.assert_array_equal(alone.state.scores[scope][i], local.state.scores[scope][i])
-
-
-def test_cold_starts_above_one_are_local_at_any_participation(run: Run) -> None:
-    keys = {"participation.ratio": 0.4}
-    local = run({**keys, "algorithm.name": "local"})
-    alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01, "algorithm.cold_start": "init"})
-    assert alone.state.inboxes.keys() == {i for i in local.state.clients if "model.w" in local.state.clients[i]}
-    for i, inbox in alone.state.inboxes.items():
-        assert torch.equal(inbox["w"], local.state.clients[i]["model.w"])
+    assert_same_scores(local, alone, "trained", "served")
 
 
 def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:

@@ -1,6 +1,6 @@
 """FedGPL in whole rounds against one process that holds prompts, heads and the GNN, and differentiates end to end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from math import ceil, floor
 from pathlib import Path
@@ -11,14 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
+from support.same_bits import assert_same_runs
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.view import View
 
@@ -193,6 +192,18 @@ class OneProcess:
         return count
 
 
+def export_of(server: Server, gnn: Net) -> None:
+    """Puts the server's GNN into a network of PyG, by the names of its parameters."""
+    flat, left = server._build("model"), server.state.server["gnn"].clone()
+    values = {}
+    for name, p in flat.module.named_parameters():
+        if ".convs." in name:
+            values["convs." + name.partition(".convs.")[2]] = left[: p.numel()].view_as(p)
+            left = left[p.numel() :]
+    assert not len(left)
+    gnn.load_state_dict(values)
+
+
 @pytest.fixture
 def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     trace = np.zeros((ROUNDS, len(OF_CLIENT)), dtype=bool)
@@ -204,9 +215,7 @@ def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def one_process(
-    keys: dict[str, Any], views: Callable[..., list[View]], export_of: Callable[[Server, Net], None]
-) -> Callable[[Server, str], OneProcess]:
+def one_process(keys: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server, str], OneProcess]:
     def one_process(server: Server, updates: str) -> OneProcess:
         folder = Path(keys["data.path"])
         clients = [PlainClient(i, folder, view) for i, view in enumerate(views(server))]
@@ -217,23 +226,6 @@ def one_process(
         return OneProcess(clients, gnn, updates)
 
     return one_process
-
-
-@pytest.fixture
-def export_of() -> Callable[[Server, Net], None]:
-    """Puts the server's GNN into a network of PyG, by the names of its parameters."""
-
-    def export_of(server: Server, gnn: Net) -> None:
-        flat, left = server._build("model"), server.state.server["gnn"].clone()
-        values = {}
-        for name, p in flat.module.named_parameters():
-            if ".convs." in name:
-                values["convs." + name.partition(".convs.")[2]] = left[: p.numel()].view_as(p)
-                left = left[p.numel() :]
-        assert not len(left)
-        gnn.load_state_dict(values)
-
-    return export_of
 
 
 def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tensor:
@@ -248,11 +240,7 @@ def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tens
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
 def test_rounds_are_those_of_one_process(
-    start: Start,
-    keys: dict[str, Any],
-    one_process: Callable[[Server, str], OneProcess],
-    export_of: Callable[[Server, Net], None],
-    updates: str,
+    start: Start, keys: dict[str, Any], one_process: Callable[[Server, str], OneProcess], updates: str
 ) -> None:
     server = start({**keys, "algorithm.gnn": updates})
     plain = one_process(server, updates)
@@ -282,26 +270,15 @@ def test_rounds_are_those_of_one_process(
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
-def test_a_context_that_is_computed_again_has_the_same_bits(start: Start, keys: dict[str, Any], updates: str) -> None:
-    found = []
-    for recompute in (False, True):
-        server = start({**keys, "algorithm.gnn": updates, "algorithm.recompute": recompute})
-        for _ in ONLINE:
-            server.round()
-        found.append(server.state.server)
-    assert found[0].keys() == found[1].keys()
-    for name in found[0]:
-        assert torch.equal(found[0][name], found[1][name]), name
+def test_a_context_that_is_computed_again_has_the_same_bits(run: Start, keys: dict[str, Any], updates: str) -> None:
+    keys = {**keys, "algorithm.gnn": updates}
+    assert_same_runs(*(run({**keys, "algorithm.recompute": recompute}) for recompute in (False, True)))
 
 
-def test_small_passes_are_one_large_one(start: Start, keys: dict[str, Any]) -> None:
+def test_small_passes_are_one_large_one(run: Start, keys: dict[str, Any]) -> None:
     """Without dropout, whose masks are drawn by pass."""
-    found = []
-    for most in (65_536, 1, 9):
-        server = start({**keys, "train.dropout": 0.0, "algorithm.most_rows": most})
-        for _ in ONLINE:
-            server.round()
-        found.append(server.state.server)
+    keys = {**keys, "train.dropout": 0.0}
+    found = [run({**keys, "algorithm.most_rows": most}).state.server for most in (65_536, 1, 9)]
     for other in found[1:]:
         for name in ("gnn", "theta"):
             torch.testing.assert_close(other[name], found[0][name], rtol=1e-4, atol=1e-6)
@@ -339,13 +316,6 @@ def test_classifiers_alone_and_no_mixing(start: Start, keys: dict[str, Any]) -> 
     assert [i for i, has in enumerate(moved) if has] == [0, 1]
 
 
-def test_mixing_reaches_those_that_are_away(start: Start, keys: dict[str, Any]) -> None:
-    server = start(keys)
-    server.round()
-    theta = server.state.server["theta"]
-    assert torch.equal(theta, theta[:1].expand_as(theta))
-
-
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("noise", ["paper", "clipped"])
 def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str) -> None:
@@ -361,25 +331,3 @@ def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str
     assert torch.equal(theta[2], theta[3])
     notes = [line.get("notes", {}).get("epsilon") for line in lines[2]]
     assert notes == ([None] * 3 if noise == "paper" else [4.0, 8.0, 12.0])
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ({"model": {"name": "gcn", "hidden": HIDDEN}}, "model.prompt: fedgpl cuts the model between prompt and GNN"),
-        ({"algorithm.epsilon": 0.0}, "server_lr, epsilon and clip must be above 0"),
-        ({"algorithm.most_rows": 0}, "most_rows must be at least 1"),
-        ({"algorithm.mixing": "all"}, "algorithm.mixing"),
-    ],
-)
-def test_what_cannot_be_run(start: Start, keys: dict[str, Any], more: Mapping[str, Any], line: str) -> None:
-    with pytest.raises(ShoalError, match=line):
-        start({**keys, **more})
-
-
-def test_weights_of_one_task_as_here(start: Start, keys: dict[str, Any]) -> None:
-    """What `mixed` computes is what the module says of one task."""
-    end = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    trained = Trained(end - 1, end, torch.zeros(4, dtype=torch.int64))
-    weight = 1 - torch.sigmoid((end - end.mean(0)).square().mean(1).sqrt())
-    torch.testing.assert_close(task_weights(trained, "hidta", "delta")[0], weight / weight.sum())

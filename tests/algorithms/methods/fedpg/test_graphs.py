@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support.small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TRAIN
+from support.same_bits import assert_same_scores, assert_same_trees
+from support.small_graphs import CLASSES, ONE_GRAPH, WITHOUT_TRAIN
 
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 PG = {"algorithm.name": "fedpg", "algorithm.similar": 2, "model.hidden": 8, "train.dropout": 0.5}
@@ -23,12 +22,8 @@ def test_without_alignment_it_is_local_to_the_last_bit(run: Run, graph_task: dic
     keys = {**graph_task, **PG, "model.name": model, "train.batch_size": 3, "participation.ratio": 0.7}
     local = run({**{k: v for k, v in keys.items() if k != "algorithm.similar"}, "algorithm.name": "local"})
     alone = run({**keys, "algorithm.mu": 0})
-    for i, kept in local.state.clients.items():
-        assert kept.keys() == alone.state.clients[i].keys()
-        for name, tensor in kept.items():
-            assert torch.equal(alone.state.clients[i][name], tensor), (i, name)
-        for scope in ("trained", "served"):
-            np.testing.assert_array_equal(local.state.scores[scope][i], alone.state.scores[scope][i])
+    assert_same_trees(local.state.clients, alone.state.clients)
+    assert_same_scores(local, alone, "trained", "served")
     aligned = run(keys)
     assert not torch.equal(aligned.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
 
@@ -42,27 +37,6 @@ def test_what_clients_lack(run: Run, graph_task: dict[str, Any]) -> None:
     assert not held["counts"][WITHOUT_TRAIN].any()
     assert held["known"].tolist() == [[True, True, False, False]] * 3
     assert torch.equal(held["proto"][~held["present"]], torch.zeros(int((~held["present"]).sum()), 8))
-
-
-def test_counts_are_of_graphs(run: Run, views: Callable[..., list[View]], graph_task: dict[str, Any]) -> None:
-    server = run({**graph_task, **PG}, rounds=1)
-    for i, view in enumerate(views(server)):
-        expected = np.bincount(view.label[view.train].numpy(), minlength=CLASSES)
-        np.testing.assert_array_equal(server.state.server["counts"][i], expected)
-
-
-def test_hops_0_searches_no_neighbours(run: Run, graph_task: dict[str, Any]) -> None:
-    few, many = (run({**graph_task, **PG, "algorithm.hops": 0, "algorithm.similar": k}, rounds=3) for k in (1, 9))
-    one, other = (run({**graph_task, **PG, "algorithm.similar": k}, rounds=3) for k in (1, 9))
-    assert torch.equal(few.state.server["proto"], many.state.server["proto"])
-    assert not torch.equal(one.state.server["proto"][:, 1:], other.state.server["proto"][:, 1:])
-
-
-def test_more_than_there_are_are_all(run: Run, graph_task: dict[str, Any]) -> None:
-    all_others, more = (
-        run({**graph_task, **PG, "algorithm.similar": k}, rounds=3) for k in (max(OF_CLIENT) - 1, 10**9)
-    )
-    assert torch.equal(all_others.state.server["proto"], more.state.server["proto"])
 
 
 @pytest.mark.parametrize("options", [{}, ATTENTIVE])
@@ -79,10 +53,7 @@ def test_cells_and_a_resumed_run_change_nothing(
         second.round()
     for _ in range(5):
         undisturbed.round()
-    expected, found = undisturbed.state.to_tensors()[0], second.state.to_tensors()[0]
-    assert expected.keys() == found.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+    assert_same_trees({0: undisturbed.state.to_tensors()[0]}, {0: second.state.to_tensors()[0]})
 
 
 def test_graph_task_with_heterogeneous_models_runs(run: Run, graph_task: dict[str, Any]) -> None:

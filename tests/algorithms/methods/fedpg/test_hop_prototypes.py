@@ -68,30 +68,6 @@ def test_equals_brute_force(make_view: MakeView, seed: int, attended: bool) -> N
     assert torch.equal(found[:, 4], torch.zeros(3, H))
 
 
-def test_the_order_of_nodes_does_not_matter(make_view: MakeView) -> None:
-    edges, annotation, centre, z = drawn(2)
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-    place = order.argsort().tolist()
-    there = make_view(N, edges, annotation.tolist(), [], C)
-    moved = make_view(N, [(place[a], place[b]) for a, b in edges], annotation[order].tolist(), [], C)
-    weight, counts = hop_weights(there, annotation, centre, 2)
-    again, recounted = hop_weights(moved, annotation[order], centre[order], 2)
-    torch.testing.assert_close(again, weight[:, order])
-    assert torch.equal(recounted, counts)
-    torch.testing.assert_close(
-        hop_prototypes(z[order], annotation[order], again, C), hop_prototypes(z, annotation, weight, C)
-    )
-
-
-def test_a_path_by_hand(make_view: MakeView) -> None:
-    # 0 - 1 - 2 - 3, all of class 0, centres 0 and 3: hop 1 is {1}, {2}; hop 2 is {2}, {1}.
-    view = make_view(4, [(0, 1), (1, 2), (2, 3)], [0] * 4, [], 2)
-    centre = torch.tensor([True, False, False, True])
-    weight, counts = hop_weights(view, torch.zeros(4, dtype=torch.long), centre, 2)
-    assert weight.tolist() == [[0.5, 0, 0, 0.5], [0, 0.5, 0.5, 0], [0, 0.5, 0.5, 0]]
-    assert counts.tolist() == [[2, 0]] * 3
-
-
 def test_hops_without_neighbours(make_view: MakeView) -> None:
     # A pair: walks of two steps come back. A graph without edges: no hop at all. A neighbour of another class: none.
     centre, zeros = torch.tensor([True, True]), torch.zeros(2, dtype=torch.long)
@@ -103,56 +79,6 @@ def test_hops_without_neighbours(make_view: MakeView) -> None:
     assert counts.tolist() == [[2, 0], [0, 0], [0, 0]]
     assert weight.tolist() == [[0.5, 0.5], [0, 0], [0, 0]]
     assert neighbour_means(alone, zeros, centre, torch.arange(2))[0].shape == (0, 2)
-
-
-def test_no_centres(make_view: MakeView) -> None:
-    view = make_view(3, [(0, 1)], [0, 0, 1], [], 2)
-    weight, counts = hop_weights(view, torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.bool), 2)
-    assert not weight.any()
-    assert not counts.any()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_means_of_neighbours(make_view: MakeView, seed: int) -> None:
-    edges, annotation, centre, z = drawn(seed)
-    view = make_view(N, edges, annotation.tolist(), [], C)
-    rows = (hop_weights(view, annotation, centre, 1)[0] > 0).any(0).nonzero()[:, 0]
-    assert len(rows) < N
-    means, classes = neighbour_means(view, annotation, centre, rows)
-    expected, owners = [], []
-    for v in centre.nonzero()[:, 0].tolist():
-        if alike := [u for u in ends(edges, v, 1) if annotation[u] == annotation[v]]:
-            expected.append(z[alike].mean(0))
-            owners.append(int(annotation[v]))
-    torch.testing.assert_close(torch.sparse.mm(means, z[rows]), torch.stack(expected))
-    assert classes.tolist() == owners
-
-
-def test_gradients(make_view: MakeView) -> None:
-    edges, annotation, centre, z = drawn(0)
-    view = make_view(N, edges, annotation.tolist(), [], C)
-    weight, _ = hop_weights(view, annotation, centre, 2)
-    leaf = z.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: hop_prototypes(z, annotation, weight.double(), C), (leaf,))
-    g = torch.rand(2, N, generator=torch.Generator().manual_seed(5)).add(0.1).requires_grad_()
-    goal = torch.randn(3, C, H, generator=torch.Generator().manual_seed(6))
-
-    def value(g: Tensor) -> Tensor:
-        return (hop_prototypes(z, annotation, hop_weights(view, annotation, centre, 2, g)[0], C) * goal).sum()
-
-    (gradient,) = torch.autograd.grad(value(g), g)
-    for hop, u in [(0, 3), (1, 3), (0, 11), (1, 17)]:
-        step = torch.zeros(2, N)
-        step[hop, u] = 1e-2
-        difference = (value(g.detach() + step) - value(g.detach() - step)) / 2e-2
-        assert float(gradient[hop, u]) == pytest.approx(float(difference), rel=2e-2, abs=2e-4)
-
-
-def test_a_single_neighbour_whose_own_neighbour_is_of_another_class(make_view: MakeView) -> None:
-    view = make_view(3, [(0, 1), (1, 2)], [0, 0, 1], [], 2)
-    weight, counts = hop_weights(view, torch.tensor([0, 0, 1]), torch.tensor([True, False, False]), 2)
-    assert weight.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
-    assert counts.tolist() == [[1, 0], [1, 0], [0, 0]]
 
 
 def test_walks_back_to_a_centre_of_many_neighbours_leave_no_weight(make_view: MakeView) -> None:

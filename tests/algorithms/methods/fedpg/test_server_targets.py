@@ -1,4 +1,4 @@
-"""Fusion against a naive loop, and its edges by hand."""
+"""Fusion against a naive loop, its edges by hand, and the prototypes that train the anchors of a level."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpg.server_targets import Uploads, personal_targets
+from shoal.algorithms.methods.fedpg.server_targets import Uploads, draw_queries, personal_targets
 
 B, L, C, H = 7, 2, 3, 4
 
@@ -55,41 +55,6 @@ def test_equals_a_naive_loop(alpha: float, lam: float) -> None:
     np.testing.assert_allclose(mixed.numpy(), [np.mean(several, axis=0) for several in shares], rtol=1e-5)
 
 
-def test_the_order_of_clients_changes_nothing() -> None:
-    uploads, anchors, known = drawn()
-    order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
-    moved = Uploads(*(getattr(uploads, name)[order] for name in Uploads.__dataclass_fields__))
-    place = order.argsort().tolist()
-    expected, _, _ = personal_targets(uploads, [0, 2, 5], anchors, known, 0.5, 0.9)
-    found, _, _ = personal_targets(moved, [place[i] for i in (0, 2, 5)], anchors, known, 0.5, 0.9)
-    torch.testing.assert_close(found, expected)
-
-
-def test_personal_targets_lam_above_one_gives_own_prototypes() -> None:
-    uploads, anchors, known = drawn()
-    found, size, _ = personal_targets(uploads, range(B), anchors, known, 0.0, 1.1)
-    assert torch.equal(found[uploads.present_BLC], uploads.proto_BLCH[uploads.present_BLC])
-    assert size == 1
-
-
-def test_alpha_one_is_universal() -> None:
-    uploads, anchors, known = drawn()
-    found, _, _ = personal_targets(uploads, range(B), anchors, known, 1.0, 0.0)
-    torch.testing.assert_close(found[:, known], anchors[known].expand(B, -1, -1))
-
-
-def test_targets_are_not_longer_than_one() -> None:
-    uploads, anchors, known = drawn()
-    found, _, _ = personal_targets(uploads, range(B), anchors, known, 0.4, 0.5)
-    assert found.norm(dim=-1).max() <= 1 + 1e-6
-
-
-def test_nothing_is_known() -> None:
-    uploads, anchors, known = drawn()
-    found, size, _ = personal_targets(uploads, [1], anchors, torch.zeros_like(known), 0.5, 0.5)
-    assert (found.shape, size) == ((1, L, C, H), 0)
-
-
 def test_a_cosine_of_just_lam_is_admitted_and_counts_weigh() -> None:
     proto = torch.eye(3)[:2].view(2, 1, 1, 3)
     uploads = Uploads(
@@ -102,3 +67,10 @@ def test_a_cosine_of_just_lam_is_admitted_and_counts_weigh() -> None:
     found, size, _ = personal_targets(uploads, [0, 1], anchor, known, alpha=0.25, lam=1e-6)
     torch.testing.assert_close(found.view(2, 3), torch.tensor([[0.75, 0.0, 0.25], [0.0, 0.75, 0.25]]))
     assert size == 1
+
+
+def test_a_level_without_uploads_does_not_end_the_others() -> None:
+    present = torch.ones(2, 3, 4, dtype=torch.bool)
+    present[:, 1] = False
+    queries = draw_queries(torch.randn(2, 3, 4, 5), present, torch.ones(3, 4, dtype=torch.bool), 1.0, torch.Generator())
+    assert [(q.level, q.own, len(q.class_Q)) for q in queries] == [(0, 8, 16), (2, 8, 16)]

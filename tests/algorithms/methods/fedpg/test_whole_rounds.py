@@ -1,7 +1,7 @@
 """Whole rounds of FedPG against the small version beside this file."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,28 +27,10 @@ from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.protocol import Tree
-from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-
-class Listening:
-    """A pool that keeps what is sent to the clients of a round."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self.down: dict[int, Tree] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pool, name)
-
-    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterable[tuple[int, Outcome]]:
-        for cell in cells:
-            if cell.phase:
-                self.down.update(cell.private)
-        assert not shared
-        return self.pool.run_cells(cells, shared)
+Begin = Callable[[dict[str, Any]], tuple[Server, PlainServer, list[PlainClient]]]
 
 
 def padded(slots: Slots, levels: int) -> tuple[Tensor, Tensor]:
@@ -92,96 +74,34 @@ def assert_same_server(held: Tree, plain: PlainServer, what: Any) -> None:
         assert_close(held["generator"], parameters, (*what, "generator"))
 
 
-# What the paper recommends or its code has; no noise, no attention and no pseudo-centres unless asked for.
-DEFAULTS: dict[str, Any] = {
-    "hops": 2,
-    "similar": 5,
-    "mu": 0.5,
-    "alignment": "node",
-    "targets": "federated",
-    "attention": "none",
-    "attention_lr": 0.01,
-    "alpha": 0.5,
-    "lam": 0.8,
-    "pseudo_centres": None,
-    "noise": 0.0,
-    "server_loss": "margin",
-    "margin_cap": 0.5,
-    "temperature": 1.0,
-    "cross_hop": 0.25,
-    "server_steps": 10,
-    "server_lr": 0.01,
-    "server_weight_decay": 5e-4,
-}
+DEFAULTS = asdict(FedPG())
 # Every option is somewhere another one than by default.
 OPTIONS: dict[str, dict[str, Any]] = {
     "by default": {},
     "node, a margin that is capped": {
-        "mu": 0.7,
-        "alpha": 0.3,
-        "lam": 0.8,
-        "margin_cap": 0.05,
-        "cross_hop": 0.5,
-        "server_steps": 4,
-        "server_lr": 0.03,
-        "server_weight_decay": 0.1,
+        "mu": 0.7, "alpha": 0.3, "lam": 0.8, "margin_cap": 0.05, "cross_hop": 0.5, "server_steps": 4,
+        "server_lr": 0.03, "server_weight_decay": 0.1,
     },
     "node, one hop, a margin below the cap": {
-        "hops": 1,
-        "mu": 1.5,
-        "alpha": 0.6,
-        "lam": 0.9,
-        "pseudo_centres": 0.5,
-        "noise": 0.25,
-        "margin_cap": 5.0,
-        "cross_hop": 0.3,
-        "server_steps": 3,
-        "server_lr": 0.05,
+        "hops": 1, "mu": 1.5, "alpha": 0.6, "lam": 0.9, "pseudo_centres": 0.5, "noise": 0.25, "margin_cap": 5.0,
+        "cross_hop": 0.3, "server_steps": 3, "server_lr": 0.05,
     },
     "attention, contrast": {
-        "mu": 0.6,
-        "alignment": "prototype",
-        "attention": "node",
-        "attention_lr": 0.1,
-        "alpha": 0.7,
-        "lam": 0.3,
-        "pseudo_centres": 0.6,
-        "noise": 0.5,
-        "server_loss": "contrast",
-        "margin_cap": 0.02,
-        "temperature": 0.4,
-        "cross_hop": 0.7,
-        "server_steps": 5,
-        "server_lr": 0.02,
-        "server_weight_decay": 0.05,
+        "mu": 0.6, "alignment": "prototype", "attention": "node", "attention_lr": 0.1, "alpha": 0.7, "lam": 0.3,
+        "pseudo_centres": 0.6, "noise": 0.5, "server_loss": "contrast", "margin_cap": 0.02, "temperature": 0.4,
+        "cross_hop": 0.7, "server_steps": 5, "server_lr": 0.02, "server_weight_decay": 0.05,
     },
     "contrast of classes alone": {
-        "hops": 0,
-        "alignment": "prototype",
-        "alpha": 0.2,
-        "lam": 0.8,
-        "server_loss": "contrast",
-        "margin_cap": 3.0,
-        "server_steps": 2,
+        "hops": 0, "alignment": "prototype", "alpha": 0.2, "lam": 0.8, "server_loss": "contrast",
+        "margin_cap": 3.0, "server_steps": 2,
     },
-    # Of small graphs.
     "graphs, node": {"similar": 1, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
     "graphs, prototype": {"similar": 4, "alignment": "prototype", "hops": 1, "cross_hop": 1.0, "noise": 0.25},
     "graphs, attention": {"similar": 2, "alignment": "prototype", "attention": "node", "attention_lr": 0.1},
     "graphs, own": {"similar": 3, "mu": 0.6, "targets": "own"},
     "own, node": {"mu": 0.8, "targets": "own"},
-    "own, attention": {
-        "mu": 0.3,
-        "targets": "own",
-        "alignment": "prototype",
-        "attention": "node",
-        "noise": 0.5,
-    },
-}
-
-
-def test_defaults() -> None:
-    assert asdict(FedPG()) == DEFAULTS
+    "own, attention": {"mu": 0.3, "targets": "own", "alignment": "prototype", "attention": "node", "noise": 0.5},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -190,16 +110,11 @@ def begun(
     views: Callable[..., list[View]],
     module_of: Callable[..., nn.Module],
     graph_task: dict[str, Any],
-) -> Callable[[dict[str, Any]], tuple[Server, Listening, PlainServer, list[PlainClient]]]:
+    recorded: Any,
+) -> Begin:
     """Starts the engine and the small version with some options; half of the clients take part in a round."""
 
-    def begun(chosen: dict[str, Any]) -> tuple[Server, Listening, PlainServer, list[PlainClient]]:
-        pools: list[Listening] = []
-
-        def listen(pool: Pool) -> Listening:
-            pools.append(Listening(pool))
-            return pools[0]
-
+    def begun(chosen: dict[str, Any]) -> tuple[Server, PlainServer, list[PlainClient]]:
         of_graphs = "similar" in chosen
         dropout = pyg_clients.DROPOUT if of_graphs else 0.4
         train = {"epochs": EPOCHS, "lr": LR, "weight_decay": DECAY, "dropout": dropout}
@@ -212,7 +127,7 @@ def begun(
             "participation.ratio": 0.5,
             "rounds": ROUNDS,
         }
-        server = start(keys, pool=listen)
+        server = start(keys, pool=recorded.on)
         options = SimpleNamespace(**{**DEFAULTS, **chosen})
         clients: list[PlainClient] = []
         for i, view in enumerate(views(server)):
@@ -222,7 +137,7 @@ def begun(
                 clients.append(GraphClient(i, view, pyg, options))
             else:
                 clients.append(PlainClient(i, view, module_of(server, server._initial), options))
-        return server, pools[0], PlainServer(options), clients
+        return server, PlainServer(options), clients
 
     return begun
 
@@ -232,29 +147,29 @@ SHARED = [name for name, chosen in OPTIONS.items() if "targets" not in chosen]
 
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", SHARED)
-def test_rounds(name: str, begun: Callable[..., tuple[Server, Listening, PlainServer, list[PlainClient]]]) -> None:
+def test_rounds(name: str, begun: Begin, recorded: Any) -> None:
     """Stale uploads, newcomers, a client without training nodes, a class that only the predictions know."""
-    server, pool, plain, clients = begun(OPTIONS[name])
+    server, plain, clients = begun(OPTIONS[name])
     options, levels = plain.options, plain.options.hops + 1
     returning = []
     for number in range(1, ROUNDS + 1):
-        pool.down.clear()
         before, line, cohort = len(plain.admitted), server.round(), server.cohort(number)
         returning += [i for i in cohort if i in plain.last and i not in plain.fresh and len(clients[i].view.train)]
         uploads, losses = {}, {}
         for i in cohort:
             targets = plain.targets(i)
-            assert (i in pool.down) == bool(targets)
+            down = recorded.downloads[i]
+            assert bool(down) == bool(targets)
             if targets:
                 proto, present = padded(targets, levels)
-                assert_close(pool.down[i]["proto.rows"], proto[present], (number, i, "targets"))
+                assert_close(down["proto.rows"], proto[present], (number, i, "targets"))
             losses[i] = clients[i].visit(number, targets)
             uploads[i] = clients[i].upload(number)
             assert_same_client(server.state.clients[i], clients[i], (number, i))
         assert line["loss"] == pytest.approx(mean_loss(losses, clients), rel=1e-4)
         bits = math.ceil(levels * CLASSES / 8)
         sent = [4 * WIDTH * len(proto) + 4 * CLASSES + bits for proto, _ in uploads.values()]
-        received = [4 * WIDTH * len(plain.known) + bits for _ in pool.down]
+        received = [4 * WIDTH * len(plain.known) + bits for down in recorded.downloads.values() if down]
         assert (line["bytes_up"], line["bytes_down"]) == (sum(sent), sum(received))
         met, notes = plain.admitted[before:], line.get("notes", {})
         if met:
@@ -275,10 +190,8 @@ def test_rounds(name: str, begun: Callable[..., tuple[Server, Listening, PlainSe
 
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in SHARED])
-def test_rounds_of_the_self_control(
-    name: str, begun: Callable[..., tuple[Server, Listening, PlainServer, list[PlainClient]]]
-) -> None:
-    server, pool, _, clients = begun(OPTIONS[name])
+def test_rounds_of_the_self_control(name: str, begun: Begin) -> None:
+    server, _, clients = begun(OPTIONS[name])
     for number in range(1, ROUNDS + 1):
         line, losses = server.round(), {}
         for i in server.cohort(number):
@@ -286,7 +199,7 @@ def test_rounds_of_the_self_control(
             clients[i].upload(number)
             assert_same_client(server.state.clients[i], clients[i], (number, i))
         assert line["loss"] == pytest.approx(mean_loss(losses, clients), rel=1e-4)
-        assert (server.state.server, pool.down, line["bytes_up"], line["bytes_down"]) == ({}, {}, 0, 0)
+        assert (server.state.server, line["bytes_up"], line["bytes_down"]) == ({}, 0, 0)
 
 
 def mean_loss(losses: dict[int, float], clients: Sequence[PlainClient]) -> float:

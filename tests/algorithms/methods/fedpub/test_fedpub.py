@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
+from support.both_layouts import both_layouts
+from support.same_bits import assert_same_runs
 
-from shoal.algorithms.methods.fedpub.fedpub import FedPUB, masked, mixing_rows
-from shoal.algorithms.methods.fedpub.proxy_graph import proxy_graph
+from shoal.algorithms.methods.fedpub.fedpub import mixing_rows, proxy_graph
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "fedpub", "train.dropout": 0.5}
@@ -39,23 +39,10 @@ def test_the_proxy_graph_is_five_random_blocks() -> None:
 
 def test_rows_by_hand() -> None:
     sketches = torch.tensor([[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]])
-    e = np.exp
-    rows = mixing_rows(sketches, torch.tensor([True, True, True]), 2.0)
-    first = np.array([e(2), 1, e(-2)])
-    np.testing.assert_allclose(rows[0], first / first.sum(), rtol=1e-6)
-    np.testing.assert_allclose(rows[1], np.array([1, e(2), 1]) / (2 + e(2)), rtol=1e-6)
     some = mixing_rows(sketches, torch.tensor([True, False, True]), 2.0)
     np.testing.assert_allclose(some[1], [0.5, 0, 0.5], rtol=1e-6)
     assert torch.equal(mixing_rows(sketches, torch.tensor([False] * 3), 2.0), torch.eye(3))
     assert torch.equal(mixing_rows(sketches, torch.tensor([True] * 3), 1e9), torch.eye(3))
-
-
-def test_masks_by_hand() -> None:
-    w, places = torch.tensor([2.0, 3, 5, 7]), torch.tensor([False, True, True, True])
-    mask = torch.tensor([-0.5, 0.1, -0.05])
-    assert masked(w, mask, places).tolist() == pytest.approx([2, -1.5, 0.5, -0.35])
-    assert masked(w, mask, places, 0.1).tolist() == pytest.approx([2, -1.5, 0.5, 0])
-    assert w.tolist() == [2, 3, 5, 7]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
@@ -87,11 +74,7 @@ def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
     resumed = start(keys, state=run(keys, rounds=2).state)
     resumed.round()
     for other in (resumed, run({**keys, "engine.cell_size": 3}, rounds=3)):
-        for mine, theirs in ((whole.state.clients, other.state.clients), (whole.state.inboxes, other.state.inboxes)):
-            assert mine.keys() == theirs.keys()
-            for i, tree in mine.items():
-                assert tree.keys() == theirs[i].keys()
-                assert all(torch.equal(tensor, theirs[i][name]) for name, tensor in tree.items())
+        assert_same_runs(whole, other, server=False)
 
 
 def test_moments_of_masks_are_kept_or_reset(run: Run) -> None:
@@ -115,26 +98,10 @@ def test_every_backbone_is_masked(run: Run, model: str) -> None:
 
 def test_sparse_features_give_the_same_numbers(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -> None:
     """Their weights lie column by column, and so do the masks of these."""
-    arrays = {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
-    np.savez(tmp_path / "graph.npz", **arrays)
-    found = []
-    for layout in ("dense", "sparse"):
-        data = {"data.path": str(tmp_path / "graph.npz"), "data.store": str(tmp_path / layout), "data.layout": layout}
-        found.append(run({**KEYS, **data, "model.name": "sgc", "model.layers": 2}, rounds=2))
-    dense, sparse = found
+    keys = {**KEYS, "model.name": "sgc", "model.layers": 2}
+    dense, sparse = (run({**keys, **data}, rounds=2) for data in both_layouts(graphs["plain"], tmp_path))
     columns = torch.arange(8 * 5).view(8, 5).t().flatten()
     for i in range(5):
         mask = dense.state.clients[i]["mask"]
         turned = torch.cat([mask[columns], mask[40:]])
         torch.testing.assert_close(sparse.state.clients[i]["mask"], turned, rtol=1e-3, atol=1e-4)
-
-
-def test_a_model_without_a_hidden_vector_is_refused(start: Run) -> None:
-    with pytest.raises(ShoalError, match=r"^model\.layers: Fed-PUB compares clients .* one layer .*; take 2 layers"):
-        start({"algorithm.name": "fedpub", "model": {"name": "sgc"}})
-
-
-@pytest.mark.parametrize("wrong", ["tau", "l1", "proximal", "threshold"])
-def test_options_out_of_range_are_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match=wrong):
-        FedPUB(**{wrong: -1.0})

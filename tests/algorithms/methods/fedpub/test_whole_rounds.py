@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from support.plain_fedavg import row_counts
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fedpub.proxy_graph import proxy_graph
+from shoal.algorithms.methods.fedpub.fedpub import proxy_graph
 from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server

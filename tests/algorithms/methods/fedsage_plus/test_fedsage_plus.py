@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.both_layouts import both_layouts
+from support.same_bits import assert_same_runs, assert_same_scores
 
 from shoal.algorithms.base import Client, Context, Replies, Upload
 from shoal.algorithms.methods.fedsage_plus.client_generator import ClientGenerator, GeneratorOptions
 from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
-from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator, generated, of_maker
+from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
@@ -31,18 +32,6 @@ KEYS: dict[str, Any] = {
 FEW = {"participation.ratio": 0.7, "train.dropout": 0.5}
 
 
-def assert_same_clients(one: Server, other: Server) -> None:
-    assert one.state.clients.keys() == other.state.clients.keys()
-    for i, tree in one.state.clients.items():
-        assert tree.keys() == other.state.clients[i].keys()
-        assert all(torch.equal(tensor, other.state.clients[i][name]) for name, tensor in tree.items())
-
-
-def inboxes(server: Server) -> dict[int, dict[str, list[float]]]:
-    """What was mixed for clients."""
-    return {i: {entry: t.tolist() for entry, t in tree.items()} for i, tree in server.state.inboxes.items()}
-
-
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("name", "plain"), [("fedsage_plus", "fedavg"), ("fedsage_plus_fedgta", "fedgta")])
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
@@ -52,11 +41,8 @@ def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
     keys = {**FEW, "engine.trainer": "autograd", "model.name": model}
     expected = run({**keys, "algorithm.name": plain})
     off = run({**keys, "algorithm.name": name, "algorithm.generator_rounds": 0})
-    assert_same_clients(off, expected)
-    assert all(torch.equal(t, expected.state.server[entry]) for entry, t in off.state.server.items())
-    for scope, by_client in expected.state.scores.items():
-        for i, counts in by_client.items():
-            np.testing.assert_array_equal(off.state.scores[scope][i], counts)
+    assert_same_runs(off, expected)
+    assert_same_scores(expected, off)
 
 
 @pytest.mark.exhaustive(2)
@@ -68,15 +54,11 @@ def test_cells_and_a_resume_change_no_bit(start: Run, run: Run, name: str) -> No
         resumed = start(keys, state=run(keys, rounds=done).state)
         for _ in range(4 - done):
             resumed.round()
-        assert_same_clients(whole, resumed)
-        assert all(torch.equal(t, resumed.state.server[entry]) for entry, t in whole.state.server.items())
-        assert inboxes(resumed) == inboxes(whole)
+        assert_same_runs(whole, resumed)
     cells = run({**keys, "engine.cell_size": 3}, rounds=4)
-    assert_same_clients(whole, cells)
+    assert_same_runs(whole, cells, server=False)
     if name == "fedsage_plus":
         torch.testing.assert_close(whole.state.server["w"], cells.state.server["w"])
-    else:
-        assert inboxes(cells) == inboxes(whole)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", {"name": "gin", "hidden": 8, "layers": 2, "head": "conv"}])
@@ -91,30 +73,13 @@ def test_models_that_are_averaged_may_be_others(run: Run, model: Any) -> None:
 
 
 def test_sparse_features(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -> None:
-    arrays = {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
-    np.savez(tmp_path / "graph.npz", **arrays)
-    found = []
-    for layout in ("dense", "sparse"):
-        data = {"data.path": str(tmp_path / "graph.npz"), "data.store": str(tmp_path / layout), "data.layout": layout}
-        more = {"train.optimizer": "sgd", "train.lr": 0.05, "model.hidden": 8}
-        found.append(run({**KEYS, **data, **more}, rounds=3).state)
+    keys = {**KEYS, "train.optimizer": "sgd", "train.lr": 0.05, "model.hidden": 8}
+    found = [run({**keys, **data}, rounds=3).state for data in both_layouts(graphs["plain"], tmp_path)]
     for i in range(6):
         torch.testing.assert_close(
             found[1].clients[i]["generator"], found[0].clients[i]["generator"], rtol=1e-3, atol=1e-4
         )
     torch.testing.assert_close(found[1].server["w"].sum(), found[0].server["w"].sum(), rtol=1e-3, atol=1e-3)
-
-
-def test_fedgta_on_augmented_graphs_mixes_models(run: Run) -> None:
-    """One mix for all, all of one weight: the mean of the same models, of those that have training nodes."""
-    keys = {**KEYS, "algorithm.generator_rounds": 1, "train.dropout": 0.0}
-    plain = run({**keys, "algorithm.weight": "uniform"}, rounds=2)
-    mixed = {"algorithm.name": "fedsage_plus_fedgta", "algorithm.eps": -1.0, "algorithm.confidence": "uniform"}
-    found = run({**keys, **mixed}, rounds=2)
-    assert not torch.equal(plain.state.server["w"], plain._initial)
-    for inbox in found.state.inboxes.values():
-        torch.testing.assert_close(inbox["w"], plain.state.server["w"], rtol=1e-4, atol=1e-6)
-    assert len(found.state.inboxes) == 6
 
 
 def test_who_is_sent_what_of_whom(make_context: Callable[..., Context]) -> None:
@@ -249,7 +214,7 @@ def test_features_that_are_made_of_less_are_not_written_out(
 ) -> None:
     """Of 12 nodes with 12 features two neighbours each; what a client is scored by is the same in both forms."""
     client = little(12, [(i, i + 1) for i in range(11)], [0, 4])
-    options = GeneratorOptions(0.5, 2, hidden, 1.0, 1.0, 1.0, 0.0)
+    options = GeneratorOptions(0.5, 2, hidden, across=0.0)
     flat = fresh_generator(client.data, hidden, 2, 0)
     with torch.no_grad():
         flat.module.encoder.head.linears[0].bias.fill_(9.0)  # type: ignore[union-attr]
@@ -265,18 +230,6 @@ def test_features_that_are_made_of_less_are_not_written_out(
     torch.testing.assert_close(augmented.x @ weight, torch.cat([client.data.x, made]) @ weight)
 
 
-def test_only_the_first_neighbours_are_generated(make_view: Callable[..., View]) -> None:
-    view = make_view(4, [(0, 1)], [0, 1, 0, 1], [0], 2)
-    flat = fresh_generator(view, 3, 2, 0)
-    maker, noisy = flat.module.maker, torch.randn(4, 3)  # type: ignore[union-attr]
-    all_of = maker(noisy).logits_NC.view(4, 2, 4)  # type: ignore[operator]
-    found = generated(maker, noisy, torch.tensor([1, 0, 2, 0]), 2)  # type: ignore[arg-type]
-    torch.testing.assert_close(found.to_dense(), torch.stack([all_of[0, 0], all_of[2, 0], all_of[2, 1]]))
-    own = torch.cat([p.flatten() for p in maker.parameters()])  # type: ignore[union-attr]
-    assert torch.equal(flat.w[of_maker(flat)], own)
-    assert len(own) == 3 * 4 + 2 * 4 * 4
-
-
 @pytest.mark.parametrize(("clients", "peers"), [(1, 3), (2, 3), (6, 2), (6, 5), (6, 9)])
 def test_drawn_peers_judge_as_many_as_judge_them(clients: int, peers: int) -> None:
     seen = set()
@@ -288,39 +241,3 @@ def test_drawn_peers_judge_as_many_as_judge_them(clients: int, peers: int) -> No
         assert all(i not in row and len(set(row)) == k for i, row in enumerate(found.tolist()))
         seen.add(str(found.tolist()))
     assert len(seen) > 1 or clients < 3
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"model.name": "gamlp"}, r"model\.name: FedSage\+ augments the graph .*, and gamlp reads hops; take sage"),
-        ({"model.fanouts": [2, 2]}, r"model\.fanouts: FedSage\+'s augmented graphs are read whole"),
-        ({"algorithm.generator_rounds": 6}, r"algorithm\.generator_rounds: 6 rounds of generators leave none of 6 "),
-    ],
-)
-def test_what_it_cannot_have(start: Run, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ShoalError, match=f"^{message}") as caught:
-        start({**KEYS, **keys})
-    assert "\n" not in caught.value.line
-    start({**KEYS, **keys, "algorithm.generator_rounds": 0})
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"generator_rounds": -1},
-        {"hide": 0},
-        {"hide": 1},
-        {"most_neighbours": 0},
-        {"hidden": 0},
-        {"degree": -1},
-        {"feature": -1},
-        {"label": -1},
-        {"across": -1},
-        {"peers": 0},
-        {"sampled_nodes": 0},
-    ],
-)
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedSagePlus(**wrong)

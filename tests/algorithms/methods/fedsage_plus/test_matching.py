@@ -8,7 +8,7 @@ import torch
 from support.sparse_rows import sparse as as_sparse
 
 from shoal.algorithms.methods.fedsage_plus import matching
-from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
+from shoal.algorithms.methods.fedsage_plus.generator import GeneratedFeatures
 from shoal.algorithms.methods.fedsage_plus.impaired import impaired
 from shoal.algorithms.methods.fedsage_plus.matching import nearest_hidden, nearest_lost, others_loss, own_loss
 from shoal.storage.store.view import View
@@ -51,59 +51,6 @@ class Made:
             of_layer[:, p] += np.outer(of_x, self.root[v])
         for part, expected in zip(self.received, (of_root, of_layer)):
             np.testing.assert_allclose(part.grad, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("sparse", [True, False])
-def test_what_is_asked_of_generated_features(sparse: bool) -> None:
-    """Of the second node nothing is generated; all answers, and gradients, are those of the features written out."""
-    count, rng = np.array([2, 0, 4, 1]), np.random.default_rng(5)
-    made, weight, real = Made(count, 1), rng.standard_normal((FEATURES, 6)), rng.standard_normal((5, FEATURES))
-    new, x = made.features, torch.tensor(real).float()
-    assert (new.shape, len(new), new.owner_M.tolist()) == ((7, FEATURES), 7, [0, 0, 2, 2, 2, 2, 3])
-    assert new.float() is new
-    np.testing.assert_allclose(new.to_dense().detach(), made.x, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(new.squares_M().detach(), (made.x**2).sum(1), rtol=1e-5, atol=1e-5)
-    seen = new.seen(as_sparse(x) if sparse else x)
-    np.testing.assert_allclose(new.all_products(seen).detach(), made.x @ real.T, rtol=1e-4, atol=1e-5)
-    pairs = np.array([6, 0, 3, 3]), np.array([4, 4, 0, 1])
-    found = new.products(seen, *map(torch.from_numpy, pairs)).detach()
-    np.testing.assert_allclose(found, (made.x[pairs[0]] * real[pairs[1]]).sum(1), rtol=1e-4, atol=1e-5)
-    product = new @ torch.tensor(weight).float()
-    np.testing.assert_allclose(product.detach(), made.x @ weight, rtol=1e-4, atol=1e-5)
-    received = rng.standard_normal(product.shape)
-    product.backward(torch.tensor(received).float())
-    made.assert_gradients(received @ weight.T)
-
-
-def test_what_is_hidden_and_what_is_lost(view: View) -> None:
-    a, hidden_at_any_seed = dense(view), set()
-    for seed in range(20):
-        shown = impaired(view, 0.3, seed)
-        hidden = shown.hidden_H.tolist()
-        hidden_at_any_seed |= set(hidden)
-        assert hidden == sorted(set(hidden))
-        assert len(hidden) == 4
-        rows = [v for v in range(NODES) if v not in hidden]
-        np.testing.assert_array_equal(shown.x_VF, view.x.numpy()[rows])
-        starts, columns = shown.indptr.tolist(), shown.indices.tolist()
-        np.testing.assert_array_equal(shown.x_HF, view.x.numpy()[hidden])
-        np.testing.assert_allclose(shown.square_H, (view.x.double().numpy()[hidden] ** 2).sum(1), rtol=1e-6)
-        lost, place = shown.hidden_H[shown.lost_L].tolist(), 0
-        for number, v in enumerate(rows):
-            assert [rows[c] for c in columns[starts[number] : starts[number + 1]]] == [u for u in rows if a[v, u]]
-            mine = [u for u in hidden if a[v, u]]
-            assert int(shown.missing_V[number]) == len(mine)
-            assert lost[place : place + len(mine)] == mine
-            place += len(mine)
-        assert place == len(lost)
-        trained = [(number, int(view.label[v])) for number, v in enumerate(rows) if v in view.train.tolist()]
-        assert sorted(zip(shown.train_T.tolist(), shown.label_T.tolist())) == trained
-        part = a[np.ix_(rows, rows)]
-        means = part / np.maximum(part.sum(1, keepdims=True), 1)
-        np.testing.assert_allclose(shown.operator.to_dense(), means, rtol=1e-6)
-        assert len(shown.around(2).operators) == 2
-    assert hidden_at_any_seed == set(range(NODES))
-    assert impaired(view, 0.3, 0) is impaired(view, 0.3, 0)
 
 
 @pytest.mark.parametrize("block", [matching.BLOCK, 5 * WIDTH, 1])
@@ -173,17 +120,3 @@ def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyP
     loss.backward()
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
     made.assert_gradients(gradient)
-
-
-def test_nothing_generated_costs_nothing(view: View) -> None:
-    shown = impaired(view, 0.5, 0)
-    for loss_of in (
-        own_loss,
-        lambda new, shown: others_loss(new, 3, shown),
-        lambda new, shown: others_loss(new, 0, shown),
-    ):
-        made = Made(np.zeros(len(shown.missing_V), dtype=np.int64), 0)
-        loss = loss_of(made.features, shown)
-        loss.backward()
-        assert loss.item() == 0
-        made.assert_gradients(made.x)

@@ -6,20 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from support.same_bits import assert_same_runs, assert_same_scores
 
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
-from shoal.algorithms.methods.fggp.bank import Bank
 from shoal.algorithms.methods.fggp.fggp import FGGP, Received
-from shoal.algorithms.methods.registry.load import describe, load
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.methods.fggp.prototypes import Bank
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.gnn.topology import Topology
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
-from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
@@ -36,58 +33,8 @@ def test_without_its_parts_it_is_fedavg_to_the_bit(run: Run) -> None:
     for model in (GCN, {"model.name": "gamlp"}):
         found = run({**SGD, **model, **off, "algorithm.name": "fggp"}, rounds=3)
         expected = run({**SGD, **model, "engine.trainer": "autograd"}, rounds=3)
-        assert torch.equal(found.state.server["w"], expected.state.server["w"])
-        assert found.state.server.keys() == {"w"}
-        for scope, counts in expected.state.scores.items():
-            for i, of_client in counts.items():
-                np.testing.assert_array_equal(found.state.scores[scope][i], of_client)
-
-
-@pytest.mark.parametrize("head_mode", ["reset", "personal", "average"])
-def test_the_classifier_that_a_visit_begins_with(
-    start: Run, run: Run, monkeypatch: pytest.MonkeyPatch, head_mode: str
-) -> None:
-    """The common initial one, that of the client's last visit, or the server's; the rest is the server's."""
-    begun: list[tuple[int, int, Tensor]] = []
-    left: dict[int, Tensor] = {}
-    train, upload = FGGP.train, FGGP.upload
-
-    def trained(self: FGGP, client: Client, *more: Any) -> float:
-        head = classifier_of(client.model.flat)
-        expected = {"reset": initial_head, "personal": left.get(client.info.client, initial_head)}.get(head_mode)
-        if expected is not None:
-            assert torch.equal(head, expected)
-        begun.append((client.info.client, len(begun), head))
-        return train(self, client, *more)
-
-    def uploaded(self: FGGP, client: Client, *more: Any) -> Any:
-        left[client.info.client] = classifier_of(client.model.flat)
-        sent = upload(self, client, *more)
-        assert len(sent.entries["w"]) == len(client.model.w) - (head_mode != "average") * len(initial_head)
-        return sent
-
-    keys = {**KEYS, "algorithm.head_mode": head_mode, "algorithm.gkic": "off"}
-    initial_head = classifier_of(start(keys)._build(MODEL, 0))
-    monkeypatch.setattr(FGGP, "train", trained)
-    monkeypatch.setattr(FGGP, "upload", uploaded)
-    run(keys, rounds=4)
-    assert len(begun) == 16
-    assert any(not torch.equal(head, initial_head) for head in left.values())
-    differ = any(not torch.equal(head, begun[0][2]) for _, _, head in begun)
-    assert differ == (head_mode != "reset")
-
-
-def test_a_model_is_put_together_from_its_parts() -> None:
-    for name, more in (("gcn", {"head": "conv"}), ("gamlp", {"layers": 2}), ("sgc", {"layers": 2})):
-        flat = FlatModel(build(name, 5, 4, 2, 0.0, {"hidden": 8, **more}))
-        extractor, classifier = body_of(flat), classifier_of(flat)
-        assert len(classifier) == 4 * 8 + 4
-        last = flat.module.head.linears[-1]  # type: ignore[union-attr, index]
-        assert torch.equal(classifier, torch.cat([last.weight.detach().flatten(), last.bias.detach()]))
-        other = joined(flat, extractor + 1, classifier * 2)
-        flat.load(other)
-        assert torch.equal(body_of(flat), extractor + 1)
-        assert torch.equal(classifier_of(flat), classifier * 2)
+        assert_same_runs(expected, found)
+        assert_same_scores(expected, found)
 
 
 @pytest.mark.exhaustive(3)
@@ -97,13 +44,7 @@ def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, more: dict[str, 
     keys = {**KEYS, **more}
     resumed = start(keys, state=run(keys, rounds=2).state)
     resumed.round()
-    whole = run(keys, rounds=3)
-    assert resumed.state.server.keys() == whole.state.server.keys()
-    for name, tensor in whole.state.server.items():
-        assert torch.equal(resumed.state.server[name], tensor), name
-    for i, tree in whole.state.clients.items():
-        for name, tensor in tree.items():
-            assert torch.equal(resumed.state.clients[i][name], tensor), name
+    assert_same_runs(run(keys, rounds=3), resumed)
 
 
 def client_of(
@@ -194,58 +135,9 @@ def test_who_has_no_label_does_not_train_and_speaks_for_no_class(
     assert len(guessed.entries["proto"])
 
 
-def test_a_bank_of_the_server_goes_before_the_own_prototypes(
-    make_view: Callable[..., View], make_client: Callable[..., Client]
-) -> None:
-    view = make_view(5, [(0, 1), (1, 2)], [0, 1, 0, 1, 0], [0, 1], 3)
-    method = FGGP(gkic="off")
-    client = client_of(view, make_client, method)
-    only_two = Received(Bank(torch.rand(1, 8), torch.tensor([2])))
-    assert method.predict(client, only_two, "test").argmax(1).tolist() == [2, 2, 2]
-    assert 2 not in method.predict(client, Received(), "test").argmax(1).tolist()
-
-
 def test_a_single_client(run: Run) -> None:
     found = run({**KEYS, "partition.method": "random", "partition.clients": 1, "data.store": None}, rounds=2)
     assert found.state.server["bank.class"].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fcpp": False}, "without fcpp the classifier predicts, which needs head_mode: average"),
-        ({"k": 0}, "finch_min, domains, slots, k, neighbours, knn_every and hidden must be at least 1"),
-        ({"neighbours": 0}, "must be at least 1"),
-        ({"tau": 0.0}, "tau, vote_temperature and eps must be positive"),
-        ({"gamma": -1.0}, "beta and gamma must not be negative"),
-        ({"lam": 1.5}, "lam must lie in"),
-        ({"random_pairs": -1}, "random_pairs must not be negative"),
-        ({"edge_temperature": 0.0}, "temperature must be positive"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ShoalError, match=f"^algorithm: fggp: .*{message}"):
-        load(describe("fggp", options))
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"model": {"name": "gamlp"}}, "algorithm.gkic: a second view of the graph needs a model that passes messages"),
-        ({"model": {"name": "sage"}}, "algorithm.gkic: the generator makes matrices for gcn and gcnii, not for sage"),
-        ({"model": {"name": "gcn", "fanouts": [2, 2]}}, "model.fanouts: a second view of the graph is read whole"),
-        ({"train.batch_size": 4}, "train.batch_size: both views take all rows in one step"),
-        (
-            {"model": {"name": "mlp", "layers": 1}, "algorithm.gkic": "off"},
-            "model.layers: FGGP averages what lies",
-        ),
-    ],
-)
-def test_models_and_training_that_it_cannot_have(start: Run, keys: dict[str, Any], message: str) -> None:
-    plain = {key: value for key, value in KEYS.items() if not key.startswith("model.")}
-    with pytest.raises(ShoalError, match=f"^{message}") as error:
-        start({**plain, "model": {"name": "gcn"}, **keys})
-    assert "\n" not in error.value.line
 
 
 @pytest.mark.parametrize("name", ["gat", "gin", "sage", "gcnii"])

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from shoal.algorithms.base import Ask, Context, Mix, Replies, Tree
 from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.methods.gcfl_plus.gcfl_plus import GCFLPlus, leaving_half, shares
-from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.methods.gcfl_plus.gcfl_plus import GCFLPlus
 from shoal.engine.config.config import Config
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
-from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]
@@ -80,33 +78,6 @@ def opposed(count: int, far: float = 4.0) -> dict[int, Tensor]:
     return {i: torch.tensor([far * sign, 0.25]) for i, sign in enumerate(signs)}
 
 
-def test_two_groups_become_two_clusters(make_context: MakeContext) -> None:
-    server = state(NORMS)
-    ctx = context(make_context, [3] * 5)
-    change = opposed(5)
-    (ask,) = play(METHOD, server, ctx, change, NORMS)
-    assert ask.train
-    assert ask.to is None
-    assert not ask.shared
-    assert all(torch.equal(tree["w"], torch.ones(2)) and tree.keys() == {"w"} for tree in ask.private.values())
-    assert sorted(ask.private) == [0, 1, 2, 3, 4]
-    # The smaller half leaves; both had the same model, and each moves with its own.
-    assert server["cluster"].tolist() == [1, 0, 1, 0, 0]
-    assert server["known"].tolist() == [0] * 5
-    staying = 1 + (change[1] + change[3] + change[4]) / 3
-    leaving = 1 + (change[0] + change[2]) / 2
-    torch.testing.assert_close(server["models"], torch.stack([staying, leaving]))
-    assert ctx.notes == {"clusters": 2.0, "least mean change": 0.25, "largest change": pytest.approx(16.0625**0.5)}
-    # The next round sends every client its own, and asks for full series again.
-    norms = [5.0, 1.0, 6.0, 1.0, 2.0]
-    (ask,) = play(METHOD, server, ctx, change, norms)
-    assert all(torch.equal(ask.private[i]["w"], staying) for i in (1, 3, 4))
-    assert all(torch.equal(ask.private[i]["w"], leaving) for i in (0, 2))
-    assert server["known"].tolist() == [1] * 5
-    assert server["norms"].tolist() == [[NORMS[i], norms[i]] for i in range(5)]
-    assert len(server["models"]) == 2
-
-
 @pytest.mark.parametrize(
     ("options", "changes", "divides"),
     [
@@ -159,30 +130,6 @@ def test_who_is_away_or_does_not_train(make_context: MakeContext) -> None:
     assert server["known"].tolist() == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_two_clusters_divide_in_one_round(make_context: MakeContext) -> None:
-    norms = [1.0, 1.0, 3.0, 2.0, 7.0, 7.0]
-    server = state(norms)
-    server["cluster"] = torch.tensor([0, 1, 0, 0, 1, 1])
-    server["models"] = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    change = {i: torch.tensor([far, 0.0]) for i, far in enumerate([3.0, 3.0, -3.0, 0.0, -3.0, 0.0])}
-    play(METHOD, server, context(make_context, [3] * 6), change, norms)
-    assert len(set(server["cluster"].tolist())) == len(server["models"]) == 4
-    assert server["cluster"][1] == 3
-    assert server["cluster"][[4, 5]].tolist() == [1, 1]
-    torch.testing.assert_close(server["models"][[1, 3]], torch.tensor([[0.5, 2.0], [5.0, 2.0]]))
-
-
-def test_cluster_without_participants_is_unchanged(make_context: MakeContext) -> None:
-    """Its mean change is none, and nobody of it goes far."""
-    norms = [1.0, 3.0, 1.0, 1.0, 1.0, 1.0]
-    server = state(norms)
-    server["cluster"] = torch.tensor([0, 0, 0, 1, 1, 1])
-    server["models"] = torch.ones(2, 2)
-    play(METHOD, server, context(make_context, [3] * 6), {i: torch.tensor([9.0, 0.0]) for i in (3, 4, 5)}, norms)
-    assert server["cluster"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert server["models"].tolist() == [[1.0, 1.0], [10.0, 1.0]]
-
-
 def test_a_single_client(make_context: MakeContext, run: Run, tmp_path: Path) -> None:
     server = state([1.0])
     play(METHOD, server, context(make_context, [3]), {0: torch.tensor([0.0, 0.25])}, [7.0])
@@ -193,40 +140,6 @@ def test_a_single_client(make_context: MakeContext, run: Run, tmp_path: Path) ->
     assert len(found.server["models"]) == 1
     assert found.server["known"].tolist() == [3]
     assert found.scores["served"][0][:, 0].any()
-
-
-def test_halves() -> None:
-    def leaving(*norms: float) -> list[bool]:
-        return leaving_half(torch.tensor(norms)[:, None]).tolist()
-
-    assert leaving(1, 1, 5) == [False, False, True]
-    assert leaving(5, 1, 1) == [True, False, False]
-    assert leaving(1, 5, 1, 5) == [False, True, False, True]
-    assert leaving(2, 2, 2) == [False, False, False]
-
-
-def test_shares() -> None:
-    rows = shares(torch.tensor([0, 2, 0, 1]), torch.tensor([1.0, 5.0, 3.0, 0.0]), 4)
-    assert rows.dtype == torch.float32
-    assert rows.tolist() == [[0.25, 0, 0.75, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-
-
-def test_what_clients_send(start: Run, patchy: Keys, recorded: Any) -> None:
-    """Client 3, without training rows, visits alone after another, whose gradient lies in the host's model."""
-    keys = {**patchy, "algorithm.name": "gcfl_plus", "engine.cell_size": 6, "model.hidden": 8}
-    server = start({name: value for name, value in keys.items() if name != "participation.trace"}, pool=recorded.on)
-    (body,) = server.state.server["models"]
-    server.round()
-    assert sorted(recorded.downloads) == [0, 1, 2, 3, 4, 5]
-    assert all(torch.equal(down["w"], body) for down in recorded.downloads.values())
-    untrained = recorded.uploads.pop(3)
-    assert [float(untrained[name]) for name in ("n", "moved", "gradient")] == [0.0, 0.0, 0.0]
-    assert not untrained["change"].any()
-    for sent in recorded.uploads.values():
-        assert float(sent["n"]) == 14
-        assert float(sent["moved"]) == pytest.approx(float(sent["change"].norm()), rel=1e-5)
-        assert sent["gradient"] > 0
-        assert sent.keys() == {"change", "n", "moved", "gradient"}
 
 
 @pytest.mark.parametrize("share", ["body", "all"])
@@ -256,33 +169,3 @@ def test_an_export_has_clients_and_no_model_of_the_server(configure: Callable[..
     assert {name.split("/")[0] for name in models} == {"client"}
     tops = {tuple(tensor.flatten().tolist()) for name, tensor in models.items() if "linears.0.weight" in name}
     assert len(tops) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eps1": -0.1}, "eps1 and eps2 must not be negative"),
-        ({"eps2": -0.1}, "eps1 and eps2 must not be negative"),
-        ({"window": 0}, "window must be 1 to 1000"),
-        ({"window": 1001}, "window must be 1 to 1000"),
-        ({"warmup": -1}, "warmup must not be negative"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ShoalError, match=f"^algorithm: gcfl_plus: {message}$"):
-        load(describe("gcfl_plus", options))
-    load(describe("gcfl_plus", {"eps1": 0, "eps2": 0, "window": 1, "warmup": 0}))
-    load(describe("gcfl_plus", {"window": 1000}))
-
-
-def test_a_model_without_a_body_has_only_all_to_share(start: Run) -> None:
-    with pytest.raises(ShoalError, match=r"^model\.layers: GCFLPlus shares what lies below .* a sgc of one layer"):
-        start({"algorithm.name": "gcfl_plus", "model": {"name": "sgc"}})
-    start({"algorithm.name": "gcfl_plus", "algorithm.share": "all", "model": {"name": "sgc"}}).round()
-
-
-@pytest.mark.parametrize("path", ["analytic", "batched"])
-def test_trainers_that_leave_no_gradient_are_refused(start: Run, path: str) -> None:
-    refusal = rf"^engine\.trainer: {path} needs a method of plain cross-entropy, which GCFLPlus is not; use autograd$"
-    with pytest.raises(ShoalError, match=refusal):
-        start({"algorithm.name": "gcfl_plus", "engine.trainer": path}).round()

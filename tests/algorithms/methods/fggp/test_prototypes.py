@@ -1,4 +1,4 @@
-"""What is in the bank, and how it votes."""
+"""The contrast of two views, what is in the bank, and how it votes."""
 
 import math
 
@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
-from shoal.algorithms.methods.fggp.clusters import Clusters, summed_up
+from shoal.algorithms.methods.fggp.prototypes import Bank, Clusters, Vote, contrast_of_views, renewed, summed_up, votes
 
 VOTES: list[Vote] = ["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
 CLASSES = 4
@@ -46,26 +45,6 @@ def test_votes_are_their_formulas(how: Vote, k: int) -> None:
         torch.testing.assert_close(row, torch.tensor(by_hand(z, bank, how, k, 0.1)), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", VOTES)
-def test_more_entries_of_a_class_change_a_balanced_vote_only_if_others_are_nearer(how: Vote) -> None:
-    bank = drawn([0, 0, 1, 2, 2, 3])
-    z_NH = torch.rand(200, 6, generator=torch.Generator().manual_seed(2))
-    doubled = Bank(torch.cat([bank.proto_BH, bank.proto_BH[:2]]), torch.tensor([0, 0, 1, 2, 2, 3, 0, 0]))
-    before, after = (votes(z_NH, b, CLASSES, how, 20, 0.1).argmax(1) for b in (bank, doubled))
-    assert torch.equal(before, after) == (how in ("class_nearest", "class_avg"))
-    # Where k binds, the nearest entry still votes.
-    before, after = (votes(z_NH, b, CLASSES, how, 2, 0.1).argmax(1) for b in (bank, doubled))
-    assert torch.equal(before, after) or how != "class_nearest"
-
-
-def test_the_nearest_entry_wins_whatever_other_entries_its_class_has() -> None:
-    """Of two domains of class 0 the node is at one; the mean takes the other one for a fault of the class."""
-    bank = Bank(torch.tensor([[1.0, 0, 0], [0, 0, 1], [0.9, 0.43, 0]]), torch.tensor([0, 0, 1]))
-    node = torch.tensor([[1.0, 0.1, 0]])
-    assert int(votes(node, bank, 2, "class_nearest", 20, 0.1).argmax()) == 0
-    assert int(votes(node, bank, 2, "class_avg", 20, 0.1).argmax()) == 1
-
-
 def test_a_dead_feature_gets_finite_scores() -> None:
     for how in VOTES:
         found = votes(torch.zeros(1, 6), drawn([1, 3]), CLASSES, how, 20, 0.1)
@@ -92,18 +71,6 @@ def test_renewed_has_only_uploaded_entries() -> None:
     assert found.class_B.tolist() == [0, 0, 2, 2]
     expected = [second.proto_BH[0], second.proto_BH[1], first.proto_BH[0], second.proto_BH[2]]
     assert torch.equal(found.proto_BH, torch.stack(expected))
-
-
-def test_a_bank_is_read_as_it_was_sent() -> None:
-    bank = drawn([0, 2, 2])
-    sent = bank.sent()
-    assert sum(t.nbytes for t in sent.values()) == 3 * 4 * (6 + 1)
-    read = Bank.read(sent)
-    assert read is not None
-    assert torch.equal(read.proto_BH, bank.proto_BH)
-    assert torch.equal(read.class_B, bank.class_B)
-    assert read.class_B.dtype == torch.int64
-    assert Bank.read({"w": torch.zeros(1)}) is None
 
 
 def blobs(per: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -147,3 +114,21 @@ def test_clusters_of_few_or_equal_prototypes() -> None:
         bank = summed_up(*apart, CLASSES, how, 4, 6, 0.1, 7)  # type: ignore[arg-type]
         assert bank.class_B.tolist() == [1, 1, 1]
         assert {tuple(row) for row in bank.proto_BH.tolist()} == {tuple(row) for row in torch.eye(3, 6).tolist()}
+
+
+def test_with_two_classes_equation_8_is_linear_in_the_cosines() -> None:
+    """Its optimum is -1 / t where cosines lie in [0, 1]."""
+    alike = torch.eye(2)
+    assert float(contrast_of_views(alike, alike, 0.25, literal=True)) == pytest.approx(-4)
+    assert 0 < float(contrast_of_views(alike, alike, 0.25)) < 0.02
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("count", [0, 1])
+def test_of_fewer_than_two_classes_it_is_nothing(literal: bool, count: int) -> None:
+    own = torch.ones(count, 6, requires_grad=True)
+    loss = contrast_of_views(own, torch.ones(count, 6), 0.5, literal)
+    assert float(loss.detach()) == 0
+    loss.backward()
+    assert own.grad is not None
+    assert not own.grad.any()

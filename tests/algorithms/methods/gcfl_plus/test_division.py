@@ -1,12 +1,13 @@
-"""Minimum cuts by hand, against all ways to divide a graph, and against networkx."""
+"""Minimum cuts against all ways to divide a graph, and time warping against every path there is."""
 
+import math
+from collections.abc import Iterator
 from itertools import product
 
-import networkx as nx
 import numpy as np
 import pytest
 
-from shoal.algorithms.methods.gcfl_plus.division import minimum_cut
+from shoal.algorithms.methods.gcfl_plus.gcfl_plus import minimum_cut, warping_distances
 
 # The example of Stoer and Wagner's paper: from node, to node, weight; nodes count from 1.
 EXAMPLE = [
@@ -52,23 +53,28 @@ def test_no_division_is_cheaper(count: int, zeros: float) -> None:
         assert cut_of(weight, side) == pytest.approx(min(cut_of(weight, other) for other in sides), abs=1e-12)
 
 
-def test_cuts_of_networkx() -> None:
-    rng = np.random.default_rng(7)
-    for count in (12, 30):
-        weight = symmetric(rng, count)
-        value, (one, other) = nx.stoer_wagner(nx.from_numpy_array(weight))
-        side = minimum_cut(weight)
-        assert cut_of(weight, side) == pytest.approx(value)
-        assert set(np.flatnonzero(side)) in (set(one), set(other))
-
-
-def test_two_groups_are_found_and_the_diagonal_is_not_read() -> None:
-    group = np.arange(40) % 3 == 0
-    weight = np.where(group[:, None] == group, 1.0, 0.01) + 9 * np.eye(40)
-    side = minimum_cut(weight)
-    assert side.tolist() in (group.tolist(), (~group).tolist())
-
-
 def test_of_two_nodes_one_is_alone() -> None:
     assert minimum_cut(np.array([[0.0, 0.0], [0.0, 0.0]])).sum() == 1
     assert minimum_cut(np.array([[0.0, 3.0], [3.0, 0.0]])).sum() == 1
+
+
+def paths(length: int, i: int = 0, j: int = 0) -> Iterator[list[tuple[int, int]]]:
+    """All ways from the first pair of places to the last."""
+    if i == j == length - 1:
+        yield [(i, j)]
+    for k, m in ((i + 1, j), (i, j + 1), (i + 1, j + 1)):
+        if k < length and m < length:
+            yield from ([(i, j), *rest] for rest in paths(length, k, m))
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 5])
+def test_the_least_of_all_paths(length: int) -> None:
+    series = np.random.default_rng(length).standard_normal((6, length)).astype(np.float32)
+    found = warping_distances(series)
+    assert found.dtype == np.float64
+    for a, x in enumerate(series.astype(np.float64)):
+        for b, y in enumerate(series.astype(np.float64)):
+            least = min(sum((x[i] - y[j]) ** 2 for i, j in path) for path in paths(length))
+            assert found[a, b] == pytest.approx(math.sqrt(least), abs=1e-12)
+    np.testing.assert_array_equal(found, found.T)
+    assert not found.diagonal().any()

@@ -1,0 +1,176 @@
+"""Prototypes in which a node counts as much as its class is certain, their clusters, and the bank, which votes (FGGP).
+
+Axes: N nodes, C classes, H width of features, J classes that have a prototype, P prototypes of all clients, B entries
+of the bank.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.algorithms.losses.finch import class_clusters
+from shoal.algorithms.losses.prototype_losses import contrast
+from shoal.algorithms.losses.prototypes import class_means, unit
+from shoal.algorithms.protocol import Tree
+
+Vote = Literal["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
+Clusters = Literal["finch", "none", "mean", "kmeans", "dbscan"]
+# Of `dbscan`: a prototype within `eps` of another is in its cluster.
+MEMBERS = 2
+# Less than one certain node makes no prototype.
+LEAST_MASS = 1.0
+
+
+def certain_classes(logits_NC: Tensor, train: Tensor, train_label: Tensor) -> tuple[Tensor, Tensor]:
+    """The class of every node, int64 `[N]`, and how certain it is, `[N]`; neither has a gradient.
+
+    A training node has its label, and certainty 1; any other the class of its largest probability, and that.
+    """
+    certain_N, class_N = logits_NC.detach().softmax(1).max(1)
+    return class_N.index_copy(0, train, train_label), certain_N.index_fill(0, train, 1.0)
+
+
+def certain_prototypes(z_NH: Tensor, class_N: Tensor, certain_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """c_j = sum of w_i z_i / W_j over the nodes of class j, `[C, H]`, and W_j = sum of w_i, `[C]` (equation 4).
+
+    A class of W_j below `LEAST_MASS` has no prototype worth the name; a row without any node is zero.
+    """
+    mass_C = certain_N.new_zeros(classes).index_add(0, class_N, certain_N)
+    sum_CH = z_NH.new_zeros(classes, z_NH.shape[1]).index_add(0, class_N, certain_N[:, None] * z_NH)
+    return sum_CH / torch.where(mass_C > 0, mass_C, 1)[:, None], mass_C
+
+
+def contrast_of_views(own_JH: Tensor, other_JH: Tensor, temperature: float, literal: bool = False) -> Tensor:
+    """How badly prototypes of two views of a graph find each other, a scalar; 0 of fewer than two classes.
+
+    By default the cross-entropy of cos(c_j, c'_l) / t with the own class as target, from either side, averaged.
+    Equation 8 (`literal`) leaves the own class out of the denominators: it may be negative, and of two classes it is
+    linear in the cosines. Rows of both are the same classes in the same order.
+    """
+    if not literal:
+        class_J = torch.arange(len(own_JH), device=own_JH.device)
+        sides = ((own_JH, other_JH), (other_JH, own_JH))
+        return sum(contrast(a, class_J, b, class_J, temperature) for a, b in sides) / 2  # type: ignore[return-value]
+    score_JJ = unit(own_JH) @ unit(other_JH).T / temperature
+    if len(score_JJ) < 2:
+        return score_JJ.sum() * 0
+    same_JJ = torch.eye(len(score_JJ), dtype=torch.bool, device=score_JJ.device)
+    others_JJ = score_JJ.masked_fill(same_JJ, -torch.inf)
+    return (others_JJ.logsumexp(1) + others_JJ.logsumexp(0)).mean() / 2 - score_JJ.diagonal().mean()
+
+
+class Bank(NamedTuple):
+    """Prototypes, float32, and the class of each, int64, ascending."""
+
+    proto_BH: Tensor
+    class_B: Tensor
+
+    def sent(self) -> Tree:
+        """As a part of a download: 4 (H + 1) bytes an entry."""
+        return {"bank": self.proto_BH, "bank.class": self.class_B.int()}
+
+    @classmethod
+    def read(cls, tree: Tree) -> "Bank | None":
+        """What `sent` gave; None of a tree without it."""
+        return cls(tree["bank"], tree["bank.class"].long()) if "bank" in tree else None
+
+
+def renewed(old: Bank | None, fresh: Bank, slots: int | None) -> Bank:
+    """The bank after a round; every entry was uploaded by a client.
+
+    Without `slots` the fresh entries replace the old ones of their classes, and a class that no client uploaded keeps
+    its own; else of every class the newest so many stay.
+    """
+    if old is None:
+        old = Bank(fresh.proto_BH[:0], fresh.class_B[:0])
+    stays_B = slice(None) if slots is not None else ~torch.isin(old.class_B, fresh.class_B)
+    proto_BH = torch.cat([old.proto_BH[stays_B], fresh.proto_BH])
+    class_B = torch.cat([old.class_B[stays_B], fresh.class_B])
+    order = class_B.argsort(stable=True)
+    if slots is not None:
+        last_C = torch.bincount(class_B).cumsum(0)
+        places = torch.arange(len(order), device=order.device)
+        order = order[places >= last_C[class_B[order]] - slots]
+    return Bank(proto_BH[order], class_B[order])
+
+
+def votes(z_NH: Tensor, bank: Bank, classes: int, how: Vote, k: int, temperature: float) -> Tensor:
+    """Scores of every node, `[N, C]`; -inf for a class without an entry among those that vote.
+
+    The k entries of the largest cosine to a node vote, of equal ones the first: with their cosine (`sum_cos`, equation
+    3), or with the softmax of cosine / temperature (`softmax_sum`, the authors' code), added up by class. A class with
+    more entries than others then wins nearly everywhere. `class_avg` is the mean by class instead of the sum, and
+    `class_nearest` the largest cosine. The bank has an entry.
+    """
+    cos_NB = unit(z_NH) @ unit(bank.proto_BH).T
+    votes_NB = torch.ones_like(cos_NB, dtype=torch.bool)
+    if k < len(bank.class_B):
+        first_NK = cos_NB.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        votes_NB = torch.zeros_like(votes_NB).scatter(1, first_NK, True)
+    if how == "class_nearest":
+        nearest_NB = cos_NB.masked_fill(~votes_NB, -torch.inf)
+        score_NC = cos_NB.new_full((len(z_NH), classes), -torch.inf)
+        for c in bank.class_B.unique().tolist():
+            score_NC[:, c] = nearest_NB[:, bank.class_B == c].amax(1)
+        return score_NC
+    weight_NB = cos_NB
+    if how != "sum_cos":
+        weight_NB = (cos_NB / temperature).masked_fill(~votes_NB, -torch.inf).softmax(1)
+    class_BC = F.one_hot(bank.class_B, classes).to(cos_NB.dtype)
+    number_NC = votes_NB.to(cos_NB.dtype) @ class_BC
+    score_NC = weight_NB.masked_fill(~votes_NB, 0) @ class_BC
+    if how == "class_avg":
+        score_NC = score_NC / number_NC.clamp_min(1)
+    return score_NC.masked_fill(number_NC == 0, -torch.inf)
+
+
+def summed_up(
+    proto_PH: Tensor, class_P: Tensor, classes: int, how: Clusters, least: int, domains: int, eps: float, seed: int
+) -> Bank:
+    """The entries of the bank that stand for prototypes: means of clusters, all members weighing the same.
+
+    `finch` leaves fewer than `least` prototypes of a class as they are; `none` every prototype; `mean` has one entry a
+    class; `kmeans`, with `seed`, as many as there are domains; `dbscan` goes by density, with the cosine distance
+    `eps`, a prototype that belongs nowhere standing for itself.
+    """
+    if how == "finch":
+        return Bank(*class_clusters(proto_PH, class_P, classes, least))
+    if how == "none":
+        order = class_P.argsort(stable=True)
+        return Bank(proto_PH[order], class_P[order])
+    if how == "mean":
+        means_CH, counts_C = class_means(proto_PH, class_P, classes)
+        return Bank(means_CH[counts_C > 0], counts_C.nonzero()[:, 0])
+    centres, labels = [proto_PH[:0]], [class_P[:0]]
+    for c in class_P.unique().tolist():
+        own_PH = proto_PH[class_P == c]
+        found_P = _by_kmeans(own_PH, domains, seed) if how == "kmeans" else _by_density(own_PH, eps)
+        means_BH, _ = class_means(own_PH, found_P, int(found_P.max()) + 1)
+        centres.append(means_BH)
+        labels.append(torch.full((len(means_BH),), c, device=class_P.device))
+    return Bank(torch.cat(centres), torch.cat(labels))
+
+
+def _by_kmeans(proto_PH: Tensor, clusters: int, seed: int) -> Tensor:
+    """The cluster of every prototype, numbered without gaps."""
+    # Half a second of every process that imports it.
+    from sklearn.cluster import KMeans
+
+    points = proto_PH.cpu().double().numpy()
+    distinct = len(np.unique(points, axis=0))
+    found = KMeans(min(distinct, clusters), n_init=10, random_state=seed % 2**32).fit_predict(points)
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1]).to(proto_PH.device)
+
+
+def _by_density(proto_PH: Tensor, eps: float) -> Tensor:
+    from sklearn.cluster import DBSCAN
+
+    direction = unit(proto_PH).cpu().double().numpy()
+    apart = np.clip(1 - direction @ direction.T, 0, None)
+    found = DBSCAN(eps=eps, min_samples=MEMBERS, metric="precomputed").fit_predict(apart)
+    alone = found < 0
+    found[alone] = found.max() + 1 + np.arange(alone.sum())
+    return torch.from_numpy(found).to(proto_PH.device)

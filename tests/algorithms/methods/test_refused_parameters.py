@@ -1,0 +1,140 @@
+"""Parameters out of their bounds, and models and training that a method cannot have, method by method."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.errors import refused
+
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.engine.rounds.server import Server
+
+# Each alone is refused, and the line names it.
+OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
+    "adafgl": {
+        "shared_rounds": [0], "most_nodes": [0], "steps": [0], "hidden": [0], "alpha": [1.1], "beta": [-1],
+        "cut": [1], "preserve": [-1],
+    },
+    "fedgkc": {
+        "alpha": [-0.1], "beta": [-0.1], "lam": [-0.1], "ramp": [-1], "weak": [[0.1, 1.0]],
+        "strong": [[-0.1, 0.5], [0.1]], "kama_terms": [[], ["strength", "strength"], ["courage"]],
+    },
+    "fedgpl": {"server_lr": [0.0], "epsilon": [0.0], "clip": [0.0], "most_rows": [0], "mixing": ["all"]},
+    "fedgta": {"lp_steps": [0, 1001], "orders": [0, 1001], "sketch_every": [0], "lp_seed_weight": [1.5, -0.5]},
+    "fedpg": {
+        "hops": [3, -1], "similar": [0], "alpha": [1.5], "noise": [-0.1], "cross_hop": [2.0], "mu": [-1.0],
+        "margin_cap": [-0.1], "temperature": [0.0], "server_steps": [0], "server_lr": [0.0],
+        "attention_lr": [0.0], "attention": ["node"],
+    },
+    "fedpub": {"tau": [-1.0], "l1": [-1.0], "proximal": [-1.0], "threshold": [-1.0]},
+    "fedsage_plus": {
+        "generator_rounds": [-1], "hide": [0, 1], "most_neighbours": [0], "hidden": [0], "degree": [-1],
+        "feature": [-1], "label": [-1], "across": [-1], "peers": [0], "sampled_nodes": [0],
+    },
+    "fggp": {
+        "fcpp": [False], "k": [0], "neighbours": [0], "tau": [0.0], "gamma": [-1.0], "lam": [1.5, -0.1],
+        "random_pairs": [-1], "edge_temperature": [0.0],
+    },
+    "gcfl_plus": {"eps1": [-0.1], "eps2": [-0.1], "window": [0, 1001], "warmup": [-1]},
+}  # fmt: skip
+TOGETHER: list[tuple[str, dict[str, Any], str]] = [
+    ("fedgkc", {"alpha": 0.9, "beta": 0.2}, "at most 1"),
+    ("fedgkc", {"alpha": 0.0, "mutual": "none", "self_distillation": False}, "alpha must be positive"),
+    ("fedgta", {"rows": "raw", "confidence": "normalized"}, "set rows: stochastic"),
+    ("fedpg", {"attention": "node", "alignment": "prototype", "hops": 0}, "attention"),
+]
+# Just what is still in bounds.
+ALLOWED: list[tuple[str, dict[str, Any]]] = [
+    ("fedgta", {"lp_steps": 1, "orders": 1000, "lp_seed_weight": 0}),
+    ("fedgta", {"lp_steps": 1000, "orders": 1, "lp_seed_weight": 1}),
+    ("fedpg", dict.fromkeys(("hops", "mu", "alpha", "noise", "cross_hop", "margin_cap"), 0)),
+    ("fedpg", {"hops": 2, "similar": 1, "alpha": 1.0, "noise": 1.0, "cross_hop": 1.0, "server_steps": 1}),
+    ("fedpg", {"hops": 1, "attention": "node", "alignment": "prototype", "temperature": 0.01, "server_lr": 1e-4}),
+    ("gcfl_plus", {"eps1": 0, "eps2": 0, "window": 1, "warmup": 0}),
+    ("gcfl_plus", {"window": 1000}),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "says"),
+    [
+        *((name, {key: v}, key) for name, of in OUT_OF_RANGE.items() for key, values in of.items() for v in values),
+        *TOGETHER,
+    ],
+    ids=str,
+)
+def test_out_of_range(method: str, options: dict[str, Any], says: str) -> None:
+    # The edges' own options call it temperature.
+    with refused(says=says.removeprefix("edge_")):
+        load(describe(method, options))
+
+
+@pytest.mark.parametrize(("method", "options"), ALLOWED, ids=str)
+def test_in_range(method: str, options: dict[str, Any]) -> None:
+    load(describe(method, options))
+
+
+COPILOT = {"algorithm.copilot": {"name": "gcn", "hidden": 8}}
+AUGMENTING = {"algorithm.generator_rounds": 2, "algorithm.hidden": 6, "model.name": "sage"}
+PERSONAL = {"algorithm.shared_rounds": 2, "algorithm.hidden": 6}
+SGC: dict[str, Any] = {"model": {"name": "sgc"}}
+GCN: dict[str, Any] = {"model": {"name": "gcn"}}
+VISIT = "round 1, client 0"
+# The method, its keys, where the error is, if anywhere, what it says there.
+IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
+    ("adafgl", {**PERSONAL, "algorithm.most_nodes": 29}, "algorithm.most_nodes", "3,600 bytes"),
+    ("adafgl", {**PERSONAL, "train.batch_size": 4}, "train.batch_size", ""),
+    ("fedgkc", {"algorithm.copilot": {"name": "gcn", "hidden": 16}}, "algorithm.copilot", "16 wide"),
+    ("fedgkc", {"algorithm.copilot": {"name": "gcn", "pretrained": "gnn"}}, "", "models()['copilot']: pretrained"),
+    (
+        "fedgkc",
+        {"algorithm.copilot": {"hidden": 8}},
+        "",
+        "models()['copilot']: give a word",
+    ),
+    ("fedgkc", {**COPILOT, "train.batch_size": 4}, VISIT, "train.batch_size"),
+    ("fedgkc", {**COPILOT, "model": {"name": "gcn", "hidden": 8, "fanouts": [2, 2]}}, VISIT, "model.fanouts"),
+    ("fedgkc", {**COPILOT, "propagation.rows": "labelled", "data.store": "STORE"}, VISIT, "propagation.rows"),
+    ("fedpub", SGC, "model.layers", "one layer"),
+    ("fedsage_plus", {**AUGMENTING, "model.name": "gamlp"}, "model.name", "gamlp reads hops"),
+    ("fedsage_plus", {**AUGMENTING, "model.fanouts": [2, 2]}, "model.fanouts", ""),
+    ("fedsage_plus", {**AUGMENTING, "algorithm.generator_rounds": 6}, "algorithm.generator_rounds", "none of 6"),
+    ("fggp", {"model": {"name": "gamlp"}}, "algorithm.gkic", "passes messages"),
+    ("fggp", {"model": {"name": "sage"}}, "algorithm.gkic", "for gcn and gcnii"),
+    ("fggp", {"model": {"name": "gcn", "fanouts": [2, 2]}}, "model.fanouts", ""),
+    ("fggp", {**GCN, "train.batch_size": 4}, "train.batch_size", ""),
+    ("fggp", {"model": {"name": "mlp", "layers": 1}, "algorithm.gkic": "off"}, "model.layers", ""),
+    ("gcfl_plus", SGC, "model.layers", "one layer"),
+    ("gcfl_plus", {"engine.trainer": "analytic"}, "engine.trainer", "analytic"),
+    ("gcfl_plus", {"engine.trainer": "batched"}, "engine.trainer", "batched"),
+]
+
+
+@pytest.mark.parametrize(("method", "keys", "place", "says"), IMPOSSIBLE, ids=str)
+def test_impossible(
+    start: Callable[..., Server], tmp_path: Path, method: str, keys: dict[str, Any], place: str, says: str
+) -> None:
+    keys = {name: str(tmp_path) if value == "STORE" else value for name, value in keys.items()}
+    with refused(*filter(None, [place]), says=says):
+        start({"algorithm.name": method, **keys}).round()
+
+
+# What the lines above advise.
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        ("adafgl", {"algorithm.shared_rounds": 6, "algorithm.most_nodes": 29, "train.batch_size": 4}),
+        (
+            "fedgkc",
+            {**COPILOT, "propagation.rows": "labelled", "data.store": "STORE", "algorithm.self_distillation": False},
+        ),
+        ("fedgkc", {"algorithm.copilot": {"name": "sgc", "layers": 2, "hidden": 3}, "algorithm.beta": 0.0}),
+        ("fedsage_plus", {"algorithm.generator_rounds": 0, "model.name": "gamlp"}),
+        ("gcfl_plus", {"algorithm.share": "all", **SGC}),
+    ],
+    ids=str,
+)
+def test_possible(start: Callable[..., Server], tmp_path: Path, method: str, keys: dict[str, Any]) -> None:
+    keys = {name: str(tmp_path) if value == "STORE" else value for name, value in keys.items()}
+    start({"algorithm.name": method, **keys}).round()
