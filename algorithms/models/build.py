@@ -133,7 +133,7 @@ def build(
 
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
     """Checks names, types and bounds of options."""
-    known = _keywords(cls)
+    known = _annotations(cls)
     if name not in HEADLESS:
         known[HEAD_DROPOUT] = bool
     for key, (plain, why) in OF_NODES.get(task, {}).items():
@@ -149,13 +149,16 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
     _require_values("model", name, known, {key: value for key, value in options.items() if key != PROMPT})
 
 
-def _keywords(cls: type[nn.Module]) -> dict[str, Any]:
-    """Annotations of keyword-only parameters, those of the base class included that a constructor hands on."""
+def keywords(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Keyword-only parameters by name, those of the base class included that a constructor hands on."""
     parameters = inspect.signature(cls).parameters.values()
     hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    known = _keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
-    own = {parameter.name: parameter.annotation for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    return known | own
+    known = keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
+    return known | {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def _annotations(cls: type[nn.Module]) -> dict[str, Any]:
+    return {name: parameter.annotation for name, parameter in keywords(cls).items()}
 
 
 def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Callable[[int], nn.Module]:
@@ -173,7 +176,7 @@ def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Calla
     if not isinstance(prompt, str) or prompt not in PROMPTS:
         raise ShoalError(f"model.{PROMPT}", f"there is no {quoted(prompt)}; name one of {', '.join(sorted(PROMPTS))}")
     made = _imported(PROMPTS[prompt])
-    _require_values(f"model.{PROMPT}", prompt, _keywords(made), options)
+    _require_values(f"model.{PROMPT}", prompt, _annotations(made), options)
     return lambda features: made(features, **options)
 
 

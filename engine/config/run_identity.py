@@ -5,12 +5,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from inspect import signature
 from typing import Any
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.algorithms.models.build import backbone
+from shoal.algorithms.models.build import backbone, keywords
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.config import Config
 from shoal.storage.options.types import is_own
@@ -89,8 +88,7 @@ def option_defaults(method: str, model: Any) -> dict[str, Any]:
         found = {f"algorithm.{each.name}": each.default for each in fields(cls)}
     name = model["name"] if isinstance(model, Mapping) else None
     if name in BACKBONES:
-        options = signature(backbone(name).__init__).parameters.values()
-        found |= {f"model.{each.name}": each.default for each in options if each.kind is each.KEYWORD_ONLY}
+        found |= {f"model.{key}": option.default for key, option in keywords(backbone(name)).items()}
     return found
 
 

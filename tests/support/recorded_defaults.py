@@ -7,13 +7,12 @@ with other numbers the same name: a test compares with what is recorded.
 import json
 import sys
 from dataclasses import MISSING, fields
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.algorithms.models.build import backbone
+from shoal.algorithms.models.build import backbone, keywords
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.callbacks.early_stopping import EarlyStopping
 from shoal.engine.config.run_identity import NUMBERS, defaults
@@ -29,8 +28,8 @@ def all_defaults() -> dict[str, Any]:
     for name in METHODS:
         found |= _of_fields(f"algorithm {name}", type(load(describe(name, {}))))
     for name in BACKBONES:
-        for option in signature(backbone(name).__init__).parameters.values():
-            if option.kind is option.KEYWORD_ONLY and option.default is not option.empty:
+        for option in keywords(backbone(name)).values():
+            if option.default is not option.empty:
                 found[f"model {name}: {option.name}"] = option.default
     found |= _of_fields("data.options", DataSource) | _of_fields("callback early_stopping", EarlyStopping)
     plain: dict[str, Any] = json.loads(json.dumps(found, default=repr, sort_keys=True))
