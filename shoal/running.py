@@ -44,6 +44,9 @@ def prepare(config: Source) -> Path:
 
     Returns:
         Folder of the store.
+
+    Raises:
+        ShoalError: Bad input, or the store cannot be written.
     """
     return RunPlan.of(load_config(config), trains=False).prepare().path
 
