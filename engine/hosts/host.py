@@ -51,7 +51,7 @@ def most_views() -> int:
 
 
 class MethodWrites(ShoalError):
-    """A method wrote into what it was lent: a fault of its code, which no client can be blamed for."""
+    """A method wrote into what it may only read: a fault of its code, which no client can be blamed for."""
 
 
 class ReadOnly:
