@@ -7,9 +7,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.algorithms.models.build import backbone, keywords
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.config import Config
 from shoal.storage.options.types import is_own
@@ -82,6 +80,10 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:
     """Defaults of the options of a method and of one model, by dotted key; none of users' own classes."""
+    # They load torch, without which a wrong name is refused.
+    from shoal.algorithms.methods.registry.load import describe, load
+    from shoal.algorithms.models.build import backbone, keywords
+
     found: dict[str, Any] = {}
     if method in METHODS:
         cls: Any = type(load(describe(method, {})))

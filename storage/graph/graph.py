@@ -36,6 +36,7 @@ class Graph:
     another, of these graphs.
 
     Attributes:
+        name: Its name in a config.
         indptr: Row pointer, int64 `[N + 1]`.
         indices: Neighbours of every node in ascending order, int32 `[E]`; every edge appears both ways.
         x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array.
@@ -43,7 +44,9 @@ class Graph:
         classes: Number of classes C; labels lie in `0..C-1`.
         split: The dataset's own split, int8 `[items]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
         assignment: The dataset's own client of every item, int32 `[items]`; None if it has none.
+        cleaning: Counts of what was done to the edges as published.
         synthetic: True if the graph was generated and not published; reported with every result on it.
+        domains: The graphs that it consists of, where there are several.
         vocabulary: What every column of x stands for, texts `[F]`; None if that is not known.
         graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
             two of them. None: this is one graph, and its items are nodes.

@@ -41,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for name in CHECKS:
         count(planning, name, lambda name=name: name)  # type: ignore[misc]
     count(preparing, "require_known", lambda: "require_known")
-    count(models, "_built", lambda: "shapes" if torch.empty(0).is_meta else "models")
+    count(models, "build_models", lambda: "shapes" if torch.empty(0).is_meta else "models")
     return found
 
 
