@@ -146,11 +146,7 @@ class PlainAverage:
     weight: str = "nodes"
 
     def round(
-        self,
-        number: int,
-        cohort: list[int],
-        loss: Callable[[nn.Module, Output, Tensor], Tensor],
-        batch: int = 100,
+        self, number: int, cohort: list[int], loss: Callable[[nn.Module, Output, Tensor], Tensor], batch: int = 100
     ) -> None:
         """Trains a cohort on `loss(module, output, labels)` and moves w; it stays if nobody trained."""
         total, count = torch.zeros_like(self.w), 0

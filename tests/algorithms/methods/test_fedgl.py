@@ -22,8 +22,7 @@ Run = Callable[..., Server]
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{}, {"algorithm.pseudo": 2.0, "algorithm.threshold": 0.7, "model.name": "gamlp", "train.batch_size": 3}],
+    "more", [{}, {"algorithm.pseudo": 2.0, "algorithm.threshold": 0.7, "model.name": "gamlp", "train.batch_size": 3}]
 )
 def test_rounds_written_out(
     start: Run,

@@ -31,11 +31,7 @@ from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 HIDDEN = 6
-KEYS = {
-    "model": {"name": "star", "hidden": HIDDEN, "init": "own"},
-    "algorithm.name": "fedstar",
-    **SGD,
-}
+KEYS = {"model": {"name": "star", "hidden": HIDDEN, "init": "own"}, "algorithm.name": "fedstar", **SGD}
 # Client 5 has no training graph and is alone in round 2; client 3, of one graph, comes once.
 ONLINE = [[0, 1, 5], [5], [0, 2, 3, 4], [1, 2, 5]]
 
@@ -176,13 +172,7 @@ def test_an_export_has_clients_and_no_model_of_the_server(
     assert not torch.equal(models[f"client/00001/{name}"], models[f"client/00000/{name}"])
 
 
-@pytest.mark.parametrize(
-    ("more", "place"),
-    [
-        ({"model": {"name": "gin"}}, "model.name"),
-        ({"task": "node"}, "task"),
-    ],
-)
+@pytest.mark.parametrize(("more", "place"), [({"model": {"name": "gin"}}, "model.name"), ({"task": "node"}, "task")])
 def test_refused(configure: Callable[..., Config], keys: dict[str, Any], more: dict[str, Any], place: str) -> None:
     keys = {**keys, "run.tensorboard": False, **more}
     with refused(place):

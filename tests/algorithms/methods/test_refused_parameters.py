@@ -87,12 +87,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("adafgl", {**PERSONAL, "train.batch_size": 4}, "train.batch_size", ""),
     ("fedgkc", {"algorithm.copilot": {"name": "gcn", "hidden": 16}}, "algorithm.copilot", "16 wide"),
     ("fedgkc", {"algorithm.copilot": {"name": "gcn", "pretrained": "gnn"}}, "", "models()['copilot']: pretrained"),
-    (
-        "fedgkc",
-        {"algorithm.copilot": {"hidden": 8}},
-        "",
-        "models()['copilot']: give a word",
-    ),
+    ("fedgkc", {"algorithm.copilot": {"hidden": 8}}, "", "models()['copilot']: give a word"),
     ("fedgkc", {**COPILOT, "train.batch_size": 4}, VISIT, "train.batch_size"),
     ("fedgkc", {**COPILOT, "model": {"name": "gcn", "hidden": 8, "fanouts": [2, 2]}}, VISIT, "model.fanouts"),
     ("fedgkc", {**COPILOT, "propagation.rows": "labelled", "data.store": "STORE"}, VISIT, "propagation.rows"),

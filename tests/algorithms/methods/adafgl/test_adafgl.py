@@ -70,11 +70,7 @@ def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
 
 @pytest.mark.parametrize("copies", [1, 12])
 def test_sparse_features_change_nothing(
-    start: Run,
-    torch_clients: Callable[..., list[Any]],
-    graphs: Mapping[str, Path],
-    tmp_path: Path,
-    copies: int,
+    start: Run, torch_clients: Callable[..., list[Any]], graphs: Mapping[str, Path], tmp_path: Path, copies: int
 ) -> None:
     """They are written out, as dense ones are, but where they are wide."""
     found, written = [], []

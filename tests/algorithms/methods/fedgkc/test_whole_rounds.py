@@ -35,11 +35,7 @@ MODELS = [{"name": "gamlp", "hidden": 8}, {"name": "gin", "hidden": 8}, {"name":
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
 def test_rounds(
-    name: str,
-    state: str,
-    start: Callable[..., Server],
-    views: Callable[..., list[View]],
-    unequal: dict[str, Any],
+    name: str, state: str, start: Callable[..., Server], views: Callable[..., list[View]], unequal: dict[str, Any]
 ) -> None:
     """Clients of three kinds and of unequal sizes come and go; one, once alone, has no training node."""
     options = SimpleNamespace(**{**DEFAULTS, "copilot": {"name": "gcn", "hidden": 8}, **OPTIONS[name]})

@@ -152,9 +152,7 @@ def test_tiles_of_any_number_of_classes_and_more_rows_than_a_block(
     require_exact(sketch_by_tiles(view, seed, form), view, seed, form)
 
 
-def test_a_class_has_the_same_bits_beside_any_others_on_any_number_of_threads(
-    random_view: Callable[..., View],
-) -> None:
+def test_a_class_has_the_same_bits_beside_any_others_on_any_number_of_threads(random_view: Callable[..., View]) -> None:
     form, seed = FORM._replace(rows="raw"), random_rows(300, 40)
     everything = sketch_by_tiles(random_view(300, 40), seed, form).moments_SC
     last = sketch_by_tiles(random_view(300, 21), seed[:, 19:], form).moments_SC

@@ -55,8 +55,7 @@ ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", 
 
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [("fedproto", {}), ("fedtgp", {}), ("fedpg", {}), ("fedpg", ATTENTIVE), ("class_means", {})],
+    ("method", "options"), [("fedproto", {}), ("fedtgp", {}), ("fedpg", {}), ("fedpg", ATTENTIVE), ("class_means", {})]
 )
 def test_a_resumed_run_goes_on_to_the_bit(start: Run, method: str, options: dict[str, Any]) -> None:
     keys = {"algorithm.name": method, **options, "participation.ratio": 0.7, "train.dropout": 0.5}

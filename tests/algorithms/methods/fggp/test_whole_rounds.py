@@ -46,11 +46,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
 def test_rounds(
-    name: str,
-    state: str,
-    start: Callable[..., Server],
-    views: Callable[..., list[View]],
-    unequal: dict[str, Any],
+    name: str, state: str, start: Callable[..., Server], views: Callable[..., list[View]], unequal: dict[str, Any]
 ) -> None:
     """Clients of unequal sizes come and go; one, once alone, has no training node."""
     changed, model = OPTIONS[name]

@@ -50,11 +50,7 @@ def play(method: GCFLPlus, server: Tree, ctx: Context, change: dict[int, Tensor]
     held = torch.stack([change[i] for i in ids]) * trains[:, None]
     replies = Replies(
         ids,
-        {
-            "n": 5 * trains,
-            "moved": held.norm(dim=1),
-            "gradient": torch.tensor([norms[i] for i in ids]) * trains,
-        },
+        {"n": 5 * trains, "moved": held.norm(dim=1), "gradient": torch.tensor([norms[i] for i in ids]) * trains},
         {},
     )
     steps, asks = method.round(server, ctx, ids), []
