@@ -1,10 +1,10 @@
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient, MakeView, Views
 from torch import Tensor
 
 from shoal.algorithms import client as module_under_test
@@ -17,7 +17,7 @@ from shoal.storage.store.view import View
 
 
 @pytest.fixture
-def client(views: Callable[..., list[View]]) -> Client:
+def client(views: Views) -> Client:
     view = views()[0]
     torch.manual_seed(0)
     module = build("gamlp", 5, 4, 2, 0.5, {"hidden": 8})
@@ -44,7 +44,6 @@ def test_logits_of_a_part_are_rows_of_all(client: Client, part: str) -> None:
     torch.testing.assert_close(client.model.logits_of(part), alone)
 
 
-MakeView, MakeClient = Callable[..., View], Callable[..., Client]
 COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
 
 
@@ -207,7 +206,7 @@ def test_forward_draws_once_from_a_stream_of_its_own(fanouts: list[int], graph: 
     assert torch.equal(step(), make_coupled("gin", dropout=0.0, fanouts=fanouts)(around).logits_NC)
 
 
-def client_of(view: View, name: str, make_client: Callable[..., Client], **options: Any) -> Client:
+def client_of(view: View, name: str, make_client: MakeClient, **options: Any) -> Client:
     torch.manual_seed(0)
     client = make_client(view, build(name, 3, 2, 2, 0.0, {"hidden": 8, **options}))
     client.model.module.eval()
@@ -215,9 +214,7 @@ def client_of(view: View, name: str, make_client: Callable[..., Client], **optio
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_alike_are_pairs_of_the_same_features(
-    name: str, make_view: Callable[..., View], make_client: Callable[..., Client]
-) -> None:
+def test_alike_are_pairs_of_the_same_features(name: str, make_view: MakeView, make_client: MakeClient) -> None:
     x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
     view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
     client = client_of(view, name, make_client)

@@ -1,18 +1,16 @@
 """Downloads and inboxes are lent: a method that writes into one is stopped with its name and the entry."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Start
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.protocol import Ask, Reduce
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
 
 MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
 
@@ -70,7 +68,7 @@ class Writes(Algorithm):
     ("where", "entry"),
     [("begin", "download 'w'"), ("private", "download 'own'"), ("inbox", "inbox 'w'"), ("upload", "download 'w'")],
 )
-def test_method_writing_read_only_data_is_stopped(start: Run, where: str, entry: str, how: str) -> None:
+def test_method_writing_read_only_data_is_stopped(start: Start, where: str, entry: str, how: str) -> None:
     skipping = {"engine.on_client_error": "skip", "evaluation.every": 6}
     server = start({**method("Writes"), **MLP, **skipping, "algorithm.where": where, "algorithm.how": how})
     number = 2 if where == "inbox" else 1
@@ -84,7 +82,7 @@ def test_method_writing_read_only_data_is_stopped(start: Run, where: str, entry:
     assert torch.equal(server.state.server["w"], before)
 
 
-def test_an_evaluation_writes_nothing_either(start: Run) -> None:
+def test_an_evaluation_writes_nothing_either(start: Start) -> None:
     server = start({**method("Writes"), **MLP, "algorithm.where": "predict"})
     with refused(says="round 1, client 0: Writes writes into the inbox 'w'"):
         server.round()

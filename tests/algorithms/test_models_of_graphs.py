@@ -6,21 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from support.fixtures import Make, Views
 
 from shoal.algorithms import client as module_under_test
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
-from shoal.storage.store.view import View
 
 every_model = pytest.mark.parametrize("name", ["gcn", "gamlp"])
 
 
 @pytest.fixture
-def client_of(
-    start: Callable[..., Any], views: Callable[..., list[View]], graph_task: dict[str, Any]
-) -> Callable[[str], Client]:
+def client_of(start: Make, views: Views, graph_task: dict[str, Any]) -> Callable[[str], Client]:
     view = views(start(graph_task))[0]
 
     def client_of(name: str) -> Client:

@@ -1,23 +1,18 @@
 """Split learning and gossip by small methods of a user's file, and the same computations written out without them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from support.fixtures import CountsOf, ModuleOf, Start, Views
 from support.plain_fedavg import flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.protocol import Ask, Reduce
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
-
-Run = Callable[..., Server]
-Views = Callable[..., list[View]]
-ModuleOf = Callable[..., nn.Module]
-CountsOf = Callable[..., np.ndarray]
 
 MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
 SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "train.epochs": 2}
@@ -81,7 +76,7 @@ def rows_of(client: Client) -> int:
     return 4 + client.info.client
 
 
-def test_split_learning(run: Run, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
+def test_split_learning(run: Start, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
     server = run({**method("Split"), **MLP, **SGD, "evaluation.every": 2}, rounds=2)
     data = views(server)[:5]
     bodies = [module_of(server, server._initial) for _ in data]
@@ -123,7 +118,7 @@ class Gossip(Algorithm):
         return Upload({"w": client.model.w})
 
 
-def test_absent_clients_are_served_what_was_sent_to_them(start: Run, views: Views, counts_of: CountsOf) -> None:
+def test_absent_clients_are_served_what_was_sent_to_them(start: Start, views: Views, counts_of: CountsOf) -> None:
     server = start({**method("Gossip"), **MLP, "participation.ratio": 0.2, "evaluation.every": 2})
     for number in range(1, 5):
         server.round()

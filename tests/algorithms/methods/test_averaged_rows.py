@@ -1,29 +1,25 @@
 """FedProc and FedProto with averaged parameters in whole rounds written out."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, Make, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.output import Output
-from shoal.engine.rounds.server import Server
 
-Options = Mapping[str, Any]
 Prototypes = dict[int, Tensor]
 
 
-def pulled(out: Output, y: Tensor, proto: Prototypes, options: Options, share: float) -> Tensor:
+def pulled(out: Output, y: Tensor, proto: Prototypes, options: Keys, share: float) -> Tensor:
     """FedProto's loss: cross-entropy and the mean square to the class's prototype, of rows that have one."""
     plain = F.cross_entropy(out.logits_NC, y)
     squares = [(z - proto[c]).square().mean() for z, c in zip(out.embedding_NH, y.tolist()) if c in proto]
     return plain + options.get("lam", 1.0) * torch.stack(squares).mean() if squares else plain
 
 
-def contrasted(out: Output, y: Tensor, proto: Prototypes, options: Options, share: float) -> Tensor:
+def contrasted(out: Output, y: Tensor, proto: Prototypes, options: Keys, share: float) -> Tensor:
     """FedProc's loss: cross-entropy, and -log of the own prototype's share, of rows that have one, from two on."""
     plain, terms = F.cross_entropy(out.logits_NC, y), []
     for z, c in zip(out.embedding_NH, y.tolist()):
@@ -45,13 +41,7 @@ def contrasted(out: Output, y: Tensor, proto: Prototypes, options: Options, shar
     ],
 )
 def test_rounds_written_out(
-    start: Callable[..., Server],
-    patchy: Mapping[str, Any],
-    plain_average: Callable[..., Any],
-    assert_averaged: Callable[..., None],
-    name: str,
-    options: Options,
-    batch: int,
+    start: Start, patchy: Keys, plain_average: Make, assert_averaged: Check, name: str, options: Keys, batch: int
 ) -> None:
     keys = {**patchy, "model.hidden": 8, "algorithm": {"name": name, **options}}
     server = start({**keys, "train.batch_size": batch})

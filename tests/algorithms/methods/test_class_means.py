@@ -1,6 +1,5 @@
 """Class means: whole rounds written out, with clients that come late or fail, and what a config may not say."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,18 +7,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, PlainClients, Start
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Output, Received, Upload
 from shoal.algorithms.methods.class_means import ClassMeans
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
-PlainClients = Callable[[Server], list[Any]]
-AssertHolds = Callable[[Server, list[Any]], None]
 ME = {"algorithm.name": "class_means"}
 
 
@@ -69,7 +64,7 @@ def train(client: Any, round_number: int, means: dict[int, Tensor], weight: floa
     ],
 )
 def test_rounds_written_out(
-    start: Run, patchy: Keys, plain_clients: PlainClients, assert_holds: AssertHolds, own: Keys, failing: bool
+    start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, own: Keys, failing: bool
 ) -> None:
     """Newcomers bring their means once; who takes part learns from those of all who came, sent again if they changed.
 
@@ -116,7 +111,7 @@ def test_rounds_written_out(
     assert met == {0, 1, 2, 3, 4, 5}
 
 
-def test_a_class_of_few_nodes_stays_at_home(start: Run) -> None:
+def test_a_class_of_few_nodes_stays_at_home(start: Start) -> None:
     server = start({**ME, "algorithm.at_least": 1000})
     for _ in range(2):
         line = server.round()

@@ -1,15 +1,13 @@
 """Methods that take a model apart, where its classifier passes messages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Start
 
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
 NAMES = ("gcn", "sage", "gat", "gin", "gcnii")
 # Parameters of the last layer for each, five features, four classes, width 8.
 SIZES = {"gcn": 36, "gcnii": 36, "sage": 36 + 32, "gat": 36 + 8, "gin": 36 + 64 + 8 + 1}
@@ -20,7 +18,7 @@ def model(name: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lg_fedavg_shares_the_whole_last_layer(run: Run, start: Run, name: str) -> None:
+def test_lg_fedavg_shares_the_whole_last_layer(run: Start, start: Start, name: str) -> None:
     keys = {"algorithm.name": "lg_fedavg", "model": model(name)}
     first = start(keys)
     assert len(first.state.server["w"]) == SIZES[name]
@@ -39,7 +37,7 @@ def test_lg_fedavg_shares_the_whole_last_layer(run: Run, start: Run, name: str) 
 
 @pytest.mark.parametrize(("method", "keeps"), [("gcfl_plus", "classifier"), ("fggp", "head")])
 @pytest.mark.parametrize("name", ["sage", "gat", "gin"])
-def test_classifiers_kept_by_clients_are_whole(run: Run, method: str, keeps: str, name: str) -> None:
+def test_classifiers_kept_by_clients_are_whole(run: Start, method: str, keeps: str, name: str) -> None:
     more = {"algorithm.head_mode": "personal", "algorithm.gkic": "off"} if method == "fggp" else {}
     server = run({"algorithm.name": method, "model": model(name), **more}, rounds=2)
     kept = [tree[keeps] for tree in server.state.clients.values() if keeps in tree]
@@ -50,7 +48,7 @@ def test_classifiers_kept_by_clients_are_whole(run: Run, method: str, keeps: str
 
 @pytest.mark.parametrize("method", ["fednh", "fedgen"])
 @pytest.mark.parametrize("name", NAMES)
-def test_methods_that_read_a_classifier_s_weight(start: Run, method: str, name: str) -> None:
+def test_methods_that_read_a_classifier_s_weight(start: Start, method: str, name: str) -> None:
     keys = {"algorithm.name": method, "model": model(name)}
     if name in ("gcn", "gcnii"):
         start(keys).round()
@@ -59,7 +57,7 @@ def test_methods_that_read_a_classifier_s_weight(start: Run, method: str, name: 
         start(keys)
 
 
-def test_classifiers_of_one_size_are_averaged(start: Run) -> None:
+def test_classifiers_of_one_size_are_averaged(start: Start) -> None:
     models = [model("gcn"), {"name": "gin", "hidden": 8}, model("gcnii")]
     start({"algorithm.name": "lg_fedavg", "model": models}).round()
     with refused("model.head", says="that of gcn has 36 parameters and that of sage 68"):

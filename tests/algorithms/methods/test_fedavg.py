@@ -1,25 +1,22 @@
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import CountsOf, PlainClients, Start
 from torch import Tensor
 
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("weight", [None, "nodes", "train", "uniform"])
 def test_whole_rounds(
-    start: Run,
+    start: Start,
     unequal: dict[str, Any],
     recorded: Any,
-    torch_clients: Callable[..., list[Any]],
-    counts_of: Callable[..., np.ndarray],
+    torch_clients: PlainClients,
+    counts_of: CountsOf,
     weight: str | None,
 ) -> None:
     server = start({**unequal, **({"algorithm.weight": weight} if weight else {})}, pool=recorded.on)

@@ -1,28 +1,18 @@
 """FedDistill by hand on clients that lack classes, in whole rounds written out, and against Local."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, PlainClients, Start
 from torch import Tensor
 
 from shoal.algorithms.base import Output
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 
 
 @pytest.mark.parametrize("more", [{}, {"algorithm.gamma": 3.0, "train.batch_size": 2, "model.name": "gamlp"}])
 def test_rounds_written_out(
-    start: Run,
-    patchy: Keys,
-    plain_clients: Callable[[Server], list[Any]],
-    assert_holds: Callable[[Server, list[Any]], None],
-    more: Keys,
+    start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, more: Keys
 ) -> None:
     """The mean logits of a class run over the cohort's training rows of it, whoever has them."""
     server = start({**patchy, "algorithm.name": "feddistill", "model.hidden": 8, **more})

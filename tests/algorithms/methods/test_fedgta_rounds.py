@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import CountsOf, PlainClients, Start, Views
 from support.plain_fedgta import DEFAULTS, equations_3_to_5
 from support.same_bits import assert_same_runs, assert_same_scores
 from torch import Tensor
@@ -17,10 +17,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Received, Upload
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA, mixing_rows
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
@@ -92,11 +89,11 @@ class Flaky(FedGTA):
     ids=lambda changes: " ".join(map(str, changes.values())) or "defaults",
 )
 def test_whole_rounds(
-    start: Run,
+    start: Start,
     unequal: dict[str, Any],
     recorded: Any,
-    torch_clients: Callable[..., list[Any]],
-    counts_of: Callable[..., np.ndarray],
+    torch_clients: PlainClients,
+    counts_of: CountsOf,
     changes: dict[str, Any],
 ) -> None:
     keys = {"algorithm.name": f"{__file__}:Flaky", "engine.on_client_error": "skip"}
@@ -179,9 +176,7 @@ FORMS = [
 
 @pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(form.values()))
-def test_upload_equals_the_equations(
-    start: Run, views: Callable[..., list[View]], recorded: Any, form: dict[str, str]
-) -> None:
+def test_upload_equals_the_equations(start: Start, views: Views, recorded: Any, form: dict[str, str]) -> None:
     options = {**DEFAULTS, "lp_steps": 3, "lp_seed_weight": 0.3, "orders": 3, **form}
     keys = {"name": "fedgta", **options}
     server = start({"model.name": "sgc", **{f"algorithm.{k}": v for k, v in keys.items()}}, pool=recorded.on)
@@ -197,7 +192,7 @@ def test_upload_equals_the_equations(
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_resume_changes_no_bit(start: Run, run: Run, every: int) -> None:
+def test_a_resume_changes_no_bit(start: Start, run: Start, every: int) -> None:
     """Of sketches that are a few visits old, too."""
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "algorithm.name": "fedgta", "algorithm.eps": 0.9}
     keys |= {"algorithm.sketch_every": every}
@@ -211,7 +206,7 @@ def test_a_resume_changes_no_bit(start: Run, run: Run, every: int) -> None:
         assert_same_runs(whole, resumed)
 
 
-def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
+def test_above_one_it_is_local_to_the_last_bit(run: Start) -> None:
     keys = {"train.dropout": 0.5, "train.weight_decay": 0.01}
     local = run({**keys, "algorithm.name": "local"})
     alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01})
@@ -222,7 +217,7 @@ def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
     assert_same_scores(local, alone, "trained", "served")
 
 
-def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:
+def test_all_admitted_and_uniform_is_fedavg(run: Start) -> None:
     keys = {"train.optimizer": "sgd", "train.lr": 0.1}
     mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
     server = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": -1, "algorithm.confidence": "uniform"}, rounds=4)
@@ -230,7 +225,7 @@ def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:
         torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
 
 
-def test_messages_have_the_sizes_of_the_paper(start: Run) -> None:
+def test_messages_have_the_sizes_of_the_paper(start: Start) -> None:
     server = start({"algorithm.name": "fedgta", "participation.ratio": 0.5, "algorithm.lp_steps": 3})
     p, q = len(server._initial), 3 * 2 * 6 * 4
     met: set[int] = set()
@@ -242,9 +237,7 @@ def test_messages_have_the_sizes_of_the_paper(start: Run) -> None:
         assert line["bytes_down"] == 4 * p * (3 + len(newcomers))
 
 
-def test_labels_outside_the_training_rows_change_nothing(
-    start: Run, views: Callable[..., list[View]], recorded: Any
-) -> None:
+def test_labels_outside_the_training_rows_change_nothing(start: Start, views: Views, recorded: Any) -> None:
     uploads = []
     for graph in ("plain", "shuffled"):
         server = start({"algorithm.name": "fedgta"}, graph=graph, pool=recorded.on)

@@ -1,12 +1,13 @@
 """FedKD by hand on three nodes, and in whole rounds written out with two modules a client and NumPy's decomposition."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Check, Keys, Make, MakeClient, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Output, Tree, Upload
@@ -17,11 +18,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
-Make = Callable[..., Client]
 ME = {"algorithm.name": "fedkd"}
 # Shapes of the copilot's parameters, and how many there are.
 SHAPES = [(6, 5), (6,), (4, 6), (4,)]
@@ -42,7 +39,7 @@ def step(method: FedKD, client: Client, scale: float = 1.0) -> tuple[float, Tens
     return loss, own, copilot, scale * torch.eye(3) - client.state["projection"]
 
 
-def test_where_both_are_certain_the_loss_is_finite(pair_of_tables: Callable[..., Client]) -> None:
+def test_where_both_are_certain_the_loss_is_finite(pair_of_tables: MakeClient) -> None:
     """Cross-entropy is 0 to rounding, and nothing can be divided by it."""
     sure = torch.exp(torch.tensor([[0.0, 60.0, 0.0]] * 3))
     loss, own, copilot, _ = step(FedKD(), pair_of_tables([0], sure, sure))
@@ -51,7 +48,7 @@ def test_where_both_are_certain_the_loss_is_finite(pair_of_tables: Callable[...,
     assert copilot.abs().max() < 1e-6
 
 
-def with_widths(make_view: Callable[..., Any], make_client: Make, own: int, copilot: int) -> Client:
+def with_widths(make_view: Make, make_client: MakeClient, own: int, copilot: int) -> Client:
     view = make_view(4, [(0, 1)], [0, 1, 0, 1], [0, 1], 2, np.eye(4, 5, dtype=np.float32))
     client = make_client(view, build("mlp", 5, 2, 0, 0.0, {"hidden": own}))
     flat = FlatModel(build("mlp", 5, 2, 0, 0.0, {"hidden": copilot}))
@@ -61,7 +58,7 @@ def with_widths(make_view: Callable[..., Any], make_client: Make, own: int, copi
 
 @pytest.mark.parametrize("kept", ["keep", "reset"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_the_projection_s_steps(make_view: Callable[..., Any], make_client: Make, optimizer: Any, kept: Any) -> None:
+def test_the_projection_s_steps(make_view: Make, make_client: MakeClient, optimizer: Any, kept: Any) -> None:
     """Two visits of two steps, by the optimizer of the config, on a loss of its own."""
     client = with_widths(make_view, make_client, 3, 3)
     momentum = 0.9 if optimizer == "sgd" else 0.0
@@ -167,7 +164,7 @@ class PlainProjection:
     ],
 )
 def test_rounds_written_out(
-    start: Run, with_copilots: Keys, plain_pairs: Callable[..., Any], assert_holds: Callable[..., None], more: Keys
+    start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check, more: Keys
 ) -> None:
     """Half of all activations are dropped; clients come and go, one has nothing to train on and is once alone."""
     server = start({**with_copilots, **ME, **more})
@@ -213,7 +210,7 @@ class Failing(FedKD):
         return super().upload(client, received, phase)
 
 
-def test_server_and_clients_hold_the_same_to_the_bit(start: Run) -> None:
+def test_server_and_clients_hold_the_same_to_the_bit(start: Start) -> None:
     """Who is sent changes, who comes back, and who failed, is as it was, and is then sent the whole."""
     more = {"engine.on_client_error": "skip", "participation.ratio": 0.84, "rounds": 8, "engine.cell_size": 2}
     server = start({"algorithm.name": f"{__file__}:Failing", **more})

@@ -1,18 +1,15 @@
 """FedOPT in whole rounds, its server entry by entry in plain Python, and where it is FedAvg."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, Make, Start
 
 from shoal.algorithms.methods.fedopt import FedOPT
-from shoal.engine.rounds.server import Server
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 OTHER = {"eta": 0.3, "beta1": 0.6, "beta2": 0.7, "tau": 0.02, "momentum": 0.5}
 
 
@@ -39,12 +36,7 @@ def stepped(kind: str, o: Mapping[str, float], w: list[float], m: list[float], v
 @pytest.mark.parametrize("options", [{}, OTHER])
 @pytest.mark.parametrize("kind", ["momentum", "adam", "yogi", "adagrad"])
 def test_rounds_written_out(
-    start: Run,
-    patchy: Keys,
-    plain_average: Callable[..., Any],
-    assert_averaged: Callable[..., None],
-    kind: str,
-    options: Mapping[str, float],
+    start: Start, patchy: Keys, plain_average: Make, assert_averaged: Check, kind: str, options: Mapping[str, float]
 ) -> None:
     chosen = {f"algorithm.{name}": value for name, value in options.items()}
     keys = {**patchy, "algorithm.name": "fedopt", "model.hidden": 3, "algorithm.weight": "train", **chosen}

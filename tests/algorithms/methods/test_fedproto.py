@@ -1,26 +1,18 @@
 """FedProto by hand on clients that lack classes, in whole rounds written out, and through the engine against Local."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, PlainClients, Start
 from torch import Tensor
 
 from shoal.algorithms.base import Output
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
-PlainClients = Callable[[Server], list[Any]]
-AssertHolds = Callable[[Server, list[Any]], None]
 
 
 @pytest.mark.parametrize("more", [{}, {"algorithm.lam": 3.0, "train.batch_size": 2, "model.name": "gamlp"}])
 def test_rounds_written_out(
-    start: Run, patchy: Keys, plain_clients: PlainClients, assert_holds: AssertHolds, more: Keys
+    start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, more: Keys
 ) -> None:
     """Prototypes are those of whole activations, of this cohort alone; a class that is not there keeps its own."""
     server = start({**patchy, "algorithm.name": "fedproto", "model.hidden": 8, **more})

@@ -1,23 +1,17 @@
 """FedProx in whole rounds written out, and without its term."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, Make, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.output import Output
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 
 
 @pytest.mark.parametrize("more", [{}, {"algorithm.mu": 2.0, "algorithm.weight": "train", "train.batch_size": 2}])
 def test_rounds_written_out(
-    start: Run, patchy: Keys, plain_average: Callable[..., Any], assert_averaged: Callable[..., None], more: Keys
+    start: Start, patchy: Keys, plain_average: Make, assert_averaged: Check, more: Keys
 ) -> None:
     server = start({**patchy, "algorithm.name": "fedprox", "model.hidden": 8, **more})
     plain, mu = plain_average(server, more.get("algorithm.weight", "nodes")), more.get("algorithm.mu", 0.01)

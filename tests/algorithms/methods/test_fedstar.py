@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.errors import refused
+from support.fixtures import Start, Views
 from support.plain_dropout import dropped
 from support.plain_fedavg import SGD
 from support.pyg_clients import DROPOUT, PlainClient
@@ -23,13 +24,11 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedstar import structure_of
 from shoal.algorithms.models.build import build
 from shoal.engine.config.config import Config
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 HIDDEN = 6
 KEYS = {"model": {"name": "star", "hidden": HIDDEN, "init": "own"}, "algorithm.name": "fedstar", **SGD}
 # Client 5 has no training graph and is alone in round 2; client 3, of one graph, comes once.
@@ -118,7 +117,7 @@ def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("size", "weight"), [(None, None), (3, "train"), (None, "uniform")])
 def test_rounds_written_out(
-    start: Run, keys: dict[str, Any], views: Callable[..., list[View]], size: int | None, weight: str | None
+    start: Start, keys: dict[str, Any], views: Views, size: int | None, weight: str | None
 ) -> None:
     more = {"algorithm.weight": weight} if weight else {}
     server = start({**keys, **more, "train.batch_size": size})

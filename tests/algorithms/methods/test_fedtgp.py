@@ -1,22 +1,16 @@
 """FedTGP's server on hand-made uploads, and its rounds through the engine."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, PlainClients, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Output
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
-PlainClients = Callable[[Server], list[Any]]
-AssertHolds = Callable[[Server, list[Any]], None]
 
 
 class Anchors(nn.Module):
@@ -59,7 +53,7 @@ OWN = [
 
 @pytest.mark.parametrize("own", OWN)
 def test_rounds_written_out(
-    start: Run, patchy: Keys, plain_clients: PlainClients, assert_holds: AssertHolds, own: dict[str, Any]
+    start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, own: dict[str, Any]
 ) -> None:
     """The server's network learns from the cohort's uploads alone; clients train towards all classes known by then."""
     more = {"model.hidden": 8, **{f"algorithm.{name}": value for name, value in own.items()}}

@@ -1,12 +1,12 @@
 """FML by hand on three nodes, in whole rounds written out with two modules a client, and alone against Local."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Check, Keys, Make, MakeClient, Start
 from torch import Tensor
 
 from shoal.algorithms.base import Output
@@ -15,11 +15,8 @@ from shoal.algorithms.methods.fml import FML
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 ME = {"algorithm.name": "fml"}
 # Of the copilot: SGC's 6 x 5 + 6 and 4 x 6 + 4.
 P = 64
@@ -31,7 +28,7 @@ TRUE = torch.tensor([0.0, 1.0, 0.0])
 
 
 @pytest.fixture
-def pair_of(pair_of_tables: Callable[..., Client]) -> Callable[[list[int]], Client]:
+def pair_of(pair_of_tables: MakeClient) -> Callable[[list[int]], Client]:
     return partial(pair_of_tables, own_NC=OWN, copilot_NC=COPILOT)
 
 
@@ -50,7 +47,7 @@ def assert_rows(found: Tensor, *expected: Tensor) -> None:
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_alpha_one_still_teaches_the_copilot(pair_of: Callable[..., Client]) -> None:
+def test_alpha_one_still_teaches_the_copilot(pair_of: MakeClient) -> None:
     """alpha = 1: the own model is trained first, then teaches."""
     client = pair_of([0])
     loss, own, copilot = step(FML(alpha=1.0, beta=0.2), client)
@@ -80,7 +77,7 @@ def mutual(method: FML, view: View, out: dict[str, Output]) -> dict[str, Tensor]
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.8, "beta": 0.3, "rows": "train"}, {"alpha": 0.0, "beta": 1.0}])
 def test_rounds_written_out(
-    start: Run, with_copilots: Keys, plain_pairs: Callable[..., Any], assert_holds: Callable[..., None], options: Keys
+    start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check, options: Keys
 ) -> None:
     """Half of all activations are dropped. Rounds 3 and 4 have a cohort of one, that of round 4 nothing to train on."""
     server = start({**with_copilots, **ME, **{f"algorithm.{name}": value for name, value in options.items()}})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Start, Views
 from support.plain_fedavg import SGD, require_fedavg
 from support.pyg_clients import HIDDEN, PlainClient
 from support.small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TEST, WITHOUT_TRAIN
@@ -17,9 +18,7 @@ from support.small_pairs import NO_EDGES as WITHOUT_PAIRS
 from shoal.algorithms.methods.registry.load import methods_for
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN
-from shoal.storage.store.view import View
 
-Start = Callable[..., Server]
 ROUNDS = 3
 # Those that are for nodes as well.
 METHODS = {task: sorted(set(methods_for(task)) & set(methods_for("node"))) for task in ("graph", "edge")}
@@ -28,7 +27,7 @@ KEYS = {"model": {"name": "gcn", "hidden": HIDDEN}, **SGD}
 
 
 @pytest.fixture
-def plain(graph_task: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server], list[PlainClient]]:
+def plain(graph_task: dict[str, Any], views: Views) -> Callable[[Server], list[PlainClient]]:
     def plain(server: Server) -> list[PlainClient]:
         return [PlainClient(i, Path(graph_task["data.path"]), view) for i, view in enumerate(views(server))]
 

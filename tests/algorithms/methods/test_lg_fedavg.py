@@ -1,19 +1,15 @@
 """LG-FedAvg in whole rounds written out, between different models, and in bytes."""
 
 import copy
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import CountsOf, Keys, PlainClients, Start
 from torch import Tensor, nn
 
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 NAME = {"algorithm.name": "lg_fedavg"}
 MODELS = [
     {"name": "gcn", "hidden": 6, "init": "own"},
@@ -40,12 +36,7 @@ def write(module: nn.Module, classifier: Tensor) -> None:
 
 @pytest.mark.parametrize(("weight", "path"), [(None, "autograd"), ("train", "analytic"), ("uniform", "batched")])
 def test_rounds_written_out(
-    start: Run,
-    patchy: Keys,
-    plain_clients: Callable[[Server], list[Any]],
-    counts_of: Callable[..., np.ndarray],
-    weight: str | None,
-    path: str,
+    start: Start, patchy: Keys, plain_clients: PlainClients, counts_of: CountsOf, weight: str | None, path: str
 ) -> None:
     keys = {**patchy, **NAME, "model.hidden": 8, "engine.trainer": path}
     server = start({**keys, "algorithm.weight": weight} if weight else keys)
@@ -80,7 +71,7 @@ def test_rounds_written_out(
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_bodies_stay_at_home(run: Run, recorded: Any, start: Run, first: int) -> None:
+def test_bodies_stay_at_home(run: Start, recorded: Any, start: Start, first: int) -> None:
     """Of three kinds of models only the classifier is downloaded and averaged; client 5 does not count."""
     kinds = [*MODELS[first:], *MODELS[:first]]
     server = start({**NAME, "model": kinds, "heterogeneity.embedding": 7, "rounds": 2}, pool=recorded.on)

@@ -1,27 +1,19 @@
 """Local and Global against plain torch loops."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from support.fixtures import CountsOf, ModuleOf, PlainClients, Start, Views
 from torch import nn
 
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TRAIN
-from shoal.storage.store.view import View
-
-Run = Callable[..., Server]
 
 
 def test_whole_rounds_of_local(
-    start: Run,
-    unequal: dict[str, Any],
-    recorded: Any,
-    torch_clients: Callable[..., list[Any]],
-    counts_of: Callable[..., np.ndarray],
+    start: Start, unequal: dict[str, Any], recorded: Any, torch_clients: PlainClients, counts_of: CountsOf
 ) -> None:
     server = start({**unequal, "algorithm.name": "local"}, pool=recorded.on)
     clients, met = torch_clients(server), set()
@@ -45,9 +37,7 @@ def test_whole_rounds_of_local(
                 np.testing.assert_array_equal(server.state.scores["trained"][i], counts)
 
 
-def test_whole_rounds_of_global(
-    start: Run, unequal: dict[str, Any], views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
-) -> None:
+def test_whole_rounds_of_global(start: Start, unequal: dict[str, Any], views: Views, module_of: ModuleOf) -> None:
     """One client on the union graph, all of it written out from the files: edges between clients, hops, rows."""
     server = start({**unequal, "algorithm.name": "global"})
     x, y, split, edges = (np.load(f"{unequal['data.path']}/{name}.npy") for name in ("x", "y", "split", "edge_index"))

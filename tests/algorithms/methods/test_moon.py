@@ -1,18 +1,14 @@
 """MOON in whole rounds written out, by hand, and without its term."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, Make, ModuleOf, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.output import Output
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 
 
 @pytest.mark.parametrize(
@@ -24,12 +20,7 @@ Keys = Mapping[str, Any]
     ],
 )
 def test_rounds_written_out(
-    start: Run,
-    patchy: Keys,
-    plain_average: Callable[..., Any],
-    module_of: Callable[..., nn.Module],
-    assert_averaged: Callable[..., None],
-    more: Keys,
+    start: Start, patchy: Keys, plain_average: Make, module_of: ModuleOf, assert_averaged: Check, more: Keys
 ) -> None:
     server = start({**patchy, "algorithm.name": "moon", "model.hidden": 8, **more})
     plain = plain_average(server, more.get("algorithm.weight", "nodes"))

@@ -1,23 +1,19 @@
 """Whole rounds of models with a prompt over clients of small graphs."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from support.fixtures import Start, Views
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
-from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
 VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2, "nodes": 0.7}}
 
 
-def test_a_round_is_gradient_descent_by_autograd(
-    start: Callable[..., Server], views: Callable[..., list[View]], graph_task: dict[str, Any]
-) -> None:
+def test_a_round_is_gradient_descent_by_autograd(start: Start, views: Views, graph_task: dict[str, Any]) -> None:
     """Prompt, GNN and classifier of every client take one step together, and FedAvg averages all three."""
     keys = {key: value for key, value in graph_task.items() if key != "model.name"}
     step = {"train.optimizer": "sgd", "train.lr": 0.5, "train.epochs": 1, "train.dropout": 0.0}

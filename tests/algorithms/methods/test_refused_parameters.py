@@ -1,14 +1,13 @@
 """Parameters out of their bounds, and models and training that a method cannot have, method by method."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.errors import refused
+from support.fixtures import Start
 
 from shoal.algorithms.methods.registry.load import describe, load
-from shoal.engine.rounds.server import Server
 
 # Each alone is refused, and the line names it.
 OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
@@ -107,9 +106,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("method", "keys", "place", "says"), IMPOSSIBLE, ids=str)
-def test_impossible(
-    start: Callable[..., Server], tmp_path: Path, method: str, keys: dict[str, Any], place: str, says: str
-) -> None:
+def test_impossible(start: Start, tmp_path: Path, method: str, keys: dict[str, Any], place: str, says: str) -> None:
     keys = {name: str(tmp_path) if value == "STORE" else value for name, value in keys.items()}
     with refused(*filter(None, [place]), says=says):
         start({"algorithm.name": method, **keys}).round()
@@ -130,6 +127,6 @@ def test_impossible(
     ],
     ids=str,
 )
-def test_possible(start: Callable[..., Server], tmp_path: Path, method: str, keys: dict[str, Any]) -> None:
+def test_possible(start: Start, tmp_path: Path, method: str, keys: dict[str, Any]) -> None:
     keys = {name: str(tmp_path) if value == "STORE" else value for name, value in keys.items()}
     start({"algorithm.name": method, **keys}).round()

@@ -1,17 +1,14 @@
 """SCAFFOLD and FedDC in whole rounds written out in NumPy, resumed, and without their terms."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Keys, Start, Views
 
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "train.dropout": 0.0}
 LR, K = 0.1, 2
 # What the client's variate may be told from; they are one thing under plain SGD.
@@ -41,9 +38,7 @@ def check(found: torch.Tensor, wanted: np.ndarray) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("eta", [1.0, 0.6])
-def test_scaffold_written_out(
-    start: Run, views: Callable[..., list[View]], linear: Keys, form: str, eta: float
-) -> None:
+def test_scaffold_written_out(start: Start, views: Views, linear: Keys, form: str, eta: float) -> None:
     server = start({**linear, "algorithm": {"name": "scaffold", "variate": form, "eta": eta}})
     shards = views(server)
     x = server._initial.numpy().astype(float)
@@ -73,9 +68,7 @@ def test_scaffold_written_out(
 
 @pytest.mark.parametrize("form", [*FORMS, "off"])
 @pytest.mark.parametrize(("alpha", "sends"), [(0.1, "before"), (1.5, "after"), (1.5, "off"), (0.0, "after")])
-def test_feddc_written_out(
-    start: Run, views: Callable[..., list[View]], linear: Keys, form: str, alpha: float, sends: str
-) -> None:
+def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, alpha: float, sends: str) -> None:
     # Under the penalty a recorded gradient of the loss is not the update, so g differs by what the terms gave.
     server = start({**linear, "algorithm": {"name": "feddc", "variate": form, "alpha": alpha, "sends": sends}})
     shards = views(server)

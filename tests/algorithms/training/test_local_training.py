@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient, MakeView, Start
 from support.plain_fedavg import cross_entropy, flat
 from support.plain_training import plain_steps
 from torch import Tensor, nn
@@ -21,10 +22,8 @@ from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-MakeClient = Callable[..., Client]
 ADAM = {"lr": 0.02, "weight_decay": 0.01}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
     "adam": (ADAM, lambda p: torch.optim.Adam(p, **ADAM)),
@@ -34,7 +33,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
 
 
 @pytest.fixture
-def view(make_view: Callable[..., View]) -> View:
+def view(make_view: MakeView) -> View:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20, 4)).astype(np.float32)
     edges = np.argwhere(np.triu(rng.random((20, 20)) < 0.2, 1))
@@ -107,7 +106,7 @@ def test_coupled_models_equal_a_plain_loop(
 
 
 @pytest.mark.parametrize("fanouts", [[3, 3], None])
-def test_any_cells_give_the_same_numbers(run: Callable[..., Server], fanouts: list[int] | None) -> None:
+def test_any_cells_give_the_same_numbers(run: Start, fanouts: list[int] | None) -> None:
     keys = {"model.name": "gat", "model.fanouts": fanouts, "train.batch_size": 4, "algorithm.name": "local"}
     one, other = (run({**keys, "engine.cell_size": size}, rounds=3) for size in (1, 4))
     for client, state in one.state.clients.items():
@@ -156,7 +155,7 @@ def test_reset_moments_start_a_fresh_optimizer_every_visit(
 
 
 def test_a_client_without_training_rows_stays_as_it_is(
-    make_view: Callable[..., View], module: nn.Module, make_client: MakeClient
+    make_view: MakeView, module: nn.Module, make_client: MakeClient
 ) -> None:
     client = make_client(make_view(3, [], [0, 1, 2], [], 3, np.ones((3, 4), dtype=np.float32)), module)
     before = client.model.w.clone()

@@ -1,6 +1,6 @@
 """AdaFGL's parts by hand, what it is without its second phase, who comes late, and what it refuses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.both_layouts import both_layouts
+from support.fixtures import MakeClient, MakeView, PlainClients, Start
 from support.same_bits import assert_same_runs, assert_same_scores
 
 from shoal.algorithms.client import Client
@@ -16,15 +17,12 @@ from shoal.algorithms.methods.adafgl.knowledge import knowledge, propagated
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 2, "algorithm.hidden": 6}
 
 
 @pytest.mark.parametrize("weight", [None, 3.0])
-def test_knowledge_by_hand(make_view: Callable[..., View], weight: float | None) -> None:
+def test_knowledge_by_hand(make_view: MakeView, weight: float | None) -> None:
     x = np.array([[1.0, 0.0], [0.0, 2.0], [4.0, 4.0]], dtype=np.float32)
     weights = None if weight is None else np.full((3, 3), weight, dtype=np.float32)
     view = make_view(3, [(0, 1)], [0, 1, 1], [0], 2, x, weights)
@@ -41,7 +39,7 @@ def test_knowledge_by_hand(make_view: Callable[..., View], weight: float | None)
 
 
 @pytest.mark.parametrize("model", ["gamlp", "gcn"])
-def test_without_a_second_phase_it_is_fedavg_to_the_last_bit(run: Run, model: str) -> None:
+def test_without_a_second_phase_it_is_fedavg_to_the_last_bit(run: Start, model: str) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.trainer": "autograd", "model.name": model}
     fedavg = run({**keys, "algorithm.name": "fedavg"})
     off = run({**keys, "algorithm.name": "adafgl", "algorithm.shared_rounds": 6, "algorithm.most_nodes": 1})
@@ -49,7 +47,7 @@ def test_without_a_second_phase_it_is_fedavg_to_the_last_bit(run: Run, model: st
     assert_same_scores(fedavg, off)
 
 
-def test_half_of_the_rounds_are_shared_by_default(start: Run) -> None:
+def test_half_of_the_rounds_are_shared_by_default(start: Start) -> None:
     server = start({"algorithm.name": "adafgl", "rounds": 5})
     moved, before = [], server.state.server["w"]
     for _ in range(5):
@@ -59,7 +57,7 @@ def test_half_of_the_rounds_are_shared_by_default(start: Run) -> None:
     assert moved == [True, True, True, False, False]
 
 
-def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
+def test_cells_and_a_resume_change_no_bit(start: Start, run: Start) -> None:
     keys = {**KEYS, "participation.ratio": 0.7, "train.dropout": 0.5, "model.name": "gcn", "train.epochs": 1}
     whole = run(keys, rounds=4)
     resumed = start(keys, state=run(keys, rounds=3).state)
@@ -70,7 +68,7 @@ def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
 
 @pytest.mark.parametrize("copies", [1, 12])
 def test_sparse_features_change_nothing(
-    start: Run, torch_clients: Callable[..., list[Any]], graphs: Mapping[str, Path], tmp_path: Path, copies: int
+    start: Start, torch_clients: PlainClients, graphs: Mapping[str, Path], tmp_path: Path, copies: int
 ) -> None:
     """They are written out, as dense ones are, but where they are wide."""
     found, written = [], []
@@ -93,12 +91,7 @@ def test_sparse_features_change_nothing(
 )
 @pytest.mark.parametrize("cut", [0.0, 0.999])
 def test_graphs_that_have_nearly_nothing(
-    make_view: Callable[..., View],
-    make_client: Callable[..., Client],
-    cut: float,
-    nodes: int,
-    edges: list[tuple[int, int]],
-    train: list[int],
+    make_view: MakeView, make_client: MakeClient, cut: float, nodes: int, edges: list[tuple[int, int]], train: list[int]
 ) -> None:
     """One node, no edges, one training node; class 2 is nobody's."""
     torch.manual_seed(0)
@@ -115,7 +108,7 @@ def test_graphs_that_have_nearly_nothing(
 
 
 @pytest.fixture
-def client(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Client:
+def client(make_view: MakeView, make_client: MakeClient) -> Client:
     torch.manual_seed(0)
     view = make_view(4, [(0, 1), (1, 2)], [0, 1, 0, 1], [0, 1], 2)
     return make_client(view, build("gcn", 4, 2, 0, 0.3, {"hidden": 8}))

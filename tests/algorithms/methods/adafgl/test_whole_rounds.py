@@ -1,7 +1,6 @@
 """AdaFGL in whole rounds against loops over pairs of nodes and plain perceptrons."""
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -9,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, CountsOf, ModuleOf, PlainClients, Start
 from support.plain_fedavg import row_counts
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.dropout import drop
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 DROPOUT = 0.3
 DEFAULTS: dict[str, Any] = {"alpha": 0.5, "beta": 0.2, "cut": 0.999, "steps": 3, "hidden": 64, "preserve": 1.0}
 
@@ -160,12 +158,12 @@ class Personal:
     ids=["defaults", "soft", "preserving"],
 )
 def test_rounds_written_out(
-    start: Run,
+    start: Start,
     unequal: dict[str, Any],
-    torch_clients: Callable[..., list[Any]],
-    module_of: Callable[..., nn.Module],
-    counts_of: Callable[..., np.ndarray],
-    assert_mean_loss: Callable[..., None],
+    torch_clients: PlainClients,
+    module_of: ModuleOf,
+    counts_of: CountsOf,
+    assert_mean_loss: Check,
     options: dict[str, Any],
 ) -> None:
     """The second phase begins in round 3; client 4 comes as a newcomer, client 2 in the last round."""

@@ -1,11 +1,11 @@
 """What FedGKC promises beside its equations: cohorts of one, switches, clients that lack something, wrong options."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Start
 from support.same_bits import assert_same_runs
 
 from shoal.algorithms.protocol import MODEL
@@ -22,7 +22,6 @@ MODELS = [
     {"name": "sgc"},
 ]
 SEVERAL = {"model": MODELS, "heterogeneity.rule": "round-robin", "heterogeneity.embedding": 8, "train.dropout": 0.3}
-Run = Callable[..., Server]
 
 
 def weights(server: Server, name: str = MODEL) -> list[torch.Tensor]:
@@ -39,9 +38,7 @@ def alone(tmp_path: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("weighting", ["kama", "size", "uniform"])
-def test_the_copilot_of_a_cohort_of_one_comes_back_exactly(
-    start: Callable[..., Server], alone: dict[str, Any], weighting: str
-) -> None:
+def test_the_copilot_of_a_cohort_of_one_comes_back_exactly(start: Start, alone: dict[str, Any], weighting: str) -> None:
     server = start({**GKC, **alone, "algorithm.weights": weighting})
     for client in (2, 2, 5):
         server.round()
@@ -49,7 +46,7 @@ def test_the_copilot_of_a_cohort_of_one_comes_back_exactly(
 
 
 @pytest.mark.parametrize("batch", [None, 4])
-def test_labels_alone_are_local_to_the_bit(run: Run, batch: int | None) -> None:
+def test_labels_alone_are_local_to_the_bit(run: Start, batch: int | None) -> None:
     keys = {**SEVERAL, "train.batch_size": batch}
     local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"}, rounds=3)
     found = run({**keys, **OFF}, rounds=3)
@@ -60,7 +57,7 @@ def test_labels_alone_are_local_to_the_bit(run: Run, batch: int | None) -> None:
     assert all(map(torch.equal, weights(nothing), weights(local)))
 
 
-def test_what_rounding_leaves_of_a_weight_is_no_weight(run: Run) -> None:
+def test_what_rounding_leaves_of_a_weight_is_no_weight(run: Start) -> None:
     # 1 - 0.8 - 0.2 is not 0 in floating point.
     keys = {**SEVERAL, **GKC, "algorithm.self_distillation": False, "algorithm.mutual": "scores"}
     found = run({**keys, "algorithm.alpha": 0.8, "algorithm.beta": 0.2}, rounds=2)
@@ -68,7 +65,7 @@ def test_what_rounding_leaves_of_a_weight_is_no_weight(run: Run) -> None:
     assert torch.equal(weights(found)[5], untrained)
 
 
-def test_a_client_without_training_rows_is_taught(run: Run) -> None:
+def test_a_client_without_training_rows_is_taught(run: Start) -> None:
     keys = {**SEVERAL, **GKC, "algorithm.self_distillation": False}
     found = run(keys, rounds=2)
     for name in (MODEL, "copilot"):
@@ -78,7 +75,7 @@ def test_a_client_without_training_rows_is_taught(run: Run) -> None:
     assert torch.equal(weights(by_labels)[5], by_labels.job.initial(by_labels._built[MODEL][5], MODEL, 5))
 
 
-def test_a_resumed_run_goes_on_to_the_bit(start: Callable[..., Server], run: Run) -> None:
+def test_a_resumed_run_goes_on_to_the_bit(start: Start, run: Start) -> None:
     keys = {**SEVERAL, **GKC, "participation.ratio": 0.5, "algorithm.ramp": 3}
     resumed = start(keys, state=run(keys, rounds=3).state)
     resumed.round()

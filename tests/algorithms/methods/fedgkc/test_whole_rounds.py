@@ -1,19 +1,17 @@
 """Whole rounds of FedGKC against the small version beside this file."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.fixtures import Start, Views
 from support.small_fedgkc import PlainClient, mixed
 from torch import nn
 
 from shoal.algorithms.methods.fedgkc import FedGKC
 from shoal.algorithms.models.build import build
-from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
 CLASSES, FEATURES, HOPS = 4, 5, 2
 DEFAULTS = asdict(FedGKC())
@@ -34,9 +32,7 @@ MODELS = [{"name": "gamlp", "hidden": 8}, {"name": "gin", "hidden": 8}, {"name":
 
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
-def test_rounds(
-    name: str, state: str, start: Callable[..., Server], views: Callable[..., list[View]], unequal: dict[str, Any]
-) -> None:
+def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict[str, Any]) -> None:
     """Clients of three kinds and of unequal sizes come and go; one, once alone, has no training node."""
     options = SimpleNamespace(**{**DEFAULTS, "copilot": {"name": "gcn", "hidden": 8}, **OPTIONS[name]})
     server = start(

@@ -1,14 +1,14 @@
 """FedPG's rounds through the engine: its controls to the bit, brute force, absent classes and clients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient, MakeView, Start
 from support.same_bits import assert_same_runs, assert_same_scores, assert_same_trees
 
-from shoal.algorithms.base import Client, Tree
+from shoal.algorithms.base import Tree
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.methods.fedpg.hop_prototypes import annotate
@@ -18,9 +18,6 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
-MakeView = Callable[..., View]
-MakeClient = Callable[..., Client]
 PG = {"algorithm.name": "fedpg"}
 
 
@@ -31,7 +28,7 @@ def assert_same_local(one: Server, other: Server) -> None:
     assert_same_scores(one, other, "trained", "served")
 
 
-def test_without_alignment_it_is_local_to_the_last_bit(run: Run) -> None:
+def test_without_alignment_it_is_local_to_the_last_bit(run: Start) -> None:
     keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7}
     local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"})
     assert_same_local(local, run({**keys, **PG, "algorithm.mu": 0}))
@@ -40,7 +37,7 @@ def test_without_alignment_it_is_local_to_the_last_bit(run: Run) -> None:
 
 
 @pytest.mark.parametrize("alignment", ["node", "prototype"])
-def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Run, alignment: str) -> None:
+def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Start, alignment: str) -> None:
     keys = {**PG, "train.dropout": 0.5, "algorithm.alignment": alignment}
     alone = run({**keys, "algorithm.alpha": 0, "algorithm.lam": 1.1})
     own = run({**keys, "algorithm.targets": "own"})
@@ -57,7 +54,7 @@ ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", 
 @pytest.mark.parametrize(
     ("method", "options"), [("fedproto", {}), ("fedtgp", {}), ("fedpg", {}), ("fedpg", ATTENTIVE), ("class_means", {})]
 )
-def test_a_resumed_run_goes_on_to_the_bit(start: Run, method: str, options: dict[str, Any]) -> None:
+def test_a_resumed_run_goes_on_to_the_bit(start: Start, method: str, options: dict[str, Any]) -> None:
     keys = {"algorithm.name": method, **options, "participation.ratio": 0.7, "train.dropout": 0.5}
     undisturbed, first = start(keys), start(keys)
     for _ in range(2):
@@ -71,11 +68,11 @@ def test_a_resumed_run_goes_on_to_the_bit(start: Run, method: str, options: dict
 
 
 @pytest.mark.parametrize("cell_size", [1, 4])
-def test_cells_change_nothing(run: Run, cell_size: int) -> None:
+def test_cells_change_nothing(run: Start, cell_size: int) -> None:
     assert_same_runs(*(run({**PG, "engine.cell_size": size}, rounds=3) for size in ("auto", cell_size)))
 
 
-def test_labels_outside_the_training_rows_change_nothing(run: Run) -> None:
+def test_labels_outside_the_training_rows_change_nothing(run: Start) -> None:
     keys = {**PG, "algorithm.pseudo_centres": 0.5}
     assert_same_runs(*(run(keys, rounds=3, graph=graph) for graph in ("plain", "shuffled")))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import pyg_clients
+from support.fixtures import ModuleOf, Start, Views
 from support.small_fedpg import (
     CLASSES,
     DECAY,
@@ -23,12 +24,11 @@ from support.small_fedpg import (
     Slots,
     flat,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.protocol import Tree
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
 Begin = Callable[[dict[str, Any]], tuple[Server, PlainServer, list[PlainClient]]]
 
@@ -105,13 +105,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def begun(
-    start: Callable[..., Server],
-    views: Callable[..., list[View]],
-    module_of: Callable[..., nn.Module],
-    graph_task: dict[str, Any],
-    recorded: Any,
-) -> Begin:
+def begun(start: Start, views: Views, module_of: ModuleOf, graph_task: dict[str, Any], recorded: Any) -> Begin:
     """Starts the engine and the small version with some options; half of the clients take part in a round."""
 
     def begun(chosen: dict[str, Any]) -> tuple[Server, PlainServer, list[PlainClient]]:

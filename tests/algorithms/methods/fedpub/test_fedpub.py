@@ -1,6 +1,6 @@
 """Fed-PUB's proxy graph and rows, what it is without its parts, who comes late, and what it refuses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,11 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from support.both_layouts import both_layouts
+from support.fixtures import Start
 from support.same_bits import assert_same_runs
 
 from shoal.algorithms.methods.fedpub.fedpub import mixing_rows, proxy_graph
-from shoal.engine.rounds.server import Server
 
-Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "fedpub", "train.dropout": 0.5}
 
 
@@ -46,7 +45,7 @@ def test_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
-def test_without_its_parts_it_is_local_to_the_last_bit(run: Run, ratio: float) -> None:
+def test_without_its_parts_it_is_local_to_the_last_bit(run: Start, ratio: float) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": ratio, "engine.trainer": "autograd"}
     local = run({**keys, "algorithm.name": "local"})
     off = {"masks": False, "proximal": 0.0, "tau": 1e12}
@@ -59,7 +58,7 @@ def test_without_its_parts_it_is_local_to_the_last_bit(run: Run, ratio: float) -
             np.testing.assert_array_equal(alone.state.scores[scope][i], local.state.scores[scope][i])
 
 
-def test_a_tau_of_zero_without_its_parts_is_fedavg(run: Run) -> None:
+def test_a_tau_of_zero_without_its_parts_is_fedavg(run: Start) -> None:
     keys = {"train.optimizer": "sgd", "train.lr": 0.1, "engine.trainer": "autograd"}
     mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
     off = {"algorithm.masks": False, "algorithm.proximal": 0.0, "algorithm.tau": 0.0}
@@ -68,7 +67,7 @@ def test_a_tau_of_zero_without_its_parts_is_fedavg(run: Run) -> None:
         torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
 
 
-def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
+def test_cells_and_a_resume_change_no_bit(start: Start, run: Start) -> None:
     keys = {**KEYS, "participation.ratio": 0.7, "model.name": "gcn", "train.epochs": 1}
     whole = run(keys, rounds=3)
     resumed = start(keys, state=run(keys, rounds=2).state)
@@ -77,7 +76,7 @@ def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
         assert_same_runs(whole, other, server=False)
 
 
-def test_moments_of_masks_are_kept_or_reset(run: Run) -> None:
+def test_moments_of_masks_are_kept_or_reset(run: Start) -> None:
     kept = run(KEYS, rounds=2).state.clients[0]
     moments = {name for name in kept if name.startswith("mask.opt.")}
     assert moments == {"mask.opt.step", "mask.opt.exp_avg", "mask.opt.exp_avg_sq"}
@@ -87,7 +86,7 @@ def test_moments_of_masks_are_kept_or_reset(run: Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["sage", "gat", "gin", "gcnii", "transformer", "gcn"])
-def test_every_backbone_is_masked(run: Run, model: str) -> None:
+def test_every_backbone_is_masked(run: Start, model: str) -> None:
     more = {"model.fanouts": [3, 2], "train.batch_size": 4} if model == "sage" else {}
     server = run({**KEYS, **more, "model.name": model}, rounds=2)
     for i in range(5):
@@ -96,7 +95,7 @@ def test_every_backbone_is_masked(run: Run, model: str) -> None:
         assert (mask != 1).float().mean() > 0.5
 
 
-def test_sparse_features_give_the_same_numbers(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -> None:
+def test_sparse_features_give_the_same_numbers(run: Start, graphs: Mapping[str, Path], tmp_path: Path) -> None:
     """Their weights lie column by column, and so do the masks of these."""
     keys = {**KEYS, "model.name": "sgc", "model.layers": 2}
     dense, sparse = (run({**keys, **data}, rounds=2) for data in both_layouts(graphs["plain"], tmp_path))

@@ -1,23 +1,22 @@
 """Fed-PUB in whole rounds against plain torch: autograd through w * m, sketches by dense algebra, rows by loops."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, ModuleOf, Start, Views
 from support.plain_fedavg import row_counts
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedpub.fedpub import proxy_graph
 from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 # As the keys of `patchy` have them.
 EPOCHS, LR, DECAY = 2, 0.05, 0.01
 
@@ -122,11 +121,11 @@ def naive_rows(sketches: list[np.ndarray], counts: list[bool], tau: float) -> np
     ids=["defaults", "masks", "proximal, batches", "no masks"],
 )
 def test_rounds_written_out(
-    start: Run,
+    start: Start,
     patchy: Mapping[str, Any],
-    views: Callable[..., list[View]],
-    module_of: Callable[..., nn.Module],
-    assert_mean_loss: Callable[..., None],
+    views: Views,
+    module_of: ModuleOf,
+    assert_mean_loss: Check,
     more: dict[str, Any],
 ) -> None:
     plain = {name: value for name, value in patchy.items() if name != "model.name"}
@@ -176,7 +175,7 @@ def test_rounds_written_out(
 
 
 @pytest.mark.parametrize("name", ["gcn", "gcnii", "sage"])
-def test_the_sketch_of_a_model_that_passes_messages(start: Run, recorded: Any, name: str) -> None:
+def test_the_sketch_of_a_model_that_passes_messages(start: Start, recorded: Any, name: str) -> None:
     """By PyG's layers on a dense proxy graph, nothing dropped and small masks left out."""
     keys = {"algorithm.name": "fedpub", "model": {"name": name, "hidden": 8}, "algorithm.threshold": 0.98}
     server = start({**keys, "train.dropout": 0.5}, pool=recorded.on)

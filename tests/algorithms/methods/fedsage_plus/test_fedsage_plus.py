@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from support.both_layouts import both_layouts
+from support.fixtures import MakeClient, MakeContext, MakeView, Start
 from support.same_bits import assert_same_runs, assert_same_scores
 
-from shoal.algorithms.base import Client, Context, Replies, Upload
+from shoal.algorithms.base import Client, Replies, Upload
 from shoal.algorithms.methods.fedsage_plus.client_generator import ClientGenerator, GeneratorOptions
 from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
 from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator
@@ -19,10 +20,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 KEYS: dict[str, Any] = {
     "algorithm.name": "fedsage_plus",
     "algorithm.generator_rounds": 2,
@@ -36,7 +34,7 @@ FEW = {"participation.ratio": 0.7, "train.dropout": 0.5}
 @pytest.mark.parametrize(("name", "plain"), [("fedsage_plus", "fedavg"), ("fedsage_plus_fedgta", "fedgta")])
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
 def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
-    run: Run, name: str, plain: str, model: str
+    run: Start, name: str, plain: str, model: str
 ) -> None:
     keys = {**FEW, "engine.trainer": "autograd", "model.name": model}
     expected = run({**keys, "algorithm.name": plain})
@@ -47,7 +45,7 @@ def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", ["fedsage_plus", "fedsage_plus_fedgta"])
-def test_cells_and_a_resume_change_no_bit(start: Run, run: Run, name: str) -> None:
+def test_cells_and_a_resume_change_no_bit(start: Start, run: Start, name: str) -> None:
     keys = {**KEYS, **FEW, "train.epochs": 1, "algorithm.name": name}
     whole = run(keys, rounds=4)
     for done in (1, 3):
@@ -62,7 +60,7 @@ def test_cells_and_a_resume_change_no_bit(start: Run, run: Run, name: str) -> No
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", {"name": "gin", "hidden": 8, "layers": 2, "head": "conv"}])
-def test_models_that_are_averaged_may_be_others(run: Run, model: Any) -> None:
+def test_models_that_are_averaged_may_be_others(run: Start, model: Any) -> None:
     keys = {name: value for name, value in KEYS.items() if name != "model.name"}
     keys |= {"model": {"name": model, "hidden": 8} if isinstance(model, str) else model, "train.batch_size": 4}
     server = run(keys, rounds=3)
@@ -72,7 +70,7 @@ def test_models_that_are_averaged_may_be_others(run: Run, model: Any) -> None:
     assert not torch.allclose(server.state.server["w"], first.state.server["w"], atol=1e-4)
 
 
-def test_sparse_features(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -> None:
+def test_sparse_features(run: Start, graphs: Mapping[str, Path], tmp_path: Path) -> None:
     keys = {**KEYS, "train.optimizer": "sgd", "train.lr": 0.05, "model.hidden": 8}
     found = [run({**keys, **data}, rounds=3).state for data in both_layouts(graphs["plain"], tmp_path)]
     for i in range(6):
@@ -82,7 +80,7 @@ def test_sparse_features(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -
     torch.testing.assert_close(found[1].server["w"].sum(), found[0].server["w"].sum(), rtol=1e-3, atol=1e-3)
 
 
-def test_who_is_sent_what_of_whom(make_context: Callable[..., Context]) -> None:
+def test_who_is_sent_what_of_whom(make_context: MakeContext) -> None:
     """Clients 3, 5, 6 and 9 show what is theirs; of those that judge, 5 does not come back."""
     ids, size = [3, 5, 6, 9], {3: 2, 5: 1, 6: 4, 9: 3}
     steps = FedSagePlus(peers=2)._judged(make_context(10, 3))
@@ -128,7 +126,7 @@ class Failing(FedSagePlus):
 
 
 @pytest.mark.parametrize("phase", ["show", "judge", "learn"])
-def test_a_client_that_fails_is_as_it_was_and_the_others_go_on(start: Run, phase: str) -> None:
+def test_a_client_that_fails_is_as_it_was_and_the_others_go_on(start: Start, phase: str) -> None:
     me = {"algorithm.name": f"{__file__}:Failing", "algorithm.phase": phase, "engine.on_client_error": "skip"}
     server = start({**KEYS, **me, "algorithm.peers": 1})
     assert server.round()["failures"].keys() == {"2"}
@@ -138,7 +136,7 @@ def test_a_client_that_fails_is_as_it_was_and_the_others_go_on(start: Run, phase
 
 
 @pytest.fixture
-def little(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[..., Client]:
+def little(make_view: MakeView, make_client: MakeClient) -> Callable[..., Client]:
     def little(nodes: int, edges: list[tuple[int, int]], train: list[int]) -> Client:
         view = make_view(nodes, edges, [i % 2 for i in range(nodes)], train, 3)
         return make_client(view, build("gcn", view.features, 3, 0, 0.3, {"hidden": 8}))
@@ -151,7 +149,7 @@ def little(make_view: Callable[..., View], make_client: Callable[..., Client]) -
     [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1), (1, 2)], []), (2, [(0, 1)], [0]), (5, [(0, 1)], [3])],
 )
 def test_graphs_that_have_nearly_nothing(
-    little: Callable[..., Client], nodes: int, edges: list[tuple[int, int]], train: list[int]
+    little: MakeClient, nodes: int, edges: list[tuple[int, int]], train: list[int]
 ) -> None:
     """One node, no edges, no training node: all phases, and then an augmented graph of the client's own nodes."""
     torch.manual_seed(0)
@@ -173,7 +171,7 @@ def test_graphs_that_have_nearly_nothing(
     assert torch.equal(method.predict(client, {}, "test"), scores[client.data.test])
 
 
-def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: Callable[..., Client]) -> None:
+def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: MakeClient) -> None:
     found = []
     for visits in (0, 1, 2):
         client, method = little(6, [(0, 1), (1, 2), (3, 4), (4, 5)], [0, 1, 4]), FedSagePlus(hidden=5, across=0.0)
@@ -193,7 +191,7 @@ def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: Callabl
     assert found == [{"hidden", "generator", "mended"}, *[{"rounds", "hidden", "generator", "mended"}] * 2]
 
 
-def test_augmented_graph_of_another_seed_is_not_reused(little: Callable[..., Client]) -> None:
+def test_augmented_graph_of_another_seed_is_not_reused(little: MakeClient) -> None:
     client, method = little(6, [(0, 1), (1, 2), (3, 4), (4, 5)], [0, 1, 4]), FedSagePlus(hidden=5, generator_rounds=1)
     trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(), method)
     method.train(client, {}, trainer, "train")
@@ -209,9 +207,7 @@ def test_augmented_graph_of_another_seed_is_not_reused(little: Callable[..., Cli
 
 
 @pytest.mark.parametrize(("hidden", "written"), [(1, False), (9, True)])
-def test_features_that_are_made_of_less_are_not_written_out(
-    little: Callable[..., Client], hidden: int, written: bool
-) -> None:
+def test_features_that_are_made_of_less_are_not_written_out(little: MakeClient, hidden: int, written: bool) -> None:
     """Of 12 nodes with 12 features two neighbours each; what a client is scored by is the same in both forms."""
     client = little(12, [(i, i + 1) for i in range(11)], [0, 4])
     options = GeneratorOptions(0.5, 2, hidden, across=0.0)

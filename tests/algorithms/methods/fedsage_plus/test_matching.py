@@ -1,10 +1,9 @@
 """Hidden nodes, the nearest of them, and how far generated nodes are from these, by loops over nodes in NumPy."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeView
 from support.sparse_rows import sparse as as_sparse
 
 from shoal.algorithms.methods.fedsage_plus import matching
@@ -17,7 +16,7 @@ NODES, FEATURES, MOST, WIDTH = 14, 3, 4, 2
 
 
 @pytest.fixture
-def view(make_view: Callable[..., View]) -> View:
+def view(make_view: MakeView) -> View:
     rng = np.random.default_rng(2)
     # The last two nodes have no edge.
     edges = [(i, j) for i in range(NODES - 2) for j in range(i) if rng.random() < 0.4]
@@ -85,7 +84,7 @@ def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block
 
 @pytest.mark.parametrize("block", [matching.BLOCK, 1])
 def test_of_two_equally_near_ones_the_first_counts(
-    make_view: Callable[..., View], monkeypatch: pytest.MonkeyPatch, block: int
+    make_view: MakeView, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(matching, "BLOCK", block)
     x = np.array([[0.0], [1.0], [-1.0], [1.0], [5.0]], dtype=np.float32)

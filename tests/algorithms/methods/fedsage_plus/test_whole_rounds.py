@@ -1,11 +1,11 @@
 """FedSage+ in whole rounds against loops over nodes and dense tables in one process that holds all clients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Check, Start, Views
 from support.plain_fedavg import row_counts
 from support.plain_fedgta import DEFAULTS as FEDGTA
 from support.plain_fedgta import equations_3_to_5
@@ -16,7 +16,6 @@ from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Start = Callable[..., Server]
 MODEL = {"name": "sage", "hidden": 7, "head": "linear"}
 
 
@@ -55,11 +54,7 @@ def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True
     ids=["defaults", "few", "alone", "labels"],
 )
 def test_rounds_written_out(
-    start: Start,
-    unequal: dict[str, Any],
-    views: Callable[..., list[View]],
-    assert_mean_loss: Callable[..., None],
-    options: dict[str, Any],
+    start: Start, unequal: dict[str, Any], views: Views, assert_mean_loss: Check, options: dict[str, Any]
 ) -> None:
     """Two rounds of generators: clients 2 and 3 miss one of them and client 4 both, and catch up when they come."""
     chosen = {**DEFAULTS, **options}
@@ -112,9 +107,7 @@ def test_rounds_written_out(
     assert generated > 20
 
 
-def test_inductive_run_augments_all_nodes_for_scores(
-    start: Start, unequal: dict[str, Any], views: Callable[..., list[View]]
-) -> None:
+def test_inductive_run_augments_all_nodes_for_scores(start: Start, unequal: dict[str, Any], views: Views) -> None:
     """By the generator that learnt on these; client 5 has none, and is scored on its graph as it is."""
     keys = {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 1, "algorithm.hidden": 6, "model": MODEL}
     keys |= {"data.inductive": True, "participation.ratio": 1.0, "rounds": 3}
@@ -141,7 +134,7 @@ def test_inductive_run_augments_all_nodes_for_scores(
 
 
 def test_fedgta_sketches_predictions_of_augmented_graphs(
-    start: Start, unequal: dict[str, Any], views: Callable[..., list[View]], recorded: Any
+    start: Start, unequal: dict[str, Any], views: Views, recorded: Any
 ) -> None:
     """Labels spread over the graph as it is."""
     keys = {"algorithm.name": "fedsage_plus_fedgta", "algorithm.generator_rounds": 1, "algorithm.hidden": 6}

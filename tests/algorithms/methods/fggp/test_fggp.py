@@ -1,11 +1,11 @@
 """FGGP beside what it is without its parts, on graphs that have nearly nothing, and what it refuses."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient, MakeView, Start
 from support.same_bits import assert_same_runs, assert_same_scores
 
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
@@ -16,10 +16,8 @@ from shoal.algorithms.models.gnn.topology import Topology
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 GCN = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
 SGD = {"train.optimizer": "sgd", "train.lr": 0.05, "train.momentum": 0.9, "participation.ratio": 0.7}
 KEYS: dict[str, Any] = {**GCN, **SGD, "algorithm.name": "fggp", "algorithm.hidden": 6, "algorithm.knn_every": 2}
@@ -28,7 +26,7 @@ KEYS: dict[str, Any] = {**GCN, **SGD, "algorithm.name": "fggp", "algorithm.hidde
 EVERY_PAIR = [(i, j) for i in range(6) for j in range(i)]
 
 
-def test_without_its_parts_it_is_fedavg_to_the_bit(run: Run) -> None:
+def test_without_its_parts_it_is_fedavg_to_the_bit(run: Start) -> None:
     off = {"algorithm.gkic": "off", "algorithm.fcpp": False, "algorithm.head_mode": "average"}
     for model in (GCN, {"model.name": "gamlp"}):
         found = run({**SGD, **model, **off, "algorithm.name": "fggp"}, rounds=3)
@@ -39,7 +37,7 @@ def test_without_its_parts_it_is_fedavg_to_the_bit(run: Run) -> None:
 
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("more", [{}, {"algorithm.gkic": "gen_only"}, {"algorithm.head_mode": "personal"}])
-def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, more: dict[str, Any]) -> None:
+def test_a_resumed_run_goes_on_to_the_bit(start: Start, run: Start, more: dict[str, Any]) -> None:
     """From neighbours, classifiers and a bank that were kept."""
     keys = {**KEYS, **more}
     resumed = start(keys, state=run(keys, rounds=2).state)
@@ -47,9 +45,7 @@ def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, more: dict[str, 
     assert_same_runs(run(keys, rounds=3), resumed)
 
 
-def client_of(
-    view: View, make_client: Callable[..., Client], method: FGGP, name: str = "gcn", **options: Any
-) -> Client:
+def client_of(view: View, make_client: MakeClient, method: FGGP, name: str = "gcn", **options: Any) -> Client:
     torch.manual_seed(0)
     more = {"norm": "batch", "head": "conv"} if name == "gcn" else {}
     client = make_client(view, build(name, view.features, view.classes, 0, 0.3, {"hidden": 8, **more, **options}))
@@ -71,7 +67,7 @@ def trained(client: Client, method: FGGP, received: Received) -> float:
     [(None, 7, True), (5, 7, False), (5, 10, True), (10, 30, True), (9, 29, False), (9, 31, True), (1, 21, False)],
 )
 def test_when_neighbours_are_found_anew(
-    kept: int | None, now: int, anew: bool, make_view: Callable[..., View], make_client: Callable[..., Client]
+    kept: int | None, now: int, anew: bool, make_view: MakeView, make_client: MakeClient
 ) -> None:
     """In every tenth round, or when those of before are of more than twenty rounds ago."""
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
@@ -93,12 +89,7 @@ def test_when_neighbours_are_found_anew(
     [(1, [], [0]), (2, [], [0]), (6, [], [0, 1, 2]), (6, [(0, 1)], [5]), (6, EVERY_PAIR, [0, 3])],
 )
 def test_graphs_that_have_nearly_nothing(
-    gkic: Any,
-    nodes: int,
-    edges: list[tuple[int, int]],
-    train: list[int],
-    make_view: Callable[..., View],
-    make_client: Callable[..., Client],
+    gkic: Any, nodes: int, edges: list[tuple[int, int]], train: list[int], make_view: MakeView, make_client: MakeClient
 ) -> None:
     """One node, no edges, all edges; class 2 is nobody's."""
     x = np.random.default_rng(0).standard_normal((nodes, 4)).astype(np.float32)
@@ -115,9 +106,7 @@ def test_graphs_that_have_nearly_nothing(
     assert not scores[:, 2].isfinite().any()
 
 
-def test_who_has_no_label_does_not_train_and_speaks_for_no_class(
-    make_view: Callable[..., View], make_client: Callable[..., Client]
-) -> None:
+def test_who_has_no_label_does_not_train_and_speaks_for_no_class(make_view: MakeView, make_client: MakeClient) -> None:
     view = make_view(5, [(0, 1), (1, 2)], [0, 1, 0, 1, 0], [], 2)
     method = FGGP(hidden=5)
     client = client_of(view, make_client, method)
@@ -135,13 +124,13 @@ def test_who_has_no_label_does_not_train_and_speaks_for_no_class(
     assert len(guessed.entries["proto"])
 
 
-def test_a_single_client(run: Run) -> None:
+def test_a_single_client(run: Start) -> None:
     found = run({**KEYS, "partition.method": "random", "partition.clients": 1, "data.store": None}, rounds=2)
     assert found.state.server["bank.class"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["gat", "gin", "sage", "gcnii"])
-def test_neighbours_alone_suit_every_model_that_passes_messages(run: Run, name: str) -> None:
+def test_neighbours_alone_suit_every_model_that_passes_messages(run: Start, name: str) -> None:
     plain = {key: value for key, value in KEYS.items() if not key.startswith("model.")}
     found = run({**plain, "model": {"name": name, "hidden": 8}, "algorithm.gkic": "knn_only"}, rounds=2)
     assert found.state.server["w"].isfinite().all()

@@ -1,6 +1,5 @@
 """Whole rounds of FGGP against the small version beside this file."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Start, Views
 from support.small_fggp import Entries, PlainClient, renewed, summed_up
 from torch import nn
 
 from shoal.algorithms.methods.fggp.fggp import FGGP
 from shoal.algorithms.models.build import build
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
 CLASSES, FEATURES, HOPS = 4, 5, 2
@@ -45,9 +44,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
-def test_rounds(
-    name: str, state: str, start: Callable[..., Server], views: Callable[..., list[View]], unequal: dict[str, Any]
-) -> None:
+def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict[str, Any]) -> None:
     """Clients of unequal sizes come and go; one, once alone, has no training node."""
     changed, model = OPTIONS[name]
     o = SimpleNamespace(**{**DEFAULTS, **changed})

@@ -1,6 +1,6 @@
 """When a cluster divides and how, told to the server's part by hand; what clients send; what is refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.fixtures import Keys, MakeContext, Start
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Context, Mix, Replies, Tree
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.gcfl_plus.gcfl_plus import GCFLPlus
 from shoal.engine.config.config import Config
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
-MakeContext = Callable[..., Context]
 # Norms of the last gradients of five clients: two groups.
 NORMS = [1.0, 3.0, 1.0, 3.0, 3.0]
 EAGER = {"algorithm.eps1": 9.0, "algorithm.eps2": 0.0, "algorithm.window": 1, "algorithm.warmup": 0}
@@ -126,7 +123,7 @@ def test_who_is_away_or_does_not_train(make_context: MakeContext) -> None:
     assert server["known"].tolist() == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_a_single_client(make_context: MakeContext, run: Run, tmp_path: Path) -> None:
+def test_a_single_client(make_context: MakeContext, run: Start, tmp_path: Path) -> None:
     server = state([1.0])
     play(METHOD, server, context(make_context, [3]), {0: torch.tensor([0.0, 0.25])}, [7.0])
     assert server["models"].tolist() == [[1.0, 1.25]]
@@ -139,7 +136,7 @@ def test_a_single_client(make_context: MakeContext, run: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("share", ["body", "all"])
-def test_clients_that_start_apart_share_what_is_shared(start: Run, patchy: Keys, recorded: Any, share: str) -> None:
+def test_clients_that_start_apart_share_what_is_shared(start: Start, patchy: Keys, recorded: Any, share: str) -> None:
     """All begin with client 0's; classifiers are their own."""
     own = {"algorithm.name": "gcfl_plus", "algorithm.share": share, "model.hidden": 8, "model.init": "own"}
     server = start({**patchy, **own}, pool=recorded.on)

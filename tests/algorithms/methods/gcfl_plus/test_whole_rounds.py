@@ -1,6 +1,5 @@
 """GCFL+ in whole rounds against plain torch, loops over every pair and path, and the cut of networkx."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -11,12 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import CountsOf, Keys, PlainClients, Start
 from torch import Tensor, nn
 
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 NAME = {"algorithm.name": "gcfl_plus", "model.hidden": 8}
 # Client 3 has no training rows.
 TRAINS = [0, 1, 2, 4, 5]
@@ -45,7 +41,7 @@ class Clusters:
     """
 
     clients: list[Any]
-    options: Mapping[str, Any]
+    options: Keys
     members: list[list[int]] = field(init=False)
     models: list[Tensor] = field(init=False)
     series: dict[int, list[float]] = field(init=False)
@@ -146,11 +142,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, list[int]]] = {
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("case", CASES)
 def test_rounds_written_out(
-    start: Run,
-    patchy: Keys,
-    plain_clients: Callable[[Server], list[Any]],
-    counts_of: Callable[..., np.ndarray],
-    case: str,
+    start: Start, patchy: Keys, plain_clients: PlainClients, counts_of: CountsOf, case: str
 ) -> None:
     changes, away, expected = CASES[case]
     keys = {**patchy, **NAME, **{f"algorithm.{name}": value for name, value in changes.items()}}
@@ -194,7 +186,7 @@ def test_rounds_written_out(
     assert divided == expected
 
 
-def test_without_a_division_it_is_fedavg(run: Run, patchy: Keys) -> None:
+def test_without_a_division_it_is_fedavg(run: Start, patchy: Keys) -> None:
     """Of whole models, to rounding; nobody's series matters."""
     fedavg = run({**patchy, "model.hidden": 8, "engine.trainer": "autograd"})
     server = run({**patchy, **NAME, "algorithm.share": "all"})

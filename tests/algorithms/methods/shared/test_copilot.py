@@ -1,15 +1,15 @@
 """What methods with copilots share, on one that only averages them, and what all of them must hold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, Make, Start
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Output, Received, Trainer
@@ -18,8 +18,6 @@ from shoal.algorithms.methods.shared.copilot import WithCopilot
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.rounds.server import Server
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 METHODS = ["fml", "fedkd"]
 MODELS = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
 
@@ -37,9 +35,7 @@ def apart(out: dict[str, Output], y: Tensor) -> dict[str, Tensor]:
     return {name: F.cross_entropy(answer.logits_NC, y) for name, answer in out.items()}
 
 
-def test_rounds_written_out(
-    start: Run, with_copilots: Keys, plain_pairs: Callable[..., Any], assert_holds: Callable[..., None]
-) -> None:
+def test_rounds_written_out(start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check) -> None:
     """Absent clients keep both models, and one that comes back has the server's copilot; their own ones predict."""
     server = start({**with_copilots, "algorithm.name": f"{__file__}:Apart"})
     clients, w = plain_pairs(server), server.state.server["w"]
@@ -63,7 +59,7 @@ def test_rounds_written_out(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_models_of_all_kinds_on_dense_and_sparse_features(
-    run: Run, name: str, graphs: Mapping[str, Path], tmp_path: Path
+    run: Start, name: str, graphs: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """A copilot and models that pass messages, and such that read hops."""
     np.savez(tmp_path / "graph.npz", **{file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")})

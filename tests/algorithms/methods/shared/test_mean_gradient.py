@@ -1,11 +1,11 @@
 """SCAFFOLD and FedDC by recorded gradients, under momentum, weight decay, batches and dropout, beside plain torch."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Keys, ModuleOf, Start, Views
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -13,7 +13,6 @@ from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Keys = Mapping[str, Any]
 LR, EPOCHS, SIZE, ALPHA = 0.05, 2, 2, 0.3
 
 
@@ -54,7 +53,7 @@ class PlainClient:
 
 @pytest.fixture
 def begun(
-    start: Callable[..., Server], patchy: Keys, views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
+    start: Start, patchy: Keys, views: Views, module_of: ModuleOf
 ) -> Callable[[Keys], tuple[Server, list[PlainClient]]]:
     """A server of a method, and its clients in plain torch."""
     train = {"optimizer": "sgd", "lr": LR, "momentum": 0.9, "weight_decay": 0.01, "dropout": 0.5, "epochs": EPOCHS}

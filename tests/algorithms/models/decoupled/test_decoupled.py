@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient
 from support.plain_dropout import dropped
 from support.plain_fedavg import flat
 from support.plain_training import plain_steps
 from support.sparse_rows import sparse
 from torch import Tensor
 
-from shoal.algorithms.client import Client
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.decoupled.fixed_hops import SummedFeatures
@@ -93,12 +93,7 @@ def test_is_the_equation(
 @pytest.mark.parametrize("head_dropout", [True, False])
 @pytest.mark.parametrize("as_sparse", [False, True])
 def test_trains_as_plain_torch(
-    name: str,
-    layers: int,
-    head_dropout: bool,
-    as_sparse: bool,
-    propagated: Propagated,
-    make_client: Callable[..., Client],
+    name: str, layers: int, head_dropout: bool, as_sparse: bool, propagated: Propagated, make_client: MakeClient
 ) -> None:
     view, dense = propagated(2)
     if as_sparse:

@@ -1,11 +1,10 @@
 """Jumping knowledge beside PyG's layers, and what it is for: a deep GCN that learns."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import MakeView
 from support.plain_dropout import dropped
 from support.sparse_rows import sparse
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
 from shoal.storage.store.view import View
 
-MakeView = Callable[..., View]
 FEATURES, CLASSES, HIDDEN = 5, 4, 8
 
 

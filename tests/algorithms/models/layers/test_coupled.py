@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support.coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, every_backbone, make
+from support.fixtures import MakeView
 from support.plain_dropout import dropped
 from support.reset_models import assert_reset_as_fresh
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, Tr
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
 from shoal.storage.store.view import View
-
-MakeView = Callable[..., View]
 
 
 def around(model: nn.Module, view: View) -> Neighbourhood:
