@@ -11,7 +11,6 @@ import pytest
 import torch
 from support.fixtures import CountsOf, PlainClients, Start, Views
 from support.plain_fedgta import DEFAULTS, equations_3_to_5
-from support.same_bits import assert_same_runs, assert_same_scores
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Upload
@@ -191,40 +190,6 @@ def test_upload_equals_the_equations(start: Start, views: Views, recorded: Any, 
         np.testing.assert_allclose(sent["m"], m, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_resume_changes_no_bit(start: Start, run: Start, every: int) -> None:
-    """Of sketches that are a few visits old, too."""
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "algorithm.name": "fedgta", "algorithm.eps": 0.9}
-    keys |= {"algorithm.sketch_every": every}
-    whole = run(keys, rounds=5)
-    assert any("h" in kept for kept in whole.state.clients.values()) == (every > 1)
-    for done in (1, 2, 3, 4):
-        state = run(keys, rounds=done).state
-        resumed = start(keys, state=type(state).from_tensors(*state.to_tensors()))
-        for _ in range(5 - done):
-            resumed.round()
-        assert_same_runs(whole, resumed)
-
-
-def test_above_one_it_is_local_to_the_last_bit(run: Start) -> None:
-    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01}
-    local = run({**keys, "algorithm.name": "local"})
-    alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01})
-    for i in range(6):
-        assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["model.w"])
-        for name, moment in alone.state.clients[i].items():
-            assert torch.equal(moment, local.state.clients[i][name])
-    assert_same_scores(local, alone, "trained", "served")
-
-
-def test_all_admitted_and_uniform_is_fedavg(run: Start) -> None:
-    keys = {"train.optimizer": "sgd", "train.lr": 0.1}
-    mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
-    server = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": -1, "algorithm.confidence": "uniform"}, rounds=4)
-    for inbox in server.state.inboxes.values():
-        torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
-
-
 def test_messages_have_the_sizes_of_the_paper(start: Start) -> None:
     server = start({"algorithm.name": "fedgta", "participation.ratio": 0.5, "algorithm.lp_steps": 3})
     p, q = len(server._initial), 3 * 2 * 6 * 4
@@ -235,18 +200,3 @@ def test_messages_have_the_sizes_of_the_paper(start: Start) -> None:
         met |= newcomers
         assert line["bytes_up"] == 3 * 4 * (p + q + 1)
         assert line["bytes_down"] == 4 * p * (3 + len(newcomers))
-
-
-def test_labels_outside_the_training_rows_change_nothing(start: Start, views: Views, recorded: Any) -> None:
-    uploads = []
-    for graph in ("plain", "shuffled"):
-        server = start({"algorithm.name": "fedgta"}, graph=graph, pool=recorded.on)
-        for _ in range(3):
-            server.round()
-        uploads.append((recorded.uploads, views(server)))
-    (left, plain), (right, shuffled) = uploads
-    for i in range(6):
-        assert not torch.equal(plain[i].label, shuffled[i].label)
-        assert torch.equal(plain[i].label[plain[i].train], shuffled[i].label[shuffled[i].train])
-        for name in ("w", "h", "m"):
-            assert torch.equal(left[i][name], right[i][name]), name

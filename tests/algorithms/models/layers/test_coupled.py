@@ -16,6 +16,8 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, Tr
 
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
+from shoal.algorithms.models.layers.edge_attention import attend, by_torch
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 
@@ -244,3 +246,51 @@ def test_pyg_is_imported_only_with_a_backbone_that_needs_it() -> None:
     code = "import sys, shoal.engine.hosts.host\n"
     code += "from shoal.algorithms.models.build import build; build('sgc', 4, 3, 1, 0.0, {})"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch_geometric' not in sys.modules"], check=True)
+
+
+# Node 2 hears itself alone.
+HEARS = [[0, 1, 4], [1, 3], [2], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.fixture
+def pattern() -> SparseMatrix:
+    indptr = np.cumsum([0, *map(len, HEARS)]).astype(np.int32)
+    indices = np.concatenate(HEARS).astype(np.int32)
+    return SparseMatrix.of(indptr, indices, np.ones(len(indices), np.float32), 6)
+
+
+def parts(heads: int, width: int, scale: float = 1.0) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = (len(HEARS), heads), (6, heads), (6, heads, width)
+    return [(scale * torch.randn(shape)).requires_grad_() for shape in shapes]
+
+
+def by_definition(receiver: torch.Tensor, sender: torch.Tensor, x: torch.Tensor, slope: float) -> torch.Tensor:
+    rows = []
+    for i, nodes in enumerate(HEARS):
+        weight = F.leaky_relu(receiver[i] + sender[nodes], slope).softmax(0)
+        rows.append((weight[:, :, None] * x[nodes]).sum(0))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 5), (3, 4)])
+@pytest.mark.parametrize("slope", [0.2, 0.0])
+@pytest.mark.parametrize("attention", [attend, by_torch])
+def test_sums_and_gradients(pattern: SparseMatrix, heads: int, width: int, slope: float, attention: object) -> None:
+    assert callable(attention)
+    expected, found = parts(heads, width), parts(heads, width)
+    direction = torch.randn(len(HEARS), heads, width)
+    wanted = by_definition(*expected, slope)
+    (wanted * direction).sum().backward()
+    out = attention(pattern, *found, slope)
+    (out * direction).sum().backward()
+    torch.testing.assert_close(out, wanted)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_large_scores_do_not_overflow(pattern: SparseMatrix) -> None:
+    receiver, sender, x = parts(2, 3, scale=200)
+    out = attend(pattern, receiver, sender, x, 0.2)
+    assert bool(out.isfinite().all())
+    torch.testing.assert_close(out, by_definition(receiver, sender, x, 0.2))
