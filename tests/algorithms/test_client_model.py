@@ -147,9 +147,7 @@ def test_a_call_is_in_the_present_mode_and_has_gradients(client: Client) -> None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_all_rows_are_read_where_they_lie_if_they_are_float32(
-    dtype: type, make_view: MakeView, make_client: MakeClient
-) -> None:
+def test_float32_rows_are_read_where_they_lie(dtype: type, make_view: MakeView, make_client: MakeClient) -> None:
     x = np.random.default_rng(0).standard_normal((5, 4)).astype(dtype)
     client = make_client(make_view(5, [], [0] * 5, range(5), 2, x), build("mlp", 4, 2, 0, 0.0, {}))
     (rows,) = client.model.gathered("train")
@@ -159,9 +157,7 @@ def test_all_rows_are_read_where_they_lie_if_they_are_float32(
 
 
 @pytest.mark.parametrize("name", ["mlp", "gcn"])
-def test_a_part_is_answered_from_its_rows_or_from_one_pass_for_all(
-    name: str, graph: View, make_client: MakeClient
-) -> None:
+def test_a_part_is_answered_from_its_rows_or_one_pass_for_all(name: str, graph: View, make_client: MakeClient) -> None:
     client = make_client(graph, make_coupled(name))
     answered: list[int] = []
     client.model.module.register_forward_hook(lambda module, inputs, out: answered.append(len(out.logits_NC)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Keys, PlainClients
 from support.plain_dropout import dropped
 from support.plain_fedavg import DROPOUT, EPOCHS, SGD, require_fedavg
 from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
@@ -149,9 +150,7 @@ def test_fedavg_is_that_of_plain_torch(
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sgc"])
-def test_prototypes_are_means_over_pairs(
-    start: Start, edge_task: dict[str, Any], plain: Callable[..., list[PlainClient]], kind: str
-) -> None:
+def test_prototypes_are_means_over_pairs(start: Start, edge_task: Keys, plain: PlainClients, kind: str) -> None:
     """FedProto's after a round, from the embeddings of training pairs by the models that clients keep."""
     server = start({**keys_of(edge_task, kind), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
     clients = plain(server, kind)

@@ -90,9 +90,7 @@ def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]
         ("fml", {**COPILOT, "beta": 1.0, "rows": "train"}, {"alpha": 1.0}, "local", WHOLE),
     ],
 )
-def test_switched_off_it_is_the_plain_method_to_the_last_bit(
-    run: Start, name: str, more: Keys, off: Keys, plain: str, model: Any
-) -> None:
+def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys, plain: str, model: Any) -> None:
     """Each of its terms alone makes another model; with dropout, weight decay and clients that stay away."""
     rest = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.trainer": "autograd"}
     expected = run({**rest, **keys_of(plain, {}, model)}, rounds=3)
@@ -141,9 +139,7 @@ def test_switched_off_it_is_the_plain_method_to_the_last_bit(
         ("fedkd", COPILOT, GAMLP, 4),
     ],
 )
-def test_a_resumed_run_goes_on_to_the_bit(
-    start: Start, run: Start, patchy: Keys, name: str, options: Keys, model: Any, stop: int
-) -> None:
+def test_resumed_runs(start: Start, run: Start, patchy: Keys, name: str, options: Keys, model: Any, stop: int) -> None:
     """From what a checkpoint holds, with clients that come and go."""
     keys = {key: value for key, value in patchy.items() if key != "model.name"} | keys_of(name, options, model)
     state = run(keys, rounds=stop).state
@@ -174,9 +170,7 @@ def test_cells_change_nothing_of_clients(run: Start, name: str, options: Keys, m
 
 @pytest.mark.parametrize("task", ["graph", "edge"])
 @pytest.mark.parametrize("name", ["moon", "fml", "fedkd"])
-def test_items_of_the_test_are_in_no_term(
-    start: Start, graph_task: Keys, edge_task: Keys, name: str, task: str
-) -> None:
+def test_items_of_the_test_are_refused(start: Start, graph_task: Keys, edge_task: Keys, name: str, task: str) -> None:
     copilot = {} if name == "moon" else {"algorithm.copilot": {"name": "gin", "hidden": 8}}
     keys = graph_task if task == "graph" else edge_task
     with refused("algorithm.rows"):

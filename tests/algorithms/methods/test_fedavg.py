@@ -61,9 +61,7 @@ def test_fedavg(
                 np.testing.assert_array_equal(server.state.scores[scope][i], expected, err_msg=f"{number} {scope} {i}")
 
 
-def test_local(
-    start: Start, unequal: dict[str, Any], recorded: Any, torch_clients: PlainClients, counts_of: CountsOf
-) -> None:
+def test_local(start: Start, unequal: Keys, recorded: Any, torch_clients: PlainClients, counts_of: CountsOf) -> None:
     server = start({**unequal, "algorithm.name": "local"}, pool=recorded.on)
     clients, met = torch_clients(server), set()
     for number in range(1, server.plan.rounds + 1):

@@ -124,9 +124,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_fedtgp(
-    start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, own: dict[str, Any]
-) -> None:
+def test_fedtgp(start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, own: Keys) -> None:
     """The server's network learns from the cohort's uploads alone; clients train towards all classes known by then."""
     more = {"model.hidden": 8, **{f"algorithm.{name}": value for name, value in own.items()}}
     server = start({**patchy, "algorithm.name": "fedtgp", **more})

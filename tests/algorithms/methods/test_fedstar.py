@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.errors import refused
-from support.fixtures import Start, Views
+from support.fixtures import Keys, Make, Start, Views
 from support.plain_dropout import dropped
 from support.plain_fedavg import SGD
 from support.pyg_clients import DROPOUT, PlainClient
@@ -116,9 +116,7 @@ def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("size", "weight"), [(None, None), (3, "train"), (None, "uniform")])
-def test_rounds_written_out(
-    start: Start, keys: dict[str, Any], views: Views, size: int | None, weight: str | None
-) -> None:
+def test_rounds_written_out(start: Start, keys: Keys, views: Views, size: int | None, weight: str | None) -> None:
     more = {"algorithm.weight": weight} if weight else {}
     server = start({**keys, **more, "train.batch_size": size})
     (kind,) = server._built["model"]
@@ -159,9 +157,7 @@ def test_rounds_written_out(
     assert server.state.scores["served"][ONE_GRAPH].sum() == 0
 
 
-def test_an_export_has_clients_and_no_model_of_the_server(
-    configure: Callable[..., Config], keys: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_export_has_clients_and_no_model_of_the_server(configure: Make, keys: Keys, tmp_path: Path) -> None:
     config = configure({**keys, "run.root": str(tmp_path), "run.tensorboard": False})
     models = load_file(export(run_config(config)) / "models.safetensors")
     assert {name.split("/")[0] for name in models} == {"client"}

@@ -46,9 +46,7 @@ def terms(z_NH: Tensor, y: Tensor, centres: Centres, tau: float) -> tuple[Tensor
         {"algorithm.upcr": 0.0, "algorithm.tau": 0.4, "model.name": "gamlp"},
     ],
 )
-def test_rounds_written_out(
-    start: Start, patchy: Keys, plain_average: Make, assert_averaged: Check, more: Keys
-) -> None:
+def test_whole_rounds(start: Start, patchy: Keys, plain_average: Make, assert_averaged: Check, more: Keys) -> None:
     server = start({**patchy, "algorithm.name": "fpl", "model.hidden": 8, **more})
     plain = plain_average(server, more.get("algorithm.weight", "nodes"))
     o = {name: more.get(f"algorithm.{name}", value) for name, value in {"cpcl": 1, "upcr": 1, "tau": 0.02}.items()}

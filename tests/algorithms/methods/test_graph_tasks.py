@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fixtures import Start, Views
+from support.fixtures import Keys, PlainClients, Start, Views
 from support.plain_fedavg import SGD, require_fedavg
 from support.pyg_clients import HIDDEN, PlainClient
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, ONE_GRAPH, WITHOUT_TEST, WITHOUT_TRAIN
@@ -46,9 +46,7 @@ def copilot_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [None, 3])
-def test_fedavg_is_that_of_pyg(
-    start: Start, graph_task: dict[str, Any], plain: Callable[[Server], list[PlainClient]], size: int | None
-) -> None:
+def test_fedavg_is_that_of_pyg(start: Start, graph_task: Keys, plain: PlainClients, size: int | None) -> None:
     """Parameters, counts of predictions and weights, whole batches or three graphs a step, dropout included."""
     server = start({**keys_of(graph_task), "rounds": ROUNDS, "train.batch_size": size})
     clients = plain(server)
@@ -61,9 +59,7 @@ def test_fedavg_is_that_of_pyg(
     require_fedavg(server, clients, dict(enumerate(OF_CLIENT)), {WITHOUT_TRAIN}, size, ROUNDS)
 
 
-def test_prototypes_are_means_over_graphs(
-    start: Start, graph_task: dict[str, Any], plain: Callable[[Server], list[PlainClient]]
-) -> None:
+def test_prototypes_are_means_over_graphs(start: Start, graph_task: Keys, plain: PlainClients) -> None:
     """FedProto's after a round, from the embeddings of training graphs by the models that clients keep."""
     server = start({**keys_of(graph_task), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
     clients = plain(server)
@@ -106,9 +102,7 @@ def training(task: Mapping[str, Any], name: str, model: str | dict[str, Any]) ->
         ),
     ],
 )
-def test_every_method_trains(
-    run: Start, graph_task: dict[str, Any], edge_task: dict[str, Any], task: str, name: str, model: Any
-) -> None:
+def test_every_method_trains(run: Start, graph_task: Keys, edge_task: Keys, task: str, name: str, model: Any) -> None:
     server = run(training(graph_task if task == "graph" else edge_task, name, model), rounds=2)
     counts = sum(server.state.scores["served"].values())
     scored = 18 if task == "graph" else sum(info.items - info.train for info in server.infos)
@@ -164,9 +158,7 @@ def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded
 
 @pytest.mark.parametrize("task", ["graph", "edge"])
 @pytest.mark.parametrize("name", ["fml", "fedkd"])
-def test_models_teach_each_other_on_training_items(
-    run: Start, graph_task: dict[str, Any], edge_task: dict[str, Any], name: str, task: str
-) -> None:
+def test_models_teach_on_training_items(run: Start, graph_task: Keys, edge_task: Keys, name: str, task: str) -> None:
     keys = training(graph_task if task == "graph" else edge_task, name, "gcn")
     left_open, train = (run({**keys, **more}, rounds=2).state for more in ({}, {"algorithm.rows": "train"}))
     for i, tree in train.clients.items():

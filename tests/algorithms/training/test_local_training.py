@@ -64,9 +64,7 @@ def options(name: str, **more: Any) -> TrainOptions:
 
 @pytest.mark.parametrize("batch_size", [None, 10, 4, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_a_plain_loop(
-    name: str, batch_size: int | None, view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_plain_loop(name: str, batch_size: int | None, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     client = make_client(view, module)
     client.model.logits()
@@ -114,9 +112,7 @@ def test_any_cells_give_the_same_numbers(run: Start, fanouts: list[int] | None) 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_kept_moments_make_three_visits_one_long_run(
-    name: str, view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_kept_moments_make_visits_one_run(name: str, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     optimizer = OPTIMIZERS[name][1](twin.parameters())
     state: Tree = {}
@@ -139,9 +135,7 @@ def test_kept_moments_make_three_visits_one_long_run(
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum"])
-def test_reset_moments_start_a_fresh_optimizer_every_visit(
-    name: str, view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_reset_moments_start_afresh(name: str, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     client = make_client(view, module)
     trainer = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=2, opt_state="reset"), Algorithm())
@@ -154,9 +148,7 @@ def test_reset_moments_start_a_fresh_optimizer_every_visit(
     torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
 
 
-def test_a_client_without_training_rows_stays_as_it_is(
-    make_view: MakeView, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_a_client_without_training_rows_stays(make_view: MakeView, module: nn.Module, make_client: MakeClient) -> None:
     client = make_client(make_view(3, [], [0, 1, 2], [], 3, np.ones((3, 4), dtype=np.float32)), module)
     before = client.model.w.clone()
     loss = LocalTrainer({MODEL: client.model.flat}, TrainOptions(), Algorithm()).fit(client, {})
@@ -279,9 +271,7 @@ def test_an_optimizer_for_a_loop_of_its_own(model: str, opt_state: str, pair: Cl
     assert set(state) == {f"{model}.opt.{moment}" for moment in kept}
 
 
-def test_a_reset_optimizer_forgets_moments_that_were_kept(
-    view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_a_reset_optimizer_forgets_kept_moments(view: View, module: nn.Module, make_client: MakeClient) -> None:
     """A visit after one that failed in its own loop starts without what that left behind."""
     client, fresh = (make_client(view, copy.deepcopy(module)) for _ in range(2))
     trainer = trainer_of(client, options("adam", opt_state="reset"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Keys, Make
 from support.plain_dropout import dropped
 from support.same_bits import assert_same_runs
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
@@ -239,9 +240,7 @@ def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tens
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
-def test_rounds_are_those_of_one_process(
-    start: Start, keys: dict[str, Any], one_process: Callable[[Server, str], OneProcess], updates: str
-) -> None:
+def test_rounds_are_those_of_one_process(start: Start, keys: Keys, one_process: Make, updates: str) -> None:
     server = start({**keys, "algorithm.gnn": updates})
     plain = one_process(server, updates)
     for number, cohort in enumerate(ONLINE, start=1):
@@ -284,9 +283,7 @@ def test_small_passes_are_one_large_one(run: Start, keys: dict[str, Any]) -> Non
             torch.testing.assert_close(other[name], found[0][name], rtol=1e-4, atol=1e-6)
 
 
-def test_bytes_are_those_of_the_formula(
-    start: Start, keys: dict[str, Any], one_process: Callable[[Server, str], OneProcess]
-) -> None:
+def test_bytes_are_of_the_formula(start: Start, keys: Keys, one_process: Make) -> None:
     server = start({**keys, "algorithm.gnn": "frozen"})
     plain = one_process(server, "frozen")
     own = server.state.server["theta"].shape[1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support import pyg_clients
-from support.fixtures import MakeClient, MakeView, ModuleOf, Start, Views
+from support.fixtures import Keys, MakeClient, MakeView, ModuleOf, Start, Views
 from support.same_bits import assert_same_scores, assert_same_trees
 from support.small_fedpg import (
     CLASSES,
@@ -151,9 +151,7 @@ def test_what_clients_lack(run: Start, graph_task: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, ATTENTIVE])
-def test_cells_and_a_resumed_run_change_nothing(
-    start: Start, graph_task: dict[str, Any], options: dict[str, Any]
-) -> None:
+def test_cells_and_a_resumed_run_change_nothing(start: Start, graph_task: Keys, options: Keys) -> None:
     keys = {**graph_task, **GRAPHS_PG, **options, "participation.ratio": 0.7}
     undisturbed, first = start(keys), start({**keys, "engine.cell_size": 1})
     for _ in range(2):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.both_layouts import both_layouts
-from support.fixtures import Check, MakeClient, MakeContext, MakeView, Start, Views
+from support.fixtures import Check, Keys, MakeClient, MakeContext, MakeView, Start, Views
 from support.plain_fedavg import row_counts
 from support.plain_fedgta import DEFAULTS as FEDGTA
 from support.plain_fedgta import equations_3_to_5
@@ -40,9 +40,7 @@ FEW = {"participation.ratio": 0.7, "train.dropout": 0.5}
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("name", "plain"), [("fedsage_plus", "fedavg"), ("fedsage_plus_fedgta", "fedgta")])
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
-def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
-    run: Start, name: str, plain: str, model: str
-) -> None:
+def test_without_generators_it_is_the_plain_method(run: Start, name: str, plain: str, model: str) -> None:
     keys = {**FEW, "engine.trainer": "autograd", "model.name": model}
     expected = run({**keys, "algorithm.name": plain})
     off = run({**keys, "algorithm.name": name, "algorithm.generator_rounds": 0})
@@ -139,9 +137,7 @@ def little(make_view: MakeView, make_client: MakeClient) -> Callable[..., Client
     ("nodes", "edges", "train"),
     [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1), (1, 2)], []), (2, [(0, 1)], [0]), (5, [(0, 1)], [3])],
 )
-def test_graphs_that_have_nearly_nothing(
-    little: MakeClient, nodes: int, edges: list[tuple[int, int]], train: list[int]
-) -> None:
+def test_nearly_empty_graphs(little: MakeClient, nodes: int, edges: list[tuple[int, int]], train: list[int]) -> None:
     """One node, no edges, no training node: all phases, and then an augmented graph of the client's own nodes."""
     torch.manual_seed(0)
     client, method = little(nodes, edges, train), FedSagePlus(hidden=5, generator_rounds=2)
@@ -267,9 +263,7 @@ def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True
     ],
     ids=["defaults", "few", "alone", "labels"],
 )
-def test_rounds_written_out(
-    start: Start, unequal: dict[str, Any], views: Views, assert_mean_loss: Check, options: dict[str, Any]
-) -> None:
+def test_rounds_written_out(start: Start, unequal: Keys, views: Views, assert_mean_loss: Check, options: Keys) -> None:
     """Two rounds of generators: clients 2 and 3 miss one of them and client 4 both, and catch up when they come."""
     chosen = {**DEFAULTS, **options}
     keys = {"algorithm.name": "fedsage_plus", "train.dropout": 0.0, "model": MODEL}
@@ -347,9 +341,7 @@ def test_inductive_run_augments_all_nodes_for_scores(start: Start, unequal: dict
     assert any(not np.array_equal(scores["served"][i], scores["global"][i]) for i in range(5))
 
 
-def test_fedgta_sketches_predictions_of_augmented_graphs(
-    start: Start, unequal: dict[str, Any], views: Views, recorded: Any
-) -> None:
+def test_fedgta_sketches_answers_of_augmented_graphs(start: Start, unequal: Keys, views: Views, recorded: Any) -> None:
     """Labels spread over the graph as it is."""
     keys = {"algorithm.name": "fedsage_plus_fedgta", "algorithm.generator_rounds": 1, "algorithm.hidden": 6}
     keys |= {"model": MODEL, "participation.ratio": 1.0, "rounds": 2}

@@ -83,9 +83,7 @@ def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block
 
 
 @pytest.mark.parametrize("block", [matching.BLOCK, 1])
-def test_of_two_equally_near_ones_the_first_counts(
-    make_view: MakeView, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_of_two_equally_near_the_first_counts(make_view: MakeView, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(matching, "BLOCK", block)
     x = np.array([[0.0], [1.0], [-1.0], [1.0], [5.0]], dtype=np.float32)
     view = make_view(5, [(4, 1), (4, 2), (4, 3), (0, 3)], [0] * 5, [4], 1, x)

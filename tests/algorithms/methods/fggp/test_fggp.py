@@ -60,9 +60,7 @@ def trained(client: Client, method: FGGP, received: Received) -> float:
     ("kept", "now", "anew"),
     [(None, 7, True), (5, 7, False), (5, 10, True), (10, 30, True), (9, 29, False), (9, 31, True), (1, 21, False)],
 )
-def test_when_neighbours_are_found_anew(
-    kept: int | None, now: int, anew: bool, make_view: MakeView, make_client: MakeClient
-) -> None:
+def test_new_neighbours(kept: int | None, now: int, anew: bool, make_view: MakeView, make_client: MakeClient) -> None:
     """In every tenth round, or when those of before are of more than twenty rounds ago."""
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     view = make_view(8, [(i, i + 1) for i in range(7)], [0, 1] * 4, [0, 1, 2], 2, x)

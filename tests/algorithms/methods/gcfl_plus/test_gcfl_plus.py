@@ -95,9 +95,7 @@ def opposed(count: int, far: float = 4.0) -> dict[int, Tensor]:
         ({}, {"norms": [1.0] * 5}, False),
     ],
 )
-def test_all_conditions_are_needed(
-    make_context: MakeContext, options: dict[str, Any], changes: dict[str, Any], divides: bool
-) -> None:
+def test_all_conditions_are_needed(make_context: MakeContext, options: Keys, changes: Keys, divides: bool) -> None:
     norms = changes.get("norms", NORMS)
     server = state(norms)
     server["known"] = torch.tensor(changes.get("known", [2] * 5))
@@ -369,9 +367,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, list[int]]] = {
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("case", CASES)
-def test_rounds_written_out(
-    start: Start, patchy: Keys, plain_clients: PlainClients, counts_of: CountsOf, case: str
-) -> None:
+def test_whole_rounds(start: Start, patchy: Keys, plain_clients: PlainClients, counts_of: CountsOf, case: str) -> None:
     changes, away, expected = CASES[case]
     keys = {**patchy, **NAME, **{f"algorithm.{name}": value for name, value in changes.items()}}
     if not away:

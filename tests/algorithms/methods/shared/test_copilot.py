@@ -58,9 +58,7 @@ def test_rounds_written_out(start: Start, with_copilots: Keys, plain_pairs: Make
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_models_of_all_kinds_on_dense_and_sparse_features(
-    run: Start, name: str, graphs: Mapping[str, Path], tmp_path: Path
-) -> None:
+def test_models_of_all_kinds_dense_or_sparse(run: Start, name: str, graphs: Mapping[str, Path], tmp_path: Path) -> None:
     """A copilot and models that pass messages, and such that read hops."""
     np.savez(tmp_path / "graph.npz", **{file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")})
     keys = {"algorithm.name": name, "model": MODELS, "participation.ratio": 0.7, "train.dropout": 0.3}

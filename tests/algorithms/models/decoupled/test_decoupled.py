@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.fixtures import MakeClient
+from support.fixtures import Keys, MakeClient
 from support.plain_dropout import dropped
 from support.plain_fedavg import flat
 from support.plain_training import plain_steps
@@ -78,9 +78,7 @@ def plain(
 @pytest.mark.parametrize(("name", "options", "r"), MODELS)
 @pytest.mark.parametrize("hops", [0, 1, 3])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_is_the_equation(
-    name: str, options: dict[str, float], r: float, hops: int, layers: int, propagated: Propagated
-) -> None:
+def test_is_the_equation(name: str, options: Keys, r: float, hops: int, layers: int, propagated: Propagated) -> None:
     view, dense = propagated(hops, r)
     model = make(name, hops, layers=layers, **options).eval()
     assert model.inputs == ((hops,) if name == "sgc" else tuple(range(hops + 1)))

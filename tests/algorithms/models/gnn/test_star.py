@@ -90,9 +90,7 @@ def test_equals_pyg(graph_view: GraphView, pyg_graphs: list[Data], layers: int, 
         torch.testing.assert_close(out.embedding_NH, embedding, rtol=1e-4, atol=1e-5)
 
 
-def test_all_parts_and_blocks_have_their_codes(
-    graph_view: GraphView, pyg_graphs: list[Data], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_part_has_codes(graph_view: GraphView, pyg_graphs: list[Data], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made once, whatever is asked for."""
     made = []
 

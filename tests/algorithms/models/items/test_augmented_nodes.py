@@ -55,9 +55,7 @@ def test_products_and_their_gradients(sparse: bool) -> None:
 
 @pytest.mark.parametrize("name", COUPLED)
 @pytest.mark.parametrize("head", ["linear", "conv"])
-def test_models_answer_as_in_the_graph_written_out(
-    make_view: MakeView, make_client: MakeClient, name: str, head: str
-) -> None:
+def test_answers_as_in_the_written_graph(make_view: MakeView, make_client: MakeClient, name: str, head: str) -> None:
     """All nodes, parts, some rows; what the client has of new nodes is no answer."""
     torch.manual_seed(0)
     owners = np.repeat(np.arange(6), COUNTS)

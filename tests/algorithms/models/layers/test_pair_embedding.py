@@ -97,9 +97,7 @@ def test_a_step_reads_its_pairs_in_the_order_asked_for(view: View, name: str, it
 
 
 @pytest.mark.parametrize("name", ["sgc", "gcn"])
-def test_places_among_training_pairs(
-    view: View, name: str, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_places_in_training(view: View, name: str, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_on(view, name)
     logits, _ = by_nodes(model)
     client = make_client(view, model.module)

@@ -145,9 +145,7 @@ def test_moments_that_are_reset_are_neither_kept_nor_used(make_views: Views, mak
     assert all(client.state == {} for client in batched)
 
 
-def test_a_newcomer_without_moments_trains_beside_those_that_have_some(
-    make_views: Views, make_client: MakeClient
-) -> None:
+def test_a_newcomer_without_moments_trains_beside_others(make_views: Views, make_client: MakeClient) -> None:
     options = TrainOptions(epochs=2, **OPTIMIZERS["adam"])
     alone, batched, model = pairs(module("mlp"), make_views()[:3], make_client)
     w_BP = stacked(alone)
