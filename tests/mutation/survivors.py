@@ -66,17 +66,15 @@ TESTS = {
         f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fedavg.py"]
         for name in ("fedprox", "fedopt", "moon")
     },
-    "algorithms/methods/feddc.py": [
-        "tests/algorithms/methods/test_scaffold.py",
-        "tests/algorithms/methods/shared/test_mean_gradient.py",
-    ],
-    "algorithms/methods/scaffold.py": ["tests/algorithms/methods/shared/test_mean_gradient.py"],
+    **{
+        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_scaffold.py"]
+        for name in ("feddc", "shared/mean_gradient")
+    },
     "algorithms/methods/fedgta/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
-    "algorithms/methods/fedkd.py": [
-        "tests/algorithms/methods/test_fml.py",
-        "tests/algorithms/methods/shared/test_copilot.py",
-    ],
-    "algorithms/methods/fml.py": ["tests/algorithms/methods/shared/test_copilot.py"],
+    **{
+        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fml.py"]
+        for name in ("fedkd", "shared/copilot")
+    },
     "algorithms/methods/fedgkc.py": ["tests/algorithms/methods/fedgkc"],
     "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
     "algorithms/methods/gcfl_plus/": ["tests/algorithms/methods/gcfl_plus"],

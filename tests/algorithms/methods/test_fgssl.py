@@ -1,6 +1,7 @@
 """FGSSL in whole rounds against dense matrices and loops, without its terms, and what it refuses."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.store.view import View
 
-DEFAULTS: dict[str, Any] = {
-    "contrast": 1.0,
-    "structure": 0.1,
-    "tau": 0.1,
-    "omega": 0.5,
-    "anchors": 1024,
-    "weak": (0.3, 0.3),
-    "strong": (0.8, 0.5),
-}
+DEFAULTS = asdict(FGSSL())
 
 
 def cosines(own_H: Tensor, others_NH: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from support.fixtures import Keys, Make
 from support.plain_dropout import dropped
+from support.plain_fedavg import row_counts
 from support.same_bits import assert_same_runs
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch_geometric.nn import GCNConv
 
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
-from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
@@ -83,7 +84,8 @@ class PlainClient:
     def __init__(self, number: int, folder: Path, view: View) -> None:
         arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         mine = np.flatnonzero(arrays["assignment"] == number)
-        self.number, self.split, self.y = number, arrays["split"][mine], torch.from_numpy(arrays["y"][mine])
+        self.number, self.view = number, view
+        self.split, self.y = arrays["split"][mine], torch.from_numpy(arrays["y"][mine])
         self.graphs = []
         for graph in mine:
             nodes = view.node[arrays["graph"][view.node] == graph]
@@ -116,15 +118,9 @@ class PlainClient:
 
     def counts(self, gnn: Net) -> np.ndarray:
         gnn.eval()
-        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
-        for part, code in enumerate((VAL, TEST)):
-            for g in np.flatnonzero(self.split == code):
-                with torch.no_grad():
-                    predicted = int(self.head(gnn(self.with_prompt(np.array([g])))).argmax())
-                found[part, 0, self.y[g]] += 1
-                found[part, 1, predicted] += 1
-                found[part, 2, self.y[g]] += int(self.y[g]) == predicted
-        return found
+        with torch.no_grad():
+            predicted = [int(self.head(gnn(self.with_prompt(np.array([g])))).argmax()) for g in range(len(self.y))]
+        return row_counts(self.view, predicted, CLASSES)
 
 
 class OneProcess:
