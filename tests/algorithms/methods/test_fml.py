@@ -179,7 +179,7 @@ def test_the_projection_s_steps(make_view: Make, make_client: MakeClient, optimi
             theirs.step()
         torch.testing.assert_close(client.state["projection"], twin.detach())
         assert not client.state["projection"].requires_grad
-    moments = {"adam": {"kd_step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}[optimizer]
+    moments = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}[optimizer]
     expected = {f"projection.opt.{moment}" for moment in moments} if kept == "keep" else set()
     assert set(client.state) == {"projection", *expected}
 

@@ -26,11 +26,11 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     },
     "fedgkc": {
         "alpha": [-0.1], "beta": [-0.1], "lam": [-0.1], "ramp": [-1], "weak": [[0.1, 1.0]],
-        "strong": [[-0.1, 0.5], [0.1]], "kama_terms": [[], ["strength", "strength"], ["courage"]],
+        "strong": [[-0.1, 0.5]], "kama_terms": [[], ["strength", "strength"]],
     },
     "fedgl": {"pseudo": [-1], "threshold": [-0.1, 1.1]},
     "fedgl_fedgta": {"pseudo": [-1], "threshold": [-0.1, 1.1], "sketch_every": [0]},
-    "fedgpl": {"server_lr": [0.0], "epsilon": [0.0], "clip": [0.0], "most_rows": [0], "mixing": ["all"]},
+    "fedgpl": {"server_lr": [0.0], "epsilon": [0.0], "clip": [0.0], "most_rows": [0]},
     "fedgta": {"lp_steps": [0, 1001], "orders": [0, 1001], "sketch_every": [0], "lp_seed_weight": [1.5, -0.5]},
     "fedkd": {"energy_start": [0.0, -0.5, 1.1], "energy_end": [0.0, -0.5, 1.1]},
     "fednh": {"scale": [0, -1], "rho": [-0.1, 1.1]},
@@ -145,6 +145,9 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
         for name in ("scaffold", "feddc")
         for train in ({"train.optimizer": "adam"}, {"train.optimizer": "sgd", "train.momentum": 0.9})
     ),
+    ("fedgkc", {**COPILOT, "algorithm.strong": [0.1]}, "algorithm.strong", ""),
+    ("fedgkc", {**COPILOT, "algorithm.kama_terms": ["courage"]}, "algorithm.kama_terms", ""),
+    ("fedgpl", {"algorithm.mixing": "all"}, "algorithm.mixing", ""),
     ("fedpub", SGC, "model.layers", "one layer"),
     ("fedsage_plus", {**AUGMENTING, "model.name": "gamlp"}, "model.name", "gamlp reads hops"),
     ("fedsage_plus", {**AUGMENTING, "model.fanouts": [2, 2]}, "model.fanouts", ""),
