@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import ModuleOf, Views
 from torch import Tensor, nn
 
 from shoal.algorithms.protocol import Tree
@@ -162,9 +163,7 @@ def assert_mean_loss() -> Callable[[Mapping[str, Any], Mapping[int, float], Sequ
 
 
 @pytest.fixture(scope="session")
-def torch_clients(
-    views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
-) -> Callable[[Server], list[TorchClient]]:
+def torch_clients(views: Views, module_of: ModuleOf) -> Callable[[Server], list[TorchClient]]:
     """Gives the clients of a server that is configured by `unequal`, before their first round."""
 
     def torch_clients(server: Server) -> list[TorchClient]:

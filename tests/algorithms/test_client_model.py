@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Make, MakeClient, MakeView, Views
 from torch import Tensor
 
 from shoal.algorithms import client as module_under_test
@@ -17,7 +18,7 @@ from shoal.storage.store.view import View
 
 
 @pytest.fixture
-def client(views: Callable[..., list[View]]) -> Client:
+def client(views: Views) -> Client:
     view = views()[0]
     torch.manual_seed(0)
     module = build("gamlp", 5, 4, 2, 0.5, {"hidden": 8})
@@ -44,7 +45,6 @@ def test_logits_of_a_part_are_rows_of_all(client: Client, part: str) -> None:
     torch.testing.assert_close(client.model.logits_of(part), alone)
 
 
-MakeView, MakeClient = Callable[..., View], Callable[..., Client]
 COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
 
 
@@ -147,9 +147,7 @@ def test_a_call_is_in_the_present_mode_and_has_gradients(client: Client) -> None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_all_rows_are_read_where_they_lie_if_they_are_float32(
-    dtype: type, make_view: MakeView, make_client: MakeClient
-) -> None:
+def test_float32_rows_are_read_where_they_lie(dtype: type, make_view: MakeView, make_client: MakeClient) -> None:
     x = np.random.default_rng(0).standard_normal((5, 4)).astype(dtype)
     client = make_client(make_view(5, [], [0] * 5, range(5), 2, x), build("mlp", 4, 2, 0, 0.0, {}))
     (rows,) = client.model.gathered("train")
@@ -159,9 +157,7 @@ def test_all_rows_are_read_where_they_lie_if_they_are_float32(
 
 
 @pytest.mark.parametrize("name", ["mlp", "gcn"])
-def test_a_part_is_answered_from_its_rows_or_from_one_pass_for_all(
-    name: str, graph: View, make_client: MakeClient
-) -> None:
+def test_a_part_is_answered_from_its_rows_or_one_pass_for_all(name: str, graph: View, make_client: MakeClient) -> None:
     client = make_client(graph, make_coupled(name))
     answered: list[int] = []
     client.model.module.register_forward_hook(lambda module, inputs, out: answered.append(len(out.logits_NC)))
@@ -207,7 +203,7 @@ def test_forward_draws_once_from_a_stream_of_its_own(fanouts: list[int], graph: 
     assert torch.equal(step(), make_coupled("gin", dropout=0.0, fanouts=fanouts)(around).logits_NC)
 
 
-def client_of(view: View, name: str, make_client: Callable[..., Client], **options: Any) -> Client:
+def client_of(view: View, name: str, make_client: MakeClient, **options: Any) -> Client:
     torch.manual_seed(0)
     client = make_client(view, build(name, 3, 2, 2, 0.0, {"hidden": 8, **options}))
     client.model.module.eval()
@@ -215,11 +211,71 @@ def client_of(view: View, name: str, make_client: Callable[..., Client], **optio
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_alike_are_pairs_of_the_same_features(
-    name: str, make_view: Callable[..., View], make_client: Callable[..., Client]
-) -> None:
+def test_alike_are_pairs_of_the_same_features(name: str, make_view: MakeView, make_client: MakeClient) -> None:
     x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
     view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
     client = client_of(view, name, make_client)
     expected = client.model.logits()
     torch.testing.assert_close(client.model(client.model.standalone(torch.from_numpy(x))).logits_NC, expected[:4])
+
+
+every_model = pytest.mark.parametrize("name", ["gcn", "gamlp"])
+
+
+@pytest.fixture
+def graphs_client_of(start: Make, views: Views, graph_task: dict[str, Any]) -> Callable[[str], Client]:
+    view = views(start(graph_task))[0]
+
+    def graphs_client_of(name: str) -> Client:
+        torch.manual_seed(0)
+        own = FlatModel(build(name, 5, 4, 2, 0.5, {"hidden": 8}, task="graph"))
+        random = partial(key, 0, 1, 0)
+        info = ClientInfo(0, view.nodes, len(view.train), 4, graphs=view.items)
+        return Client(info, view, {MODEL: ClientModel(own, view, random)}, {}, {}, random)
+
+    return graphs_client_of
+
+
+@every_model
+def test_all_and_parts(graphs_client_of: Callable[[str], Client], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = graphs_client_of(name)
+    model, data = client.model, client.data
+    parts = {part: model.logits_of(part) for part in ("train", "val", "test")}
+    assert sum(map(len, parts.values())) == 14
+    whole = model.logits()
+    assert whole.shape == (14, 4)
+    assert not model.module.training
+    for part, logits in parts.items():
+        torch.testing.assert_close(logits, whole[getattr(data, part)])
+        assert torch.equal(model.logits_of(part), whole[getattr(data, part)])
+        out = model.output(model.gathered(part))
+        torch.testing.assert_close(out.logits_NC, logits)
+        assert out.embedding_NH.shape == (len(logits), 8)
+    torch.testing.assert_close(model.output(model.gathered("all")).logits_NC, whole)
+    monkeypatch.setattr(module_under_test, "ROWS_AT_A_TIME", 9)
+    outputs = list(model.outputs())
+    assert len(outputs) > 4 if name == "gamlp" else len(outputs) == 1
+    torch.testing.assert_close(torch.cat([out.logits_NC for out in outputs]), whole)
+    torch.testing.assert_close(torch.cat([out.embedding_NH for out in outputs]), model.output(model.gathered("all"))[1])
+
+
+@every_model
+def test_forward_has_gradients(graphs_client_of: Callable[[str], Client], name: str) -> None:
+    client = graphs_client_of(name)
+    chosen = client.data.train[[2, 0]]
+    whole = client.model.logits()
+    forward = client.model.forward(chosen)
+    out = forward()
+    torch.testing.assert_close(out.logits_NC, whole[chosen])
+    out.logits_NC.sum().backward()
+    assert bool(client.model.flat.w.grad.any())
+
+
+@every_model
+def test_a_lone_node_is_a_graph_for_itself(graphs_client_of: Callable[[str], Client], name: str) -> None:
+    model = graphs_client_of(name).model
+    x = torch.randn(3, 5)
+    out = model.output(model.standalone(x))
+    assert out.logits_NC.shape == (3, 4)
+    alone = torch.cat([model.output(model.standalone(row[None])).logits_NC for row in x])
+    torch.testing.assert_close(out.logits_NC, alone)

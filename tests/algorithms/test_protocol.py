@@ -1,23 +1,22 @@
-"""Split learning and gossip by small methods of a user's file, and the same computations written out without them."""
+"""Small methods of a user's file: split learning, gossip, several models, and writing into what was lent."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from support.errors import refused
+from support.fixtures import CountsOf, ModuleOf, Start, Views
 from support.plain_fedavg import flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Trainer, Tree, Upload
-from shoal.algorithms.protocol import Ask, Reduce
+from shoal.algorithms.protocol import MODEL, Ask, Reduce
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
-
-Run = Callable[..., Server]
-Views = Callable[..., list[View]]
-ModuleOf = Callable[..., nn.Module]
-CountsOf = Callable[..., np.ndarray]
 
 MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
 SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "train.epochs": 2}
@@ -81,7 +80,7 @@ def rows_of(client: Client) -> int:
     return 4 + client.info.client
 
 
-def test_split_learning(run: Run, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
+def test_split_learning(run: Start, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
     server = run({**method("Split"), **MLP, **SGD, "evaluation.every": 2}, rounds=2)
     data = views(server)[:5]
     bodies = [module_of(server, server._initial) for _ in data]
@@ -123,7 +122,7 @@ class Gossip(Algorithm):
         return Upload({"w": client.model.w})
 
 
-def test_absent_clients_are_served_what_was_sent_to_them(start: Run, views: Views, counts_of: CountsOf) -> None:
+def test_absent_clients_are_served_what_was_sent_to_them(start: Start, views: Views, counts_of: CountsOf) -> None:
     server = start({**method("Gossip"), **MLP, "participation.ratio": 0.2, "evaluation.every": 2})
     for number in range(1, 5):
         server.round()
@@ -133,3 +132,123 @@ def test_absent_clients_are_served_what_was_sent_to_them(start: Run, views: View
             torch.testing.assert_close(inbox, (i + 1) * first)
             if number % 2 == 0:
                 np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(server, view, inbox))
+
+
+@dataclass(frozen=True)
+class Twins(Algorithm):
+    """Two models of the kinds that the config gives to a client."""
+
+    client_models = "heterogeneous"
+
+    def models(self) -> Mapping[str, Mapping[str, Any] | None]:
+        return {MODEL: None, "twin": None}
+
+    def setup(self, ctx: Context) -> Tree:
+        sizes = [[ctx.model_of(i, name).parameters for name in (MODEL, "twin")] for i in range(len(ctx.clients))]
+        return {"sizes": torch.tensor(sizes)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        yield Ask("train", {})
+
+
+def test_a_second_model_of_the_config_is_of_the_client_s_kind(start: Callable[..., Server]) -> None:
+    models = [{"name": "mlp", "hidden": 8}, {"name": "mlp", "hidden": 6}, {"name": "mlp", "hidden": 3}]
+    keys = {"algorithm.name": f"{__file__}:Twins", "model": models, "heterogeneity.embedding": 8}
+    server = start(keys)
+    sizes = server.state.server["sizes"].tolist()
+    assert [twin for _, twin in sizes] == [own for own, _ in sizes]
+    assert len({own for own, _ in sizes}) == 3
+
+
+@dataclass(frozen=True)
+class Builder(Algorithm):
+    """Notes the models that the server builds, and what clients hold before they train."""
+
+    client_models = "heterogeneous"
+
+    def setup(self, ctx: Context) -> Tree:
+        return {f"kind{number}": ctx.build(MODEL, number).w.detach().clone() for number in (0, 1)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        yield Ask("train", {})
+
+    def receive(self, client: Client, down: Tree) -> None:
+        client.state["start"] = client.model.w.clone()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_server_s_model_is_the_one_that_clients_start_from(start: Callable[..., Server], number: int) -> None:
+    models = [{"name": "mlp", "hidden": 8}, {"name": "mlp", "hidden": 3}]
+    keys = {"algorithm.name": f"{__file__}:Builder", "model": models, "heterogeneity.embedding": 8}
+    server = start(keys)
+    server.round()
+    assert torch.equal(server.state.server[f"kind{number}"], server.state.clients[number]["start"])
+
+
+@dataclass(frozen=True)
+class Writes(Algorithm):
+    """Writes into what it was lent, in one of its hooks, by torch or behind its back."""
+
+    where: str = "begin"
+    how: str = "mul_"
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.initial}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MIX}, shared={"w": server["w"]}, private={3: {"own": torch.ones(2)}})
+        yield Mix("w", torch.eye(len(got.ids)), dst=got.ids)
+
+    def write(self, where: str, tensor: Tensor) -> None:
+        if where != self.where:
+            return
+        if self.how == "mul_":
+            tensor.mul_(0.9)
+        elif self.how == "data":
+            tensor.data.mul_(0.9)
+        else:
+            tensor.numpy()[0] += 1.0
+
+    def receive(self, client: Client, down: Tree) -> Tree:
+        super().receive(client, down)
+        if "w" in down:
+            self.write("begin", down["w"])
+        if "own" in down:
+            self.write("private", down["own"])
+        if "w" in client.inbox:
+            self.write("inbox", client.inbox["w"])
+        return down
+
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        self.write("upload", received["w"])
+        return Upload({"w": client.model.w})
+
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
+        if "w" in client.inbox:
+            self.write("predict", client.inbox["w"])
+        return super().predict(client, received, part)
+
+
+@pytest.mark.parametrize("how", ["mul_", "data", "numpy"])
+@pytest.mark.parametrize(
+    ("where", "entry"),
+    [("begin", "download 'w'"), ("private", "download 'own'"), ("inbox", "inbox 'w'"), ("upload", "download 'w'")],
+)
+def test_method_writing_read_only_data_is_stopped(start: Start, where: str, entry: str, how: str) -> None:
+    skipping = {"engine.on_client_error": "skip", "evaluation.every": 6}
+    server = start({**method("Writes"), **MLP, **skipping, "algorithm.where": where, "algorithm.how": how})
+    number = 2 if where == "inbox" else 1
+    client = 3 if where == "private" else 0
+    if number == 2:
+        server.round()
+    before = server.state.server["w"].clone()
+    with refused(says=f"round {number}, client {client}: Writes writes into the {entry}, which is"):
+        server.round()
+    assert server.state.round == number - 1
+    assert torch.equal(server.state.server["w"], before)
+
+
+def test_an_evaluation_writes_nothing_either(start: Start) -> None:
+    server = start({**method("Writes"), **MLP, "algorithm.where": "predict"})
+    with refused(says="round 1, client 0: Writes writes into the inbox 'w'"):
+        server.round()

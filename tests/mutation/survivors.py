@@ -53,25 +53,28 @@ TESTS = {
     "algorithms/training/analytic/": ["tests/algorithms/training/analytic"],
     "algorithms/methods/": ["tests/algorithms/methods/test_every_method.py"],
     "algorithms/methods/local.py": [
-        "tests/algorithms/methods/test_local.py",
+        "tests/algorithms/methods/test_fedavg.py",
         "tests/algorithms/methods/registry/test_load.py",
     ],
     "algorithms/losses/finch.py": ["tests/algorithms/methods/test_fpl.py"],
     "algorithms/methods/fednh.py": ["tests/algorithms/methods/test_fednh.py"],
-    "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_averaged_rows.py"],
-    "algorithms/methods/fedproc.py": ["tests/algorithms/methods/test_averaged_rows.py"],
-    "algorithms/methods/shared/class_prototypes.py": [
-        "tests/algorithms/methods/test_fedproto.py",
-        "tests/algorithms/methods/test_feddistill.py",
-    ],
-    "algorithms/methods/feddc.py": [
-        "tests/algorithms/methods/test_scaffold.py",
-        "tests/algorithms/methods/shared/test_mean_gradient.py",
-    ],
-    "algorithms/methods/scaffold.py": ["tests/algorithms/methods/shared/test_mean_gradient.py"],
+    **{
+        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fedproto.py"]
+        for name in ("fedproto", "fedproc", "feddistill", "fedtgp", "class_means", "shared/class_prototypes")
+    },
+    **{
+        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fedavg.py"]
+        for name in ("fedprox", "fedopt", "moon")
+    },
+    **{
+        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_scaffold.py"]
+        for name in ("feddc", "shared/mean_gradient")
+    },
     "algorithms/methods/fedgta/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
-    "algorithms/methods/fedkd.py": ["tests/algorithms/methods/shared/test_copilot.py"],
-    "algorithms/methods/fml.py": ["tests/algorithms/methods/shared/test_copilot.py"],
+    **{
+        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fml.py"]
+        for name in ("fedkd", "shared/copilot")
+    },
     "algorithms/methods/fedgkc.py": ["tests/algorithms/methods/fedgkc"],
     "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
     "algorithms/methods/gcfl_plus/": ["tests/algorithms/methods/gcfl_plus"],

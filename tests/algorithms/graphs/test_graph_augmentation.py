@@ -1,7 +1,6 @@
 """Small graphs, chosen and cut from others, against NetworkX and dense matrices; views of them, graph by graph."""
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import combinations
 
 import networkx as nx
@@ -9,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from support.drawn_graphs import SIZES, dense_of, drawn, edges_of
+from support.fixtures import MakeView
 
 from shoal.algorithms.graphs.graph_augmentation import adjacency_of, cut_up, with_other_edges, without_nodes
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.structure_codes import structure_codes
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
 
 NOTHING = np.random.default_rng(0)
 
@@ -123,7 +122,7 @@ def test_parts_keep_the_edges_inside_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["gcn", "gin", "sage", "gat", "star"])
-def test_what_a_backbone_reads(name: str, make_view: Callable[..., View]) -> None:
+def test_what_a_backbone_reads(name: str, make_view: MakeView) -> None:
     graphs, _ = drawn()
     x = np.random.default_rng(1).standard_normal((len(graphs.row), 5)).astype(np.float32)
     data = make_view(len(x), [], [0] * len(x), [0], 3, x)

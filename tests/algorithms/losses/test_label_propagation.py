@@ -1,14 +1,12 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fixtures import MakeView
 from torch import Tensor
 
 from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
-from shoal.storage.store.view import View
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
 
@@ -34,7 +32,7 @@ def dense(
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_equals_dense_algebra(make_view: Callable[..., View], data: st.DataObject) -> None:
+def test_equals_dense_algebra(make_view: MakeView, data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, 9))
     pairs = st.tuples(st.integers(0, nodes - 1), st.integers(0, nodes - 1)).filter(lambda p: p[0] != p[1])
     edges = data.draw(st.lists(pairs, max_size=15)) if nodes > 1 else []
@@ -55,7 +53,7 @@ def test_equals_dense_algebra(make_view: Callable[..., View], data: st.DataObjec
 
 
 @pytest.mark.parametrize("hidden", [0, 1, -1])
-def test_reads_no_label_outside_the_training_rows(make_view: Callable[..., View], hidden: int) -> None:
+def test_reads_no_label_outside_the_training_rows(make_view: MakeView, hidden: int) -> None:
     labels = [[1, 2, 2, 2, 2], [1, hidden, 2, hidden, hidden]]
     views = [make_view(5, RING, y, [0, 2], 3) for y in labels]
     results = [list(propagate_labels(view, with_training_labels(view, soft(5, 3)), 4, 0.5)) for view in views]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import CountsOf, MakeClient, MakeView, ModuleOf, Views
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
@@ -146,11 +147,7 @@ class PlainAverage:
     weight: str = "nodes"
 
     def round(
-        self,
-        number: int,
-        cohort: list[int],
-        loss: Callable[[nn.Module, Output, Tensor], Tensor],
-        batch: int = 100,
+        self, number: int, cohort: list[int], loss: Callable[[nn.Module, Output, Tensor], Tensor], batch: int = 100
     ) -> None:
         """Trains a cohort on `loss(module, output, labels)` and moves w; it stays if nobody trained."""
         total, count = torch.zeros_like(self.w), 0
@@ -225,9 +222,7 @@ class PlainPair:
 
 
 @pytest.fixture(scope="session")
-def plain_pairs(
-    views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
-) -> Callable[[Server], list[PlainPair]]:
+def plain_pairs(views: Views, module_of: ModuleOf) -> Callable[[Server], list[PlainPair]]:
     """The clients, each with its copilot, of a server before its first round."""
 
     def plain_pairs(server: Server) -> list[PlainPair]:
@@ -241,7 +236,7 @@ def plain_pairs(
 
 
 @pytest.fixture(scope="session")
-def pair_of_tables(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[..., Client]:
+def pair_of_tables(make_view: MakeView, make_client: MakeClient) -> Callable[..., Client]:
     """A client of three nodes whose own model and copilot give node i the i-th row of a table of probabilities.
 
     Their embeddings are the features, which are rows of the identity. Labels are 1, 0, 0.
@@ -266,9 +261,7 @@ def with_copilots(patchy: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def plain_clients(
-    views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
-) -> Callable[[Server], list[PlainClient]]:
+def plain_clients(views: Views, module_of: ModuleOf) -> Callable[[Server], list[PlainClient]]:
     """The clients of a server before its first round."""
 
     def plain_clients(server: Server) -> list[PlainClient]:
@@ -295,7 +288,7 @@ def plain_average(plain_clients: Callable[[Server], list[PlainClient]]) -> Calla
 
 
 @pytest.fixture(scope="session")
-def assert_averaged(counts_of: Callable[..., np.ndarray]) -> Callable[[Server, PlainAverage], None]:
+def assert_averaged(counts_of: CountsOf) -> Callable[[Server, PlainAverage], None]:
     """Asserts that a server has the parameters of FedAvg written out, and that everybody was scored with them."""
 
     def assert_averaged(server: Server, plain: PlainAverage) -> None:
@@ -309,7 +302,7 @@ def assert_averaged(counts_of: Callable[..., np.ndarray]) -> Callable[[Server, P
 
 
 @pytest.fixture(scope="session")
-def assert_holds(counts_of: Callable[..., np.ndarray]) -> Callable[[Server, list[PlainClient]], None]:
+def assert_holds(counts_of: CountsOf) -> Callable[[Server, list[PlainClient]], None]:
     """Asserts that a server's clients have the parameters of plain ones, and that their classifiers were scored."""
 
     def assert_holds(server: Server, clients: list[PlainClient]) -> None:

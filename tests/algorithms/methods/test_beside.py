@@ -104,9 +104,7 @@ def test_a_helper_is_read_from_its_text_not_from_its_folder(tmp_path: Path) -> N
         ({"helper.py": "from sums import total\n"}, "sums.py", 2, "ImportError: cannot import name 'NUMBER'"),
     ],
 )
-def test_a_helper_that_fails_names_its_line(
-    tmp_path: Path, changed: dict[str, str], file: str, line: int, reason: str
-) -> None:
+def test_a_failing_helpers_line(tmp_path: Path, changed: dict[str, str], file: str, line: int, reason: str) -> None:
     spec = describe(write(tmp_path, **changed), {})
     with refused(f"{tmp_path / file}, line {line}", says=f"fails while it is read: {reason}"):
         load(spec)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Keys, PlainClients
 from support.plain_dropout import dropped
-from support.plain_fedavg import DROPOUT, EPOCHS, SGD, require_fedavg
+from support.plain_fedavg import DROPOUT, EPOCHS, SGD, require_fedavg, row_counts
 from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
@@ -76,10 +77,9 @@ class PlainClient:
     def __init__(self, number: int, folder: Path, view: View, kind: str) -> None:
         x, edges, assignment = (np.load(folder / f"{name}.npy") for name in ("x", "edge_index", "assignment"))
         assert view.pairs is not None
-        self.number, self.module = number, Net(kind)
+        self.number, self.view, self.module = number, view, Net(kind)
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         self.pairs, self.y = view.pairs, view.label
-        self.parts = {"train": view.train, "val": view.val, "test": view.test}
         place = {int(node): row for row, node in enumerate(view.node)}
         joined = {tuple(sorted((place[a], place[b]))) for a, b in edges.T.tolist() if a in place and b in place}
         assert all(assignment[node] == number for node in place)
@@ -95,7 +95,7 @@ class PlainClient:
         self.hop = torch.linalg.matrix_power(root[:, None] * adjacency * root, 2) @ self.x
 
     def train(self, round_number: int, size: int | None) -> None:
-        items = self.parts["train"]
+        items = self.view.train
         torch.manual_seed(key(0, round_number, self.number, "train"))
         self.module.train()
         for _ in range(EPOCHS if len(items) else 0):
@@ -106,17 +106,10 @@ class PlainClient:
                 self.optimizer.step()
 
     def counts(self) -> np.ndarray:
-        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
         self.module.eval()
-        for part, name in enumerate(("val", "test")):
-            for item in self.parts[name]:
-                with torch.no_grad():
-                    predicted = int(self.module(self, item[None]).argmax())
-                truth = int(self.y[item])
-                found[part, 0, truth] += 1
-                found[part, 1, predicted] += 1
-                found[part, 2, truth] += predicted == truth
-        return found
+        with torch.no_grad():
+            predicted = [int(self.module(self, item[None]).argmax()) for item in torch.arange(len(self.pairs))]
+        return row_counts(self.view, predicted, CLASSES)
 
 
 @pytest.fixture
@@ -141,7 +134,7 @@ def test_fedavg_is_that_of_plain_torch(
     clients = plain(server, kind)
     assert [info.items for info in server.infos] == [len(client.pairs) for client in clients]
     assert [info.nodes for info in server.infos] == list(OF_CLIENT)
-    untrained = {i for i, client in enumerate(clients) if not len(client.parts["train"])}
+    untrained = {i for i, client in enumerate(clients) if not len(client.view.train)}
     assert untrained == {NO_EDGES, ONE_EDGE}
     assert not len(clients[NO_EDGES].pairs)
     items = {client.number: len(client.pairs) for client in clients}
@@ -149,9 +142,7 @@ def test_fedavg_is_that_of_plain_torch(
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sgc"])
-def test_prototypes_are_means_over_pairs(
-    start: Start, edge_task: dict[str, Any], plain: Callable[..., list[PlainClient]], kind: str
-) -> None:
+def test_prototypes_are_means_over_pairs(start: Start, edge_task: Keys, plain: PlainClients, kind: str) -> None:
     """FedProto's after a round, from the embeddings of training pairs by the models that clients keep."""
     server = start({**keys_of(edge_task, kind), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
     clients = plain(server, kind)
@@ -160,7 +151,7 @@ def test_prototypes_are_means_over_pairs(
     for client in clients:
         client.module.load(server.state.clients[client.number]["model.w"])
         client.module.eval()
-        for item in client.parts["train"]:
+        for item in client.view.train:
             with torch.no_grad():
                 sums[client.y[item]] += client.module.embed(client, item[None])[0]
             counts[client.y[item]] += 1

@@ -6,17 +6,15 @@ from typing import Any
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Keys, Start
+from support.same_bits import assert_same_runs, assert_same_trees
 from torch import Tensor
 
 from shoal.algorithms.methods.registry.load import describe, load, methods_for, mixing_methods
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.algorithms.models.names import HEADLESS
 from shoal.engine.config.config import Config
 from shoal.engine.messages.models import require_mixable
-from shoal.engine.rounds.server import Server
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 COPILOT = {"copilot": {"name": "sgc", "layers": 2, "hidden": 6}}
 GEN = {"server_steps": 3, "server_batch": 8}
 PERSONAL = {"alignment": "prototype", "attention": "node"}
@@ -33,6 +31,11 @@ MIXED = [
 WHOLE = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
 GCN = {"name": "gcn", "hidden": 8, "head": "linear"}
 GAMLP = {"name": "gamlp", "hidden": 8}
+CONV = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
+SAGE = {"name": "sage", "hidden": 8}
+FGGP = {"hidden": 6, "knn_every": 2}
+PHASES = {"shared_rounds": 2, "hidden": 6}
+SAGE_PLUS = {"generator_rounds": 2, "hidden": 6}
 
 
 def keys_of(name: str, options: Keys, model: Any = None) -> dict[str, Any]:
@@ -40,37 +43,18 @@ def keys_of(name: str, options: Keys, model: Any = None) -> dict[str, Any]:
     return {"algorithm": {"name": name, **options}, **mixed, **({"model": model} if model else {})}
 
 
-def tensors(server: Server) -> dict[str, Tensor]:
-    return server.state.to_tensors()[0]
+LABELLED: list[tuple[str, Keys]] = [
+    *((name, {}) for name in ("class_means", "feddistill", "fpl", "fedproto", "fedtgp", "fml", "fedkd", "fedgta")),
+    ("moon", {"rows": "all"}),
+    ("fedgl", {"threshold": 0.0}),
+    ("fedgl_fedgta", {"threshold": 0.0}),
+    ("fedpg", {"pseudo_centres": 0.5}),
+]
 
 
-def assert_same(one: Server, other: Server) -> None:
-    """What the server, all clients and all inboxes have, to the last bit."""
-    mine, theirs = tensors(one), tensors(other)
-    assert mine.keys() == theirs.keys()
-    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("class_means", {}),
-        ("feddistill", {}),
-        ("fpl", {}),
-        ("fedproto", {}),
-        ("fedtgp", {}),
-        ("moon", {"rows": "all"}),
-        ("fedgl", {"threshold": 0.0}),
-        ("fedgl_fedgta", {"threshold": 0.0}),
-        ("fml", {}),
-        ("fedkd", {}),
-    ],
-)
-def test_labels_outside_the_training_rows_change_nothing(run: Run, name: str, options: Keys) -> None:
-    plain, shuffled = (run(keys_of(name, options), rounds=2, graph=graph) for graph in ("plain", "shuffled"))
-    mine, theirs = ({**server.state.server, **flat_state(server.state.clients)} for server in (plain, shuffled))
-    assert mine.keys() == theirs.keys()
-    assert [key for key in mine if not torch.equal(mine[key], theirs[key])] == []
+@pytest.mark.parametrize(("name", "options"), LABELLED)
+def test_labels_outside_the_training_rows_change_nothing(run: Start, name: str, options: Keys) -> None:
+    assert_same_runs(*(run(keys_of(name, options), rounds=3, graph=graph) for graph in ("plain", "shuffled")))
 
 
 def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -106,9 +90,7 @@ def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]
         ("fml", {**COPILOT, "beta": 1.0, "rows": "train"}, {"alpha": 1.0}, "local", WHOLE),
     ],
 )
-def test_switched_off_it_is_the_plain_method_to_the_last_bit(
-    run: Run, name: str, more: Keys, off: Keys, plain: str, model: Any
-) -> None:
+def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys, plain: str, model: Any) -> None:
     """Each of its terms alone makes another model; with dropout, weight decay and clients that stay away."""
     rest = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.trainer": "autograd"}
     expected = run({**rest, **keys_of(plain, {}, model)}, rounds=3)
@@ -135,8 +117,14 @@ def test_switched_off_it_is_the_plain_method_to_the_last_bit(
     ("name", "options", "model", "stop"),
     [
         *((name, {}, MIXED, 4) for name in ("fedproto", "feddistill", "fedtgp", "fedpg", "class_means", "lg_fedavg")),
-        ("fedpg", PERSONAL, MIXED, 4),
+        ("fedpg", {**PERSONAL, "noise": 0.1}, MIXED, 4),
         ("fedgen", GEN, MIXED, 4),
+        *(("fedgta", {"eps": 0.9, "sketch_every": every}, GAMLP, 4) for every in (1, 2, 3)),
+        ("fedgkc", {"copilot": GCN, "ramp": 3}, WHOLE, 4),
+        *(("fggp", {**FGGP, **more}, CONV, 4) for more in ({}, {"gkic": "gen_only"}, {"head_mode": "personal"})),
+        ("fedpub", {}, GCN, 4),
+        ("adafgl", PHASES, GCN, 4),
+        *((name, SAGE_PLUS, SAGE, stop) for name in ("fedsage_plus", "fedsage_plus_fedgta") for stop in (1, 3)),
         ("fedgl", {"threshold": 0.0}, GCN, 4),
         ("fedgl_fedgta", {"threshold": 0.0}, GCN, 4),
         ("fgssl", {"anchors": 5}, GAMLP, 4),
@@ -151,137 +139,38 @@ def test_switched_off_it_is_the_plain_method_to_the_last_bit(
         ("fedkd", COPILOT, GAMLP, 4),
     ],
 )
-def test_a_resumed_run_goes_on_to_the_bit(
-    start: Run, run: Run, patchy: Keys, name: str, options: Keys, model: Any, stop: int
-) -> None:
+def test_resumed_runs(start: Start, run: Start, patchy: Keys, name: str, options: Keys, model: Any, stop: int) -> None:
     """From what a checkpoint holds, with clients that come and go."""
     keys = {key: value for key, value in patchy.items() if key != "model.name"} | keys_of(name, options, model)
     state = run(keys, rounds=stop).state
     resumed = start(keys, state=type(state).from_tensors(*state.to_tensors()))
     for _ in range(stop, 6):
         resumed.round()
-    assert_same(resumed, run(keys, rounds=6))
-
-
-OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
-    "class_means": {"hops": [-1], "at_least": [0], "noise": [2.0, -0.1], "weight": [-1.0]},
-    "feddc": {"alpha": [-0.1]},
-    "feddistill": {"gamma": [-1.0]},
-    "fedgen": {
-        **{name: [-1.0] for name in ("alpha", "beta", "diversity_weight")},
-        "decay": [0.0, 1.01],
-        **{name: [0] for name in ("server_steps", "server_lr", "server_batch", "noise")},
-        "hidden": [4097],
-    },
-    "fedgl": {"pseudo": [-1], "threshold": [-0.1, 1.1]},
-    "fedgl_fedgta": {"pseudo": [-1], "threshold": [-0.1, 1.1], "sketch_every": [0]},
-    "fedkd": {name: [0.0, -0.5, 1.1] for name in ("energy_start", "energy_end")},
-    "fednh": {"scale": [0, -1], "rho": [-0.1, 1.1]},
-    "fedopt": {"eta": [0, -1], "tau": [0], "beta1": [1, -1], "beta2": [1, -0.1], "momentum": [1]},
-    "fedproc": {"alpha": [-0.1, 1.1], "temperature": [0, -1]},
-    "fedproto": {"lam": [-1]},
-    "fedproto_averaged": {"lam": [-1]},
-    "fedprox": {"mu": [-1]},
-    "fedtgp": {"server_steps": [0], "server_lr": [0.0], "margin_cap": [-1.0], "lam": [-1.0]},
-    "fgssl": {
-        **{name: [-1] for name in ("contrast", "structure")},
-        **{name: [0] for name in ("tau", "omega")},
-        "anchors": [1],
-        "weak": [(1, 0)],
-        "strong": [(0, -1)],
-    },
-    "fml": {"alpha": [-0.1, 1.1], "beta": [-0.1, 1.1]},
-    "fpl": {"cpcl": [-1], "upcr": [-1], "tau": [0, -1], "cluster_from": [0]},
-    "moon": {"mu": [-1], "tau": [0, -1]},
-    "scaffold": {"eta": [0]},
-}
-AT_THE_ENDS: dict[str, dict[str, Any]] = {
-    "fedgen": {
-        **dict.fromkeys(("alpha", "beta", "diversity_weight"), 0),
-        **dict.fromkeys(("decay", "server_steps", "server_batch", "hidden"), 1),
-        "noise": 4096,
-    },
-    "fedkd": {"energy_start": 1.0, "energy_end": 1.0},
-    "fedopt": {"beta1": 0, "beta2": 0, "momentum": 0},
-    "fml": {"alpha": 0.0, "beta": 1.0},
-    "fedgl": {"pseudo": 0, "threshold": 1},
-}
+    assert_same_trees({0: resumed.state.to_tensors()[0]}, {0: run(keys, rounds=6).state.to_tensors()[0]})
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "value"),
+    ("name", "options", "model"),
     [
-        (name, option, value)
-        for name, options in OUT_OF_RANGE.items()
-        for option, values in options.items()
-        for value in values
+        ("fedpg", {}, GAMLP),
+        ("fedpub", {}, GCN),
+        ("adafgl", PHASES, GCN),
+        ("fedsage_plus", SAGE_PLUS, SAGE),
+        ("fedsage_plus_fedgta", SAGE_PLUS, SAGE),
     ],
 )
-def test_options_out_of_range_are_refused(name: str, option: str, value: Any) -> None:
-    with refused("algorithm", name, says=option):
-        load(describe(name, {option: list(value) if isinstance(value, tuple) else value}))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_options_at_their_ends_and_defaults_are_taken(name: str) -> None:
-    load(describe(name, AT_THE_ENDS.get(name, {})))
-    load(describe(name, {}))
-
-
-@pytest.mark.parametrize(
-    ("keys", "place"),
-    [
-        *(
-            ({"algorithm.name": name, "model": model}, "model.layers")
-            for name in ("fednh", "lg_fedavg")
-            for model in ({"name": "sgc"}, {"name": "gamlp", "layers": 1})
-        ),
-        # On five features it needs no adapter.
-        ({"algorithm.name": "lg_fedavg", "model": [{"name": "gcn", "hidden": 5}, {"name": "sgc"}]}, "model.layers"),
-        ({"algorithm.name": "fgssl", "model": {"name": "sgc"}}, "model.layers"),
-        ({"algorithm.name": "fgssl", "model": {"name": "gcn", "fanouts": [2, 2]}}, "model.fanouts"),
-        ({"algorithm.name": "moon", "train.batch_size": 4}, "train.batch_size"),
-        ({"algorithm.name": "fml", "algorithm.copilot": {"name": sorted(HEADLESS)[0]}}, "algorithm.copilot"),
-        *(
-            ({**train, "algorithm.name": name, "algorithm.variate": "steps"}, "algorithm.variate")
-            for name in ("scaffold", "feddc")
-            for train in ({"train.optimizer": "adam"}, {"train.optimizer": "sgd", "train.momentum": 0.9})
-        ),
-    ],
-)
-def test_what_a_method_cannot_train_is_refused(start: Run, keys: Keys, place: str) -> None:
-    with refused(place):
-        start(keys)
-
-
-def test_what_needs_no_term_takes_any_model(start: Run) -> None:
-    off = {"algorithm.name": "fgssl", "algorithm.contrast": 0.0, "algorithm.structure": 0.0}
-    for model in ({"name": "sgc"}, {"name": "gcn", "fanouts": [2, 2]}):
-        start({**off, "model": model})
-
-
-@pytest.mark.parametrize(
-    ("keys", "place"),
-    [
-        ({"algorithm.name": "class_means", "algorithm.hops": 5}, "algorithm.hops"),
-        *(
-            ({"algorithm.name": name, **wrong}, place)
-            for name in ("fml", "fedkd")
-            for wrong, place in (
-                ({"train.batch_size": 2}, "train.batch_size"),
-                ({"algorithm.copilot": {"name": "gcn", "fanouts": [2, 2]}}, "algorithm.copilot.fanouts"),
-            )
-        ),
-    ],
-)
-def test_what_a_client_cannot_train_is_refused(start: Run, keys: Keys, place: str) -> None:
-    with refused("round 1, client 0", says=place):
-        start(keys).round()
+def test_cells_change_nothing_of_clients(run: Start, name: str, options: Keys, model: Any) -> None:
+    """To the last bit; what the server sums up is the same to rounding."""
+    keys = {**keys_of(name, options, model), "train.dropout": 0.5, "train.epochs": 1, "participation.ratio": 0.7}
+    one, other = (run({**keys, "engine.cell_size": size}, rounds=4) for size in ("auto", 3))
+    assert_same_runs(one, other, server=name == "fedpg")
+    for entry, t in one.state.server.items():
+        torch.testing.assert_close(other.state.server[entry], t)
 
 
 @pytest.mark.parametrize("task", ["graph", "edge"])
 @pytest.mark.parametrize("name", ["moon", "fml", "fedkd"])
-def test_items_of_the_test_are_in_no_term(start: Run, graph_task: Keys, edge_task: Keys, name: str, task: str) -> None:
+def test_items_of_the_test_are_refused(start: Start, graph_task: Keys, edge_task: Keys, name: str, task: str) -> None:
     copilot = {} if name == "moon" else {"algorithm.copilot": {"name": "gin", "hidden": 8}}
     keys = graph_task if task == "graph" else edge_task
     with refused("algorithm.rows"):

@@ -1,21 +1,19 @@
 """FedGen in whole rounds written out in plain torch: its clients, its server, its bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Keys, PlainClients, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedgen import sameness
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 SMALL = {"server_batch": 9, "noise": 3, "hidden": 5}
 DEFAULTS = {"alpha": 10.0, "beta": 10.0, "decay": 0.98, "server_lr": 3e-4, "diversity_weight": 1.0, **SMALL}
 OWN: list[dict[str, Any]] = [
@@ -72,9 +70,7 @@ class PlainGenerator:
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_rounds_written_out(
-    start: Run, patchy: Keys, plain_clients: Callable[[Server], list[Any]], own: dict[str, Any]
-) -> None:
+def test_rounds_written_out(start: Start, patchy: Keys, plain_clients: PlainClients, own: dict[str, Any]) -> None:
     keys = {f"algorithm.{name}": value for name, value in {**SMALL, **own}.items()}
     server = start({**patchy, "algorithm.name": "fedgen", "model.hidden": 8, "train.batch_size": 3, **keys})
     own, clients = {**DEFAULTS, **own}, plain_clients(server)
@@ -125,7 +121,7 @@ def test_rounds_written_out(
         torch.testing.assert_close(held["generator"], mine, rtol=1e-3, atol=1e-4)
 
 
-def test_before_anybody_has_a_training_node_there_is_no_generator(start: Run, patchy: Keys, tmp_path: Any) -> None:
+def test_before_anybody_has_a_training_node_there_is_no_generator(start: Start, patchy: Keys, tmp_path: Any) -> None:
     np.save(tmp_path / "online.npy", np.eye(6, dtype=bool)[[3, 3, 0]])
     keys = {"participation.trace": str(tmp_path / "online.npy"), "rounds": 3, "model.hidden": 8}
     server = start({**patchy, **keys, "algorithm.name": "fedgen", "algorithm.server_steps": 1})

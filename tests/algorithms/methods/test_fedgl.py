@@ -1,36 +1,31 @@
 """FedGL in whole rounds written out, without its term, and at clients that have nearly nothing."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Make, MakeClient, MakeView, ModuleOf, Start
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
 from shoal.algorithms.methods.fedgl import FedGL
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
-
-Run = Callable[..., Server]
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{}, {"algorithm.pseudo": 2.0, "algorithm.threshold": 0.7, "model.name": "gamlp", "train.batch_size": 3}],
+    "more", [{}, {"algorithm.pseudo": 2.0, "algorithm.threshold": 0.7, "model.name": "gamlp", "train.batch_size": 3}]
 )
 def test_rounds_written_out(
-    start: Run,
+    start: Start,
     patchy: Mapping[str, Any],
-    plain_average: Callable[..., Any],
-    module_of: Callable[..., nn.Module],
-    assert_averaged: Callable[..., None],
+    plain_average: Make,
+    module_of: ModuleOf,
+    assert_averaged: Check,
     more: dict[str, Any],
 ) -> None:
     server = start({**patchy, "algorithm.name": "fedgl", "model.hidden": 8, **more})
@@ -76,7 +71,7 @@ def test_rounds_written_out(
     assert labelled
 
 
-def test_among_all_clients_fedgta_averages_as_fedgl_does(run: Run) -> None:
+def test_among_all_clients_fedgta_averages_as_fedgl_does(run: Start) -> None:
     keys = {"train.dropout": 0.0, "algorithm.threshold": 0.3, "algorithm.pseudo": 1.0, "model.name": "gcn"}
     plain = run({**keys, "algorithm.name": "fedgl", "algorithm.weight": "uniform"}, rounds=4)
     mixed = {**keys, "algorithm.name": "fedgl_fedgta", "algorithm.eps": -1.0, "algorithm.confidence": "uniform"}
@@ -96,11 +91,7 @@ def test_among_all_clients_fedgta_averages_as_fedgl_does(run: Run) -> None:
     ("threshold", "train", "rows"), [(0.0, [0], [1, 2, 3]), (1.0, [0], []), (0.0, [0, 1, 2, 3], [])]
 )
 def test_who_has_a_pseudo_label(
-    make_view: Callable[..., View],
-    make_client: Callable[..., Client],
-    threshold: float,
-    train: list[int],
-    rows: list[int],
+    make_view: MakeView, make_client: MakeClient, threshold: float, train: list[int], rows: list[int]
 ) -> None:
     torch.manual_seed(0)
     view = make_view(4, [], [0, 1, 0, 1], train, 3)

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,17 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import CountsOf, PlainClients, Start, Views
 from support.plain_fedgta import DEFAULTS, equations_3_to_5
-from support.same_bits import assert_same_runs, assert_same_scores
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Upload
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA, mixing_rows
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
@@ -92,11 +88,11 @@ class Flaky(FedGTA):
     ids=lambda changes: " ".join(map(str, changes.values())) or "defaults",
 )
 def test_whole_rounds(
-    start: Run,
+    start: Start,
     unequal: dict[str, Any],
     recorded: Any,
-    torch_clients: Callable[..., list[Any]],
-    counts_of: Callable[..., np.ndarray],
+    torch_clients: PlainClients,
+    counts_of: CountsOf,
     changes: dict[str, Any],
 ) -> None:
     keys = {"algorithm.name": f"{__file__}:Flaky", "engine.on_client_error": "skip"}
@@ -179,9 +175,7 @@ FORMS = [
 
 @pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(form.values()))
-def test_upload_equals_the_equations(
-    start: Run, views: Callable[..., list[View]], recorded: Any, form: dict[str, str]
-) -> None:
+def test_upload_equals_the_equations(start: Start, views: Views, recorded: Any, form: dict[str, str]) -> None:
     options = {**DEFAULTS, "lp_steps": 3, "lp_seed_weight": 0.3, "orders": 3, **form}
     keys = {"name": "fedgta", **options}
     server = start({"model.name": "sgc", **{f"algorithm.{k}": v for k, v in keys.items()}}, pool=recorded.on)
@@ -196,41 +190,7 @@ def test_upload_equals_the_equations(
         np.testing.assert_allclose(sent["m"], m, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_resume_changes_no_bit(start: Run, run: Run, every: int) -> None:
-    """Of sketches that are a few visits old, too."""
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "algorithm.name": "fedgta", "algorithm.eps": 0.9}
-    keys |= {"algorithm.sketch_every": every}
-    whole = run(keys, rounds=5)
-    assert any("h" in kept for kept in whole.state.clients.values()) == (every > 1)
-    for done in (1, 2, 3, 4):
-        state = run(keys, rounds=done).state
-        resumed = start(keys, state=type(state).from_tensors(*state.to_tensors()))
-        for _ in range(5 - done):
-            resumed.round()
-        assert_same_runs(whole, resumed)
-
-
-def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01}
-    local = run({**keys, "algorithm.name": "local"})
-    alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01})
-    for i in range(6):
-        assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["model.w"])
-        for name, moment in alone.state.clients[i].items():
-            assert torch.equal(moment, local.state.clients[i][name])
-    assert_same_scores(local, alone, "trained", "served")
-
-
-def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:
-    keys = {"train.optimizer": "sgd", "train.lr": 0.1}
-    mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
-    server = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": -1, "algorithm.confidence": "uniform"}, rounds=4)
-    for inbox in server.state.inboxes.values():
-        torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
-
-
-def test_messages_have_the_sizes_of_the_paper(start: Run) -> None:
+def test_messages_have_the_sizes_of_the_paper(start: Start) -> None:
     server = start({"algorithm.name": "fedgta", "participation.ratio": 0.5, "algorithm.lp_steps": 3})
     p, q = len(server._initial), 3 * 2 * 6 * 4
     met: set[int] = set()
@@ -240,20 +200,3 @@ def test_messages_have_the_sizes_of_the_paper(start: Run) -> None:
         met |= newcomers
         assert line["bytes_up"] == 3 * 4 * (p + q + 1)
         assert line["bytes_down"] == 4 * p * (3 + len(newcomers))
-
-
-def test_labels_outside_the_training_rows_change_nothing(
-    start: Run, views: Callable[..., list[View]], recorded: Any
-) -> None:
-    uploads = []
-    for graph in ("plain", "shuffled"):
-        server = start({"algorithm.name": "fedgta"}, graph=graph, pool=recorded.on)
-        for _ in range(3):
-            server.round()
-        uploads.append((recorded.uploads, views(server)))
-    (left, plain), (right, shuffled) = uploads
-    for i in range(6):
-        assert not torch.equal(plain[i].label, shuffled[i].label)
-        assert torch.equal(plain[i].label[plain[i].train], shuffled[i].label[shuffled[i].train])
-        for name in ("w", "h", "m"):
-            assert torch.equal(left[i][name], right[i][name]), name

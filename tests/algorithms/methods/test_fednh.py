@@ -1,6 +1,5 @@
 """FedNH: whole rounds written out, its server by hand, and what stands where the classifier was."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from support.fixtures import Keys, Make, PlainClients, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fednh import FedNH, spread
 from shoal.algorithms.models.layers.output import Output
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import PREDICTIONS, export
 from shoal.engine.runs.run import run as run_config
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 NAME = {"algorithm.name": "fednh"}
 
 
@@ -50,7 +47,7 @@ def body_of(module: nn.Module) -> Tensor:
         {"model.name": "gamlp", "algorithm.weight": "uniform"},
     ],
 )
-def test_rounds_written_out(start: Run, patchy: Keys, plain_clients: Callable[[Server], list[Any]], more: Keys) -> None:
+def test_rounds_written_out(start: Start, patchy: Keys, plain_clients: PlainClients, more: Keys) -> None:
     server = start({**patchy, **NAME, "model.hidden": 8, **more})
     clients, scale, rho = plain_clients(server), more.get("algorithm.scale", 20.0), more.get("algorithm.rho", 0.9)
     body = body_of(clients[0].module)
@@ -108,7 +105,7 @@ def test_a_row_without_a_direction_teaches_nothing() -> None:
 
 
 @pytest.mark.parametrize("model", ["gcn", "gamlp", "mlp"])
-def test_the_exported_model_alone_predicts_the_same(configure: Callable[..., Any], tmp_path: Path, model: str) -> None:
+def test_the_exported_model_alone_predicts_the_same(configure: Make, tmp_path: Path, model: str) -> None:
     keys = {**NAME, "rounds": 2, "run.root": str(tmp_path), "run.tensorboard": False, "model.name": model}
     out = export(run_config(configure(keys)))
     models = load_file(out / "models.safetensors")

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.errors import refused
+from support.fixtures import Keys, Make, Start, Views
 from support.plain_dropout import dropped
 from support.plain_fedavg import SGD
 from support.pyg_clients import DROPOUT, PlainClient
@@ -23,19 +24,13 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedstar import structure_of
 from shoal.algorithms.models.build import build
 from shoal.engine.config.config import Config
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 HIDDEN = 6
-KEYS = {
-    "model": {"name": "star", "hidden": HIDDEN, "init": "own"},
-    "algorithm.name": "fedstar",
-    **SGD,
-}
+KEYS = {"model": {"name": "star", "hidden": HIDDEN, "init": "own"}, "algorithm.name": "fedstar", **SGD}
 # Client 5 has no training graph and is alone in round 2; client 3, of one graph, comes once.
 ONLINE = [[0, 1, 5], [5], [0, 2, 3, 4], [1, 2, 5]]
 
@@ -121,9 +116,7 @@ def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("size", "weight"), [(None, None), (3, "train"), (None, "uniform")])
-def test_rounds_written_out(
-    start: Run, keys: dict[str, Any], views: Callable[..., list[View]], size: int | None, weight: str | None
-) -> None:
+def test_rounds_written_out(start: Start, keys: Keys, views: Views, size: int | None, weight: str | None) -> None:
     more = {"algorithm.weight": weight} if weight else {}
     server = start({**keys, **more, "train.batch_size": size})
     (kind,) = server._built["model"]
@@ -164,9 +157,7 @@ def test_rounds_written_out(
     assert server.state.scores["served"][ONE_GRAPH].sum() == 0
 
 
-def test_an_export_has_clients_and_no_model_of_the_server(
-    configure: Callable[..., Config], keys: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_export_has_clients_and_no_model_of_the_server(configure: Make, keys: Keys, tmp_path: Path) -> None:
     config = configure({**keys, "run.root": str(tmp_path), "run.tensorboard": False})
     models = load_file(export(run_config(config)) / "models.safetensors")
     assert {name.split("/")[0] for name in models} == {"client"}
@@ -176,13 +167,7 @@ def test_an_export_has_clients_and_no_model_of_the_server(
     assert not torch.equal(models[f"client/00001/{name}"], models[f"client/00000/{name}"])
 
 
-@pytest.mark.parametrize(
-    ("more", "place"),
-    [
-        ({"model": {"name": "gin"}}, "model.name"),
-        ({"task": "node"}, "task"),
-    ],
-)
+@pytest.mark.parametrize(("more", "place"), [({"model": {"name": "gin"}}, "model.name"), ({"task": "node"}, "task")])
 def test_refused(configure: Callable[..., Config], keys: dict[str, Any], more: dict[str, Any], place: str) -> None:
     keys = {**keys, "run.tensorboard": False, **more}
     with refused(place):

@@ -1,17 +1,17 @@
 """FGSSL in whole rounds against dense matrices and loops, without its terms, and what it refuses."""
 
 import math
-from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, MakeClient, MakeView, ModuleOf, Start, Views
 from support.small_fedgkc import answer, as_sparse, dense_operator
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
 from shoal.algorithms.methods.fgssl import FGSSL, likeness_distilled
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
@@ -19,19 +19,9 @@ from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
-DEFAULTS: dict[str, Any] = {
-    "contrast": 1.0,
-    "structure": 0.1,
-    "tau": 0.1,
-    "omega": 0.5,
-    "anchors": 1024,
-    "weak": (0.3, 0.3),
-    "strong": (0.8, 0.5),
-}
+DEFAULTS = asdict(FGSSL())
 
 
 def cosines(own_H: Tensor, others_NH: Tensor) -> Tensor:
@@ -138,11 +128,11 @@ class Plain:
     ids=["defaults", "structure", "few anchors", "structure alone"],
 )
 def test_rounds_written_out(
-    start: Run,
-    views: Callable[..., list[View]],
-    module_of: Callable[..., nn.Module],
+    start: Start,
+    views: Views,
+    module_of: ModuleOf,
     unequal: dict[str, Any],
-    assert_mean_loss: Callable[..., None],
+    assert_mean_loss: Check,
     model: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
@@ -174,12 +164,7 @@ def test_rounds_written_out(
     ("nodes", "edges", "train"), [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1)], [3]), (5, [(0, 1), (1, 2)], [0, 2])]
 )
 def test_graphs_that_have_nearly_nothing(
-    make_view: Callable[..., View],
-    make_client: Callable[..., Client],
-    name: str,
-    nodes: int,
-    edges: list[tuple[int, int]],
-    train: list[int],
+    make_view: MakeView, make_client: MakeClient, name: str, nodes: int, edges: list[tuple[int, int]], train: list[int]
 ) -> None:
     """One node, no edges, one training node, one class among the training nodes; class 2 is nobody's."""
     torch.manual_seed(0)
@@ -192,13 +177,13 @@ def test_graphs_that_have_nearly_nothing(
     assert client.model.w.isfinite().all()
 
 
-def test_batches_and_every_backbone(run: Run) -> None:
+def test_batches_and_every_backbone(run: Start) -> None:
     for model in ("gat", "gin", "gcnii", "transformer"):
         server = run({"algorithm.name": "fgssl", "model.name": model, "train.batch_size": 4}, rounds=1)
         assert server.state.server["w"].isfinite().all()
 
 
-def test_very_small_temperatures_and_zero_rows(make_view: Callable[..., View]) -> None:
+def test_very_small_temperatures_and_zero_rows(make_view: MakeView) -> None:
     view = make_view(6, [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4)], [0] * 6, [0], 3)
     student = torch.zeros(6, 3, requires_grad=True)
     found = likeness_distilled(view, torch.eye(3).repeat(2, 1), student, 1e-3)

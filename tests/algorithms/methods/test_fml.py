@@ -1,25 +1,31 @@
-"""FML by hand on three nodes, in whole rounds written out with two modules a client, and alone against Local."""
+"""FML and FedKD by hand on three nodes, and in whole rounds written out with two modules a client."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from support.fixtures import Check, Keys, Make, MakeClient, Start
+from torch import Tensor, nn
 
-from shoal.algorithms.base import Output
-from shoal.algorithms.client import Client
+from shoal.algorithms.base import Output, Received, Trainer, Tree, Upload
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.methods.fedkd import FedKD, projection
 from shoal.algorithms.methods.fml import FML
+from shoal.algorithms.methods.shared.copilot import WithCopilot
+from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 ME = {"algorithm.name": "fml"}
 # Of the copilot: SGC's 6 x 5 + 6 and 4 x 6 + 4.
 P = 64
@@ -31,7 +37,7 @@ TRUE = torch.tensor([0.0, 1.0, 0.0])
 
 
 @pytest.fixture
-def pair_of(pair_of_tables: Callable[..., Client]) -> Callable[[list[int]], Client]:
+def pair_of(pair_of_tables: MakeClient) -> Callable[[list[int]], Client]:
     return partial(pair_of_tables, own_NC=OWN, copilot_NC=COPILOT)
 
 
@@ -50,7 +56,7 @@ def assert_rows(found: Tensor, *expected: Tensor) -> None:
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_alpha_one_still_teaches_the_copilot(pair_of: Callable[..., Client]) -> None:
+def test_alpha_one_still_teaches_the_copilot(pair_of: MakeClient) -> None:
     """alpha = 1: the own model is trained first, then teaches."""
     client = pair_of([0])
     loss, own, copilot = step(FML(alpha=1.0, beta=0.2), client)
@@ -79,9 +85,7 @@ def mutual(method: FML, view: View, out: dict[str, Output]) -> dict[str, Tensor]
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.8, "beta": 0.3, "rows": "train"}, {"alpha": 0.0, "beta": 1.0}])
-def test_rounds_written_out(
-    start: Run, with_copilots: Keys, plain_pairs: Callable[..., Any], assert_holds: Callable[..., None], options: Keys
-) -> None:
+def test_fml(start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check, options: Keys) -> None:
     """Half of all activations are dropped. Rounds 3 and 4 have a cohort of one, that of round 4 nothing to train on."""
     server = start({**with_copilots, **ME, **{f"algorithm.{name}": value for name, value in options.items()}})
     method, clients = FML(**options), plain_pairs(server)
@@ -112,3 +116,280 @@ def test_rounds_written_out(
             torch.testing.assert_close(server.state.server["w"], back, rtol=2e-7, atol=0)
         w = server.state.server["w"]
         assert_holds(server, clients)
+
+
+KD_ME = {"algorithm.name": "fedkd"}
+# Shapes of the copilot's parameters, and how many there are.
+SHAPES = [(6, 5), (6,), (4, 6), (4,)]
+
+
+def trainer_of(client: Client, options: TrainOptions) -> LocalTrainer:
+    return LocalTrainer({name: model.flat for name, model in client.models.items()}, options, FedKD())
+
+
+def kd_step(method: FedKD, client: Client, scale: float = 1.0) -> tuple[float, Tensor, Tensor, Tensor]:
+    """The loss, and by how much a kd_step of length one lowers both tables and the projection, from `scale` * I."""
+    client.state["projection"] = scale * torch.eye(3)
+    before = [client.models[name].w.clone() for name in (MODEL, "copilot")]
+    loss = method.train(client, {}, trainer_of(client, TrainOptions(1, "sgd", 1.0, 0.0)), "train")
+    after = [client.models[name].w for name in (MODEL, "copilot")]
+    own, copilot = ((a - b)[:9].view(3, 3).t() for a, b in zip(before, after))
+    return loss, own, copilot, scale * torch.eye(3) - client.state["projection"]
+
+
+def test_where_both_are_certain_the_loss_is_finite(pair_of_tables: MakeClient) -> None:
+    """Cross-entropy is 0 to rounding, and nothing can be divided by it."""
+    sure = torch.exp(torch.tensor([[0.0, 60.0, 0.0]] * 3))
+    loss, own, copilot, _ = kd_step(FedKD(), pair_of_tables([0], sure, sure))
+    assert loss == pytest.approx(0, abs=1e-6)
+    assert own.abs().max() < 1e-6
+    assert copilot.abs().max() < 1e-6
+
+
+def with_widths(make_view: Make, make_client: MakeClient, own: int, copilot: int) -> Client:
+    view = make_view(4, [(0, 1)], [0, 1, 0, 1], [0, 1], 2, np.eye(4, 5, dtype=np.float32))
+    client = make_client(view, build("mlp", 5, 2, 0, 0.0, {"hidden": own}))
+    flat = FlatModel(build("mlp", 5, 2, 0, 0.0, {"hidden": copilot}))
+    second = ClientModel(flat, view, random_of(client.random, "copilot"))
+    return Client(client.info, view, {MODEL: client.model, "copilot": second}, {}, {}, client.random)
+
+
+@pytest.mark.parametrize("kept", ["keep", "reset"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_projection_s_steps(make_view: Make, make_client: MakeClient, optimizer: Any, kept: Any) -> None:
+    """Two visits of two steps, by the optimizer of the config, on a loss of its own."""
+    client = with_widths(make_view, make_client, 3, 3)
+    momentum = 0.9 if optimizer == "sgd" else 0.0
+    options = TrainOptions(2, optimizer, 0.05, 0.01, momentum, opt_state=kept)
+    twin = nn.Parameter(torch.eye(3))
+    plain: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "adam": lambda: torch.optim.Adam([twin], lr=0.05, weight_decay=0.01),
+        "sgd": lambda: torch.optim.SGD([twin], lr=0.05, weight_decay=0.01, momentum=0.9),
+    }
+    theirs = plain[optimizer]()
+    for _ in range(2):
+        with projection(client, trainer_of(client, options)) as (w, take):
+            for _ in range(2):
+                (w**3).sum().backward()
+                take()
+        theirs = plain[optimizer]() if kept == "reset" else theirs
+        for _ in range(2):
+            theirs.zero_grad()
+            (twin**3).sum().backward()
+            theirs.step()
+        torch.testing.assert_close(client.state["projection"], twin.detach())
+        assert not client.state["projection"].requires_grad
+    moments = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}[optimizer]
+    expected = {f"projection.opt.{moment}" for moment in moments} if kept == "keep" else set()
+    assert set(client.state) == {"projection", *expected}
+
+
+# Whole rounds
+
+
+def low_rank(change: np.ndarray, energy: float) -> tuple[np.ndarray, int]:
+    """A change as the other side has it, and the scalars that it takes, parameter by parameter."""
+    rest, parts, scalars = np.asarray(change, dtype=np.float64), [], 0
+    for shape in SHAPES:
+        size = int(np.prod(shape))
+        part, rest = rest[:size].reshape(shape), rest[size:]
+        if len(shape) == 2:
+            left, s, right = np.linalg.svd(part, full_matrices=False)
+            rank = next(r for r in range(len(s) + 1) if (s[:r] ** 2).sum() >= energy * (s**2).sum())
+            if rank * (sum(shape) + 1) < size:
+                part, size = (left[:, :rank] * s[:rank]) @ right[:rank], rank * (sum(shape) + 1)
+        parts.append(part.reshape(-1))
+        scalars += size
+    return np.concatenate(parts), scalars
+
+
+def taught(pair: Any, rows: str, w: Tensor, out: dict[str, Output]) -> dict[str, Tensor]:
+    """Losses of mentor and mentee."""
+    answered = pair.view.train.tolist() if rows == "train" else list(range(pair.view.nodes))
+    own = [answered.index(i) for i in pair.view.train.tolist()]
+    log_p = {name: o.logits_NC.log_softmax(1) for name, o in out.items()}
+    label = {name: -torch.stack([p[i, c] for i, c in zip(own, pair.y.tolist())]).mean() for name, p in log_p.items()}
+    both = (label["model"] + label["copilot"]).item()
+    z_m, z_s = out["model"].embedding_NH, out["copilot"].embedding_NH
+    distance = (z_m - torch.stack([w @ z for z in z_s])).square().sum() / z_m.numel()
+    losses = {}
+    for learner, teacher in (("model", "copilot"), ("copilot", "model")):
+        heard = (log_p[teacher].exp() * (log_p[teacher] - log_p[learner])).sum() / len(answered)
+        losses[learner] = label[learner] + heard / both + distance / both
+    return losses
+
+
+class PlainProjection:
+    """W of one client, and Adam on it."""
+
+    def __init__(self, number: int, round_number: int, rows: int, columns: int) -> None:
+        if rows == columns:
+            start = torch.eye(rows)
+        else:
+            random = torch.Generator().manual_seed(key(0, round_number, number, "projection"))
+            bound = float(np.sqrt(6 / (rows + columns)))
+            start = torch.empty(rows, columns).uniform_(-bound, bound, generator=random)
+        self.w = nn.Parameter(start)
+        self.adam = torch.optim.Adam([self.w], lr=0.05, weight_decay=0.01)
+        self.gradient = torch.zeros(rows, columns)
+
+    def before_steps(self, losses: dict[str, Tensor]) -> None:
+        """Its gradient is the sum of those of both losses, with the parameters as they were when both answered."""
+        self.adam.zero_grad()
+        gradients = [torch.autograd.grad(loss, self.w, retain_graph=True)[0] for loss in losses.values()]
+        self.w.grad = sum(gradients, start=torch.zeros(()))
+
+    def train(self, pair: Any, round_number: int, rows: str) -> None:
+        """Of pair and projection: the projection steps at the end of every epoch."""
+        pending: list[bool] = []
+
+        def losses(out: dict[str, Output]) -> dict[str, Tensor]:
+            if pending:
+                self.adam.step()
+            pending.append(True)
+            return taught(pair, rows, self.w, out)
+
+        pair.train(round_number, rows, losses, self.before_steps)
+        self.adam.step()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"model.hidden": 6, "algorithm.rows": "train", "algorithm.energy_start": 0.5, "algorithm.energy_end": 0.9},
+        {"algorithm.energy_start": 1.0, "algorithm.energy_end": 1.0},
+    ],
+)
+def test_fedkd(start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check, more: Keys) -> None:
+    """Half of all activations are dropped; clients come and go, one has nothing to train on and is once alone."""
+    server = start({**with_copilots, **KD_ME, **more})
+    clients, projections = plain_pairs(server), dict[int, PlainProjection]()
+    rows = more.get("algorithm.rows", "all")
+    first, last = more.get("algorithm.energy_start", 0.95), more.get("algorithm.energy_end", 0.98)
+    w, scalars, before = server.state.server["w"], 0, set[int]()
+    for number in range(1, 8):
+        line, cohort, changes, up = server.round(), server.cohort(number), [], 0
+        energy = first + (last - first) * number / 7
+        for i in cohort:
+            pair, held = clients[i], server.state.clients[i]
+            # Whether it was sent as a change or as a whole, it is what the server had.
+            assert torch.equal(held["base"], w)
+            pair.receive(w)
+            if len(pair.y):
+                own = projections.setdefault(i, PlainProjection(i, number, server._models["model"][0].width, 6))
+                own.train(pair, number, rows)
+                torch.testing.assert_close(held["projection"], own.w.detach(), rtol=1e-3, atol=1e-5)
+                assert int(held["projection.opt.step"]) == int(held["model.opt.step"]) == int(held["copilot.opt.step"])
+            torch.testing.assert_close(held["copilot.w"], pair.copilot_w, rtol=1e-3, atol=1e-5)
+            change, size = low_rank((pair.copilot_w - w).numpy(), energy)
+            up += 4 * (size + 1)
+            if len(pair.y):
+                changes.append(change)
+        down = sum(4 + 4 * (scalars if i in before else P) for i in cohort)
+        assert (line["bytes_up"], line["bytes_down"]) == (up, down)
+        # All have 14 nodes.
+        change, scalars = low_rank(np.mean(changes, 0) if changes else np.zeros(P), energy)
+        expected = w + torch.from_numpy(change).float()
+        w, before = server.state.server["w"], set(cohort)
+        torch.testing.assert_close(w, expected, rtol=1e-3, atol=1e-5)
+        assert_holds(server, clients)
+
+
+@dataclass(frozen=True)
+class Failing(FedKD):
+    """Client 2 fails whenever it is sent a change."""
+
+    def upload(self, client: Client, received: Tree, phase: str) -> Upload:
+        if client.info.client == 2 and "w" not in received:
+            raise ValueError
+        return super().upload(client, received, phase)
+
+
+def test_server_and_clients_hold_the_same_to_the_bit(start: Start) -> None:
+    """Who is sent changes, who comes back, and who failed, is as it was, and is then sent the whole."""
+    more = {"engine.on_client_error": "skip", "participation.ratio": 0.84, "rounds": 8, "engine.cell_size": 2}
+    server = start({"algorithm.name": f"{__file__}:Failing", **more})
+    before, size, changes, failures = set[int](), 0, 0, 0
+    for number in range(1, 9):
+        held, w, cohort = dict(server.state.clients), server.state.server["w"], server.cohort(number)
+        line = server.round()
+        failed = {int(i) for i in line.get("failures", {})}
+        assert failed == {2} & before & set(cohort)
+        for i in cohort:
+            assert torch.equal(server.state.clients[i]["base"], held[i]["base"] if i in failed else w)
+        assert line["bytes_down"] == sum(4 + (size if i in before else 4 * len(w)) for i in cohort)
+        changes, failures = changes + len(before & set(cohort) - failed), failures + len(failed)
+        before = set(cohort) - failed
+        current = server.state.server["current"]
+        assert current.dtype == torch.bool
+        assert current.tolist() == [i in before for i in range(6)]
+        sent = [t for name, t in server.state.server.items() if name.startswith("change.")]
+        size = sum(t.nbytes for t in sent)
+        # Factors of the largest matrix, at least, take less than it does.
+        assert 0 < size < 4 * len(w)
+    assert changes > 10
+    assert failures > 1
+
+
+METHODS = ["fml", "fedkd"]
+MODELS = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
+
+
+@dataclass(frozen=True)
+class Apart(WithCopilot):
+    """Both models learn from labels alone."""
+
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        trainer.fit(client, received, "copilot")
+        return trainer.fit(client, received)
+
+
+def apart(out: dict[str, Output], y: Tensor) -> dict[str, Tensor]:
+    return {name: F.cross_entropy(answer.logits_NC, y) for name, answer in out.items()}
+
+
+def test_copilots_alone(start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check) -> None:
+    """Absent clients keep both models, and one that comes back has the server's copilot; their own ones predict."""
+    server = start({**with_copilots, "algorithm.name": f"{__file__}:Apart"})
+    clients, w = plain_pairs(server), server.state.server["w"]
+    assert torch.equal(w, server._build("copilot").w.detach())
+    for number in range(1, 8):
+        before = dict(server.state.clients)
+        line, cohort = server.round(), server.cohort(number)
+        for i in cohort:
+            clients[i].receive(w)
+            if len(clients[i].y):
+                clients[i].train(number, "train", partial(apart, y=clients[i].y))
+            torch.testing.assert_close(server.state.clients[i]["copilot.w"], clients[i].copilot_w, rtol=1e-3, atol=1e-5)
+        for i in before.keys() - set(cohort):
+            assert all(torch.equal(server.state.clients[i][name], t) for name, t in before[i].items())
+        assert (line["bytes_up"], line["bytes_down"]) == (4 * 65 * len(cohort), 4 * 64 * len(cohort))
+        w = torch.stack([clients[i].copilot_w for i in cohort]).mean(0)
+        torch.testing.assert_close(server.state.server["w"], w, rtol=1e-3, atol=1e-5)
+        w = server.state.server["w"]
+        assert_holds(server, clients)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_models_of_all_kinds_dense_or_sparse(run: Start, name: str, graphs: Mapping[str, Path], tmp_path: Path) -> None:
+    """A copilot and models that pass messages, and such that read hops."""
+    np.savez(tmp_path / "graph.npz", **{file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")})
+    keys = {"algorithm.name": name, "model": MODELS, "participation.ratio": 0.7, "train.dropout": 0.3}
+    files = {"data.path": str(tmp_path / "graph.npz"), "data.store": str(tmp_path / "store"), "data.layout": "sparse"}
+    servers = [run(keys, rounds=3), run({**keys, **files}, rounds=3)]
+    assert servers[1]._built["copilot"][0].flat.sparse
+    assert len({len(tree["model.w"]) for tree in servers[0].state.clients.values()}) == 3
+    for i in servers[0].state.clients:
+        assert_alike([server.state.clients[i]["model.w"] for server in servers], [model_of(s, i) for s in servers])
+    assert_alike([server.state.server["w"] for server in servers], [s._built["copilot"][0].flat for s in servers])
+
+
+def model_of(server: Server, client: int) -> FlatModel:
+    return server._built[MODEL][server.infos[client].model].flat
+
+
+def assert_alike(vectors: list[Tensor], models: list[FlatModel]) -> None:
+    """Parameter by parameter, in whatever order they lie; Adam makes much of small differences."""
+    for one, other in zip(*(model.parts(w) for w, model in zip(vectors, models)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=2e-3)

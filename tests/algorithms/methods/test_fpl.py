@@ -1,22 +1,17 @@
 """FPL: its loss and its server by hand, and whole rounds written out."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Check, Keys, Make, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.losses.prototypes import bits
 from shoal.algorithms.methods.fpl import FPL
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import Ask, Reduce, Replies
-from shoal.engine.rounds.server import Server
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 Centres = dict[int, list[np.ndarray]]
 
 
@@ -51,9 +46,7 @@ def terms(z_NH: Tensor, y: Tensor, centres: Centres, tau: float) -> tuple[Tensor
         {"algorithm.upcr": 0.0, "algorithm.tau": 0.4, "model.name": "gamlp"},
     ],
 )
-def test_rounds_written_out(
-    start: Run, patchy: Keys, plain_average: Callable[..., Any], assert_averaged: Callable[..., None], more: Keys
-) -> None:
+def test_whole_rounds(start: Start, patchy: Keys, plain_average: Make, assert_averaged: Check, more: Keys) -> None:
     server = start({**patchy, "algorithm.name": "fpl", "model.hidden": 8, **more})
     plain = plain_average(server, more.get("algorithm.weight", "nodes"))
     o = {name: more.get(f"algorithm.{name}", value) for name, value in {"cpcl": 1, "upcr": 1, "tau": 0.02}.items()}
@@ -94,7 +87,7 @@ def replies(proto: list[list[list[float] | None]]) -> Replies:
     return Replies(list(range(len(proto))), {"w": torch.ones(2), "proto": rows, "present": present}, {"w": weight})
 
 
-def test_the_bank_by_hand(make_context: Callable[..., Any]) -> None:
+def test_the_bank_by_hand(make_context: Make) -> None:
     method, server = FPL(), {"w": torch.zeros(2)}
 
     def send(proto: list[list[list[float] | None]]) -> Ask:

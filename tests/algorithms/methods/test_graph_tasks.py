@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Keys, PlainClients, Start, Views
 from support.plain_fedavg import SGD, require_fedavg
 from support.pyg_clients import HIDDEN, PlainClient
-from support.small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TEST, WITHOUT_TRAIN
+from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, ONE_GRAPH, WITHOUT_TEST, WITHOUT_TRAIN
 from support.small_pairs import NO_EDGES as WITHOUT_PAIRS
 
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.registry.load import methods_for
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN
-from shoal.storage.store.view import View
 
-Start = Callable[..., Server]
 ROUNDS = 3
 # Those that are for nodes as well.
 METHODS = {task: sorted(set(methods_for(task)) & set(methods_for("node"))) for task in ("graph", "edge")}
@@ -28,7 +30,7 @@ KEYS = {"model": {"name": "gcn", "hidden": HIDDEN}, **SGD}
 
 
 @pytest.fixture
-def plain(graph_task: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server], list[PlainClient]]:
+def plain(graph_task: dict[str, Any], views: Views) -> Callable[[Server], list[PlainClient]]:
     def plain(server: Server) -> list[PlainClient]:
         return [PlainClient(i, Path(graph_task["data.path"]), view) for i, view in enumerate(views(server))]
 
@@ -44,9 +46,7 @@ def copilot_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [None, 3])
-def test_fedavg_is_that_of_pyg(
-    start: Start, graph_task: dict[str, Any], plain: Callable[[Server], list[PlainClient]], size: int | None
-) -> None:
+def test_fedavg_is_that_of_pyg(start: Start, graph_task: Keys, plain: PlainClients, size: int | None) -> None:
     """Parameters, counts of predictions and weights, whole batches or three graphs a step, dropout included."""
     server = start({**keys_of(graph_task), "rounds": ROUNDS, "train.batch_size": size})
     clients = plain(server)
@@ -59,9 +59,7 @@ def test_fedavg_is_that_of_pyg(
     require_fedavg(server, clients, dict(enumerate(OF_CLIENT)), {WITHOUT_TRAIN}, size, ROUNDS)
 
 
-def test_prototypes_are_means_over_graphs(
-    start: Start, graph_task: dict[str, Any], plain: Callable[[Server], list[PlainClient]]
-) -> None:
+def test_prototypes_are_means_over_graphs(start: Start, graph_task: Keys, plain: PlainClients) -> None:
     """FedProto's after a round, from the embeddings of training graphs by the models that clients keep."""
     server = start({**keys_of(graph_task), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
     clients = plain(server)
@@ -104,9 +102,7 @@ def training(task: Mapping[str, Any], name: str, model: str | dict[str, Any]) ->
         ),
     ],
 )
-def test_every_method_trains(
-    run: Start, graph_task: dict[str, Any], edge_task: dict[str, Any], task: str, name: str, model: Any
-) -> None:
+def test_every_method_trains(run: Start, graph_task: Keys, edge_task: Keys, task: str, name: str, model: Any) -> None:
     server = run(training(graph_task if task == "graph" else edge_task, name, model), rounds=2)
     counts = sum(server.state.scores["served"].values())
     scored = 18 if task == "graph" else sum(info.items - info.train for info in server.infos)
@@ -162,10 +158,36 @@ def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded
 
 @pytest.mark.parametrize("task", ["graph", "edge"])
 @pytest.mark.parametrize("name", ["fml", "fedkd"])
-def test_models_teach_each_other_on_training_items(
-    run: Start, graph_task: dict[str, Any], edge_task: dict[str, Any], name: str, task: str
-) -> None:
+def test_models_teach_on_training_items(run: Start, graph_task: Keys, edge_task: Keys, name: str, task: str) -> None:
     keys = training(graph_task if task == "graph" else edge_task, name, "gcn")
     left_open, train = (run({**keys, **more}, rounds=2).state for more in ({}, {"algorithm.rows": "train"}))
     for i, tree in train.clients.items():
         assert all(torch.equal(t, left_open.clients[i][entry]) for entry, t in tree.items())
+
+
+PROMPTED_VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2, "nodes": 0.7}}
+
+
+def test_a_round_is_gradient_descent_by_autograd(start: Start, views: Views, graph_task: dict[str, Any]) -> None:
+    """Prompt, GNN and classifier of every client take one step together, and FedAvg averages all three."""
+    keys = {key: value for key, value in graph_task.items() if key != "model.name"}
+    step = {"train.optimizer": "sgd", "train.lr": 0.5, "train.epochs": 1, "train.dropout": 0.0}
+    server = start({**keys, **step, "train.weight_decay": 0.0, "model": PROMPTED_VPG, "rounds": 1})
+    w = server.state.server["w"].clone()
+    mean, count = torch.zeros_like(w), sum(OF_CLIENT) - OF_CLIENT[WITHOUT_TRAIN]
+    options = {key: value for key, value in PROMPTED_VPG.items() if key != "name"}
+    for number, view in enumerate(views(server)):
+        if number == WITHOUT_TRAIN:
+            continue
+        flat = FlatModel(build("transformer", FEATURES, CLASSES, 0, 0.0, options, task="graph"))
+        flat.load(w)
+        graphs = ClientGraphs(view, view.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+        logits = flat(graphs.some(view.train)).logits_NC
+        torch.nn.functional.cross_entropy(logits, view.label[view.train]).backward()
+        mean += OF_CLIENT[number] / count * (flat.w.detach() - 0.5 * flat.w.grad)
+    server.round()
+    trained = server.state.server["w"]
+    torch.testing.assert_close(trained, mean, rtol=1e-4, atol=1e-5)
+    prompt = 3 * FEATURES
+    assert (trained[:FEATURES] != w[:FEATURES]).all()
+    assert not torch.equal(trained[FEATURES:prompt], w[FEATURES:prompt])

@@ -1,19 +1,17 @@
-"""LG-FedAvg in whole rounds written out, between different models, and in bytes."""
+"""LG-FedAvg in whole rounds written out, and methods that take a classifier of messages apart."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.errors import refused
+from support.fixtures import CountsOf, Keys, PlainClients, Start
 from torch import Tensor, nn
 
-from shoal.engine.rounds.server import Server
-
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
 NAME = {"algorithm.name": "lg_fedavg"}
 MODELS = [
     {"name": "gcn", "hidden": 6, "init": "own"},
@@ -39,13 +37,8 @@ def write(module: nn.Module, classifier: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("weight", "path"), [(None, "autograd"), ("train", "analytic"), ("uniform", "batched")])
-def test_rounds_written_out(
-    start: Run,
-    patchy: Keys,
-    plain_clients: Callable[[Server], list[Any]],
-    counts_of: Callable[..., np.ndarray],
-    weight: str | None,
-    path: str,
+def test_lg_fedavg(
+    start: Start, patchy: Keys, plain_clients: PlainClients, counts_of: CountsOf, weight: str | None, path: str
 ) -> None:
     keys = {**patchy, **NAME, "model.hidden": 8, "engine.trainer": path}
     server = start({**keys, "algorithm.weight": weight} if weight else keys)
@@ -80,7 +73,7 @@ def test_rounds_written_out(
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_bodies_stay_at_home(run: Run, recorded: Any, start: Run, first: int) -> None:
+def test_bodies_stay_at_home(run: Start, recorded: Any, start: Start, first: int) -> None:
     """Of three kinds of models only the classifier is downloaded and averaged; client 5 does not count."""
     kinds = [*MODELS[first:], *MODELS[:first]]
     server = start({**NAME, "model": kinds, "heterogeneity.embedding": 7, "rounds": 2}, pool=recorded.on)
@@ -102,3 +95,59 @@ def test_bodies_stay_at_home(run: Run, recorded: Any, start: Run, first: int) ->
     write(modules[5], before)
     kept = server.state.clients[5]["model.w"]
     assert torch.equal(kept, nn.utils.parameters_to_vector(modules[5].parameters()).detach())
+
+
+NAMES = ("gcn", "sage", "gat", "gin", "gcnii")
+# Parameters of the last layer for each, five features, four classes, width 8.
+SIZES = {"gcn": 36, "gcnii": 36, "sage": 36 + 32, "gat": 36 + 8, "gin": 36 + 64 + 8 + 1}
+
+
+def model(name: str) -> Mapping[str, Any]:
+    return {"name": name, "hidden": 8, "head": "conv", **({"heads": 2} if name == "gat" else {})}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lg_fedavg_shares_the_whole_last_layer(run: Start, start: Start, name: str) -> None:
+    keys = {"algorithm.name": "lg_fedavg", "model": model(name)}
+    first = start(keys)
+    assert len(first.state.server["w"]) == SIZES[name]
+    server = run(keys, rounds=2)
+    bodies, tops = [], []
+    for client in range(5):
+        flat = server._built["model"][0].flat
+        w = server.state.clients[client]["model.w"]
+        flat.load(w)
+        top = {key for key, _ in flat.module.named_parameters() if key.startswith("head.")}
+        tops.append(torch.cat([p.detach().flatten() for key, p in flat.module.named_parameters() if key in top]))
+        bodies.append(torch.cat([p.detach().flatten() for key, p in flat.module.named_parameters() if key not in top]))
+    torch.testing.assert_close(server.state.server["w"], torch.stack(tops).mean(0))
+    assert not torch.equal(bodies[0], bodies[1])
+
+
+@pytest.mark.parametrize(("method", "keeps"), [("gcfl_plus", "classifier"), ("fggp", "head")])
+@pytest.mark.parametrize("name", ["sage", "gat", "gin"])
+def test_classifiers_kept_by_clients_are_whole(run: Start, method: str, keeps: str, name: str) -> None:
+    more = {"algorithm.head_mode": "personal", "algorithm.gkic": "off"} if method == "fggp" else {}
+    server = run({"algorithm.name": method, "model": model(name), **more}, rounds=2)
+    kept = [tree[keeps] for tree in server.state.clients.values() if keeps in tree]
+    assert kept
+    assert {len(top) for top in kept} == {SIZES[name]}
+    assert not torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("method", ["fednh", "fedgen"])
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_that_read_a_classifier_s_weight(start: Start, method: str, name: str) -> None:
+    keys = {"algorithm.name": method, "model": model(name)}
+    if name in ("gcn", "gcnii"):
+        start(keys).round()
+        return
+    with refused("model.head", says=f"a {name} with head: conv"):
+        start(keys)
+
+
+def test_classifiers_of_one_size_are_averaged(start: Start) -> None:
+    models = [model("gcn"), {"name": "gin", "hidden": 8}, model("gcnii")]
+    start({"algorithm.name": "lg_fedavg", "model": models}).round()
+    with refused("model.head", says="that of gcn has 36 parameters and that of sage 68"):
+        start({"algorithm.name": "lg_fedavg", "model": [model("gcn"), model("sage")]})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import MakeClient
 from support.plain_dropout import dropped
 from support.plain_training import plain_steps
 from support.reset_models import assert_reset_as_fresh
@@ -225,9 +226,7 @@ def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
 
 
 @every_model
-def test_conv_head_views_and_standalone_rows_have_one_more_matrix(
-    name: str, view: View, make_client: Callable[..., Client]
-) -> None:
+def test_conv_head_views_and_single_rows_have_one_more_matrix(name: str, view: View, make_client: MakeClient) -> None:
     client = make_client(view, make(name, 0.0))
     drawn = GraphViews(client.model, torch.Generator().manual_seed(0)).draw(0.0, 0.0)
     torch.testing.assert_close(client.model(drawn).logits_NC, client.model.logits(), rtol=1e-4, atol=1e-5)

@@ -1,12 +1,12 @@
 """What holds for every decoupled backbone, and how one is made from a config."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import MakeView
 from support.plain_dropout import dropped
 from support.reset_models import assert_reset_as_fresh
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.readout import Adapted
 from shoal.algorithms.models.names import BACKBONES
-from shoal.storage.store.view import View
 
 VARIANTS = [
     ("sgc", {}),
@@ -109,9 +108,7 @@ def test_hidden_activations_drop_as_in_plain_torch(name: str, options: dict, tra
 
 @pytest.mark.parametrize("embedding", [None, 6])
 @pytest.mark.parametrize("name", sorted(BACKBONES))
-def test_dropout_before_the_classifier_is_an_option(
-    name: str, embedding: int | None, make_view: Callable[..., View]
-) -> None:
+def test_dropout_before_the_classifier_is_an_option(name: str, embedding: int | None, make_view: MakeView) -> None:
     x = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
     view = make_view(12, [(i, i + 1) for i in range(11)], [0] * 12, [0], 3, x)
     options = {"hidden": 8, **({"layers": 2} if name in ("sgc", "s2gc") else {})}

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.errors import refused
+from support.fixtures import Keys
 
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.readout import Readout
@@ -112,9 +113,7 @@ def test_build_refuses_values(name: str, options: dict[str, Any], key: str, says
 
 
 @pytest.mark.parametrize(("task", "name", "options", "key", "says"), OTHER_TASKS)
-def test_build_refuses_what_is_for_another_task(
-    task: str, name: str, options: dict[str, Any], key: str, says: str
-) -> None:
+def test_build_refuses_what_is_for_another_task(task: str, name: str, options: Keys, key: str, says: str) -> None:
     with refused(f"model.{key}", says=says):
         build(name, 5, 4, 3, 0.5, options, task=task)
 

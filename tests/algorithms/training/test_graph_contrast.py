@@ -1,6 +1,5 @@
 """GraphCL against plain torch on dense matrices, step by step, and on graphs that can be told apart."""
 
-from collections.abc import Callable
 from itertools import chain
 
 import networkx as nx
@@ -10,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from support.drawn_graphs import dense_of
 from support.errors import refused
+from support.fixtures import MakeView
 from support.sparse_rows import sparse
 from torch import Tensor, nn
 
@@ -41,7 +41,7 @@ def graphs() -> SmallGraphs:
 
 
 @pytest.fixture
-def data(graphs: SmallGraphs, make_view: Callable[..., View]) -> View:
+def data(graphs: SmallGraphs, make_view: MakeView) -> View:
     nodes = len(graphs.row)
     x = np.random.default_rng(1).standard_normal((nodes, FEATURES)).astype(np.float32)
     x[:, 0] = np.diff(graphs.indptr)
@@ -98,9 +98,7 @@ def test_training_step_by_step(graphs: SmallGraphs, data: View) -> None:
     assert torch.equal(model.backbone.head.linears[0].weight, head)
 
 
-def test_sparse_features_give_what_dense_ones_give(
-    graphs: SmallGraphs, data: View, make_view: Callable[..., View]
-) -> None:
+def test_sparse_features_give_what_dense_ones_give(graphs: SmallGraphs, data: View, make_view: MakeView) -> None:
     few = torch.where(data.x.abs() > 0.5, data.x, 0)  # type: ignore[union-attr]
     losses = []
     for x in (few, sparse(few)):

@@ -1,7 +1,6 @@
 """Models that are trained together against the same steps in plain torch, with a random stream for each."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.errors import refused
+from support.fixtures import MakeClient, MakeView
 from support.plain_fedavg import flat
 from torch import Tensor
 
@@ -24,14 +24,13 @@ from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_l
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.store.view import View
 
-MakeClient = Callable[..., Client]
 ADAM = TrainOptions(2, "adam", 0.02, 0.01)
 OTHER = {MODEL: "copilot", "copilot": MODEL}
 PURPOSE = {MODEL: "train", "copilot": "copilot/train"}
 
 
 @pytest.fixture
-def view(make_view: Callable[..., View]) -> View:
+def view(make_view: MakeView) -> View:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20, 4)).astype(np.float32)
     return make_view(20, [(i, i + 1) for i in range(19)], rng.integers(3, size=20), range(0, 20, 2), 3, x)

@@ -1,13 +1,14 @@
 """The trainer against plain torch over `module.parameters()` with the same random numbers."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient, MakeView, Start
 from support.plain_fedavg import cross_entropy, flat
 from support.plain_training import plain_steps
 from torch import Tensor, nn
@@ -20,11 +21,9 @@ from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
+from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.store.view import View
 
-MakeClient = Callable[..., Client]
 ADAM = {"lr": 0.02, "weight_decay": 0.01}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
     "adam": (ADAM, lambda p: torch.optim.Adam(p, **ADAM)),
@@ -34,7 +33,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
 
 
 @pytest.fixture
-def view(make_view: Callable[..., View]) -> View:
+def view(make_view: MakeView) -> View:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20, 4)).astype(np.float32)
     edges = np.argwhere(np.triu(rng.random((20, 20)) < 0.2, 1))
@@ -65,9 +64,7 @@ def options(name: str, **more: Any) -> TrainOptions:
 
 @pytest.mark.parametrize("batch_size", [None, 10, 4, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_a_plain_loop(
-    name: str, batch_size: int | None, view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_plain_loop(name: str, batch_size: int | None, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     client = make_client(view, module)
     client.model.logits()
@@ -107,7 +104,7 @@ def test_coupled_models_equal_a_plain_loop(
 
 
 @pytest.mark.parametrize("fanouts", [[3, 3], None])
-def test_any_cells_give_the_same_numbers(run: Callable[..., Server], fanouts: list[int] | None) -> None:
+def test_any_cells_give_the_same_numbers(run: Start, fanouts: list[int] | None) -> None:
     keys = {"model.name": "gat", "model.fanouts": fanouts, "train.batch_size": 4, "algorithm.name": "local"}
     one, other = (run({**keys, "engine.cell_size": size}, rounds=3) for size in (1, 4))
     for client, state in one.state.clients.items():
@@ -115,9 +112,7 @@ def test_any_cells_give_the_same_numbers(run: Callable[..., Server], fanouts: li
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_kept_moments_make_three_visits_one_long_run(
-    name: str, view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_kept_moments_make_visits_one_run(name: str, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     optimizer = OPTIMIZERS[name][1](twin.parameters())
     state: Tree = {}
@@ -140,9 +135,7 @@ def test_kept_moments_make_three_visits_one_long_run(
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum"])
-def test_reset_moments_start_a_fresh_optimizer_every_visit(
-    name: str, view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_reset_moments_start_afresh(name: str, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     client = make_client(view, module)
     trainer = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=2, opt_state="reset"), Algorithm())
@@ -155,9 +148,7 @@ def test_reset_moments_start_a_fresh_optimizer_every_visit(
     torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
 
 
-def test_a_client_without_training_rows_stays_as_it_is(
-    make_view: Callable[..., View], module: nn.Module, make_client: MakeClient
-) -> None:
+def test_a_client_without_training_rows_stays(make_view: MakeView, module: nn.Module, make_client: MakeClient) -> None:
     client = make_client(make_view(3, [], [0, 1, 2], [], 3, np.ones((3, 4), dtype=np.float32)), module)
     before = client.model.w.clone()
     loss = LocalTrainer({MODEL: client.model.flat}, TrainOptions(), Algorithm()).fit(client, {})
@@ -280,9 +271,7 @@ def test_an_optimizer_for_a_loop_of_its_own(model: str, opt_state: str, pair: Cl
     assert set(state) == {f"{model}.opt.{moment}" for moment in kept}
 
 
-def test_a_reset_optimizer_forgets_moments_that_were_kept(
-    view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_a_reset_optimizer_forgets_kept_moments(view: View, module: nn.Module, make_client: MakeClient) -> None:
     """A visit after one that failed in its own loop starts without what that left behind."""
     client, fresh = (make_client(view, copy.deepcopy(module)) for _ in range(2))
     trainer = trainer_of(client, options("adam", opt_state="reset"))
@@ -300,3 +289,55 @@ def test_a_reset_optimizer_forgets_moments_that_were_kept(
     trainer.fit(client, {})
     trainer_of(fresh, options("adam")).fit(fresh, {})
     assert torch.equal(client.model.w, fresh.model.w)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"weight_decay": 0.0, "lr": 0.3},
+    {"optimizer": "sgd", "lr": 0.1},
+    {"optimizer": "sgd", "weight_decay": 0.0},
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
+    {"optimizer": "sgd", "weight_decay": 0.0, "momentum": 0.5},
+]
+P = 37
+
+
+def visits(options: TrainOptions, ours: bool) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Parameters and moments after each of four visits of three steps, the third of which begins without moments."""
+    draw = torch.Generator().manual_seed(1)
+    w = nn.Parameter(torch.randn(P, generator=draw))
+    w.grad = torch.zeros_like(w)
+    optimizer = make_optimizer([w], options)
+    kept: dict[str, Tensor] = {}
+    for visit in range(4):
+        optimizer.state.clear()
+        if visit == 2:
+            kept = {}
+        if kept:
+            optimizer.state[w] = {name: t.clone() for name, t in kept.items()}
+        step = flat_step(optimizer, w) if ours else optimizer.step
+        for _ in range(3):
+            gradient = torch.randn(P, generator=draw) * 10.0 ** float(visit - 2)
+            w.grad.copy_(gradient)
+            step()
+            # Methods read it after the last step.
+            assert torch.equal(w.grad, gradient)
+        kept = {name: t for name, t in optimizer.state[w].items() if t is not None}
+        yield w.detach().clone(), {name: t.clone() for name, t in kept.items()}
+        for group in optimizer.param_groups:
+            group["lr"] /= 2
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_flat_step_equals_torch_to_the_bit(options: dict[str, Any]) -> None:
+    """Bit for bit, with moments that were kept, without, and with a rate that changes between visits."""
+    train = TrainOptions(**options)
+    before = torch.zeros(P)
+    for (found, moments), (expected, theirs) in zip(visits(train, True), visits(train, False), strict=True):
+        assert torch.equal(found, expected)
+        assert not torch.equal(found, before)
+        assert list(moments) == list(theirs)
+        for name, moment in moments.items():
+            assert torch.equal(moment, theirs[name])
+            assert moment.dtype == theirs[name].dtype
+        before = found

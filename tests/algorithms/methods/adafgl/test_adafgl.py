@@ -1,30 +1,35 @@
-"""AdaFGL's parts by hand, what it is without its second phase, who comes late, and what it refuses."""
+"""AdaFGL in whole rounds against loops over pairs of nodes, its parts by hand, and who comes late."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from support.both_layouts import both_layouts
-from support.same_bits import assert_same_runs, assert_same_scores
+from support.fixtures import Check, CountsOf, MakeClient, MakeView, ModuleOf, PlainClients, Start
+from support.plain_fedavg import row_counts
+from torch import Tensor, nn
 
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Received
 from shoal.algorithms.methods.adafgl.knowledge import knowledge, propagated
 from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.dropout import drop
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 2, "algorithm.hidden": 6}
 
 
 @pytest.mark.parametrize("weight", [None, 3.0])
-def test_knowledge_by_hand(make_view: Callable[..., View], weight: float | None) -> None:
+def test_knowledge_by_hand(make_view: MakeView, weight: float | None) -> None:
     x = np.array([[1.0, 0.0], [0.0, 2.0], [4.0, 4.0]], dtype=np.float32)
     weights = None if weight is None else np.full((3, 3), weight, dtype=np.float32)
     view = make_view(3, [(0, 1)], [0, 1, 1], [0], 2, x, weights)
@@ -40,16 +45,7 @@ def test_knowledge_by_hand(make_view: Callable[..., View], weight: float | None)
     np.testing.assert_allclose(torch.cat(products, 1), np.concatenate([hops, hops @ np.full((4, 4), 2)], 1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["gamlp", "gcn"])
-def test_without_a_second_phase_it_is_fedavg_to_the_last_bit(run: Run, model: str) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.trainer": "autograd", "model.name": model}
-    fedavg = run({**keys, "algorithm.name": "fedavg"})
-    off = run({**keys, "algorithm.name": "adafgl", "algorithm.shared_rounds": 6, "algorithm.most_nodes": 1})
-    assert torch.equal(off.state.server["w"], fedavg.state.server["w"])
-    assert_same_scores(fedavg, off)
-
-
-def test_half_of_the_rounds_are_shared_by_default(start: Run) -> None:
+def test_half_of_the_rounds_are_shared_by_default(start: Start) -> None:
     server = start({"algorithm.name": "adafgl", "rounds": 5})
     moved, before = [], server.state.server["w"]
     for _ in range(5):
@@ -59,22 +55,9 @@ def test_half_of_the_rounds_are_shared_by_default(start: Run) -> None:
     assert moved == [True, True, True, False, False]
 
 
-def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
-    keys = {**KEYS, "participation.ratio": 0.7, "train.dropout": 0.5, "model.name": "gcn", "train.epochs": 1}
-    whole = run(keys, rounds=4)
-    resumed = start(keys, state=run(keys, rounds=3).state)
-    resumed.round()
-    for other in (resumed, run({**keys, "engine.cell_size": 3}, rounds=4)):
-        assert_same_runs(whole, other, server=False)
-
-
 @pytest.mark.parametrize("copies", [1, 12])
 def test_sparse_features_change_nothing(
-    start: Run,
-    torch_clients: Callable[..., list[Any]],
-    graphs: Mapping[str, Path],
-    tmp_path: Path,
-    copies: int,
+    start: Start, torch_clients: PlainClients, graphs: Mapping[str, Path], tmp_path: Path, copies: int
 ) -> None:
     """They are written out, as dense ones are, but where they are wide."""
     found, written = [], []
@@ -97,12 +80,7 @@ def test_sparse_features_change_nothing(
 )
 @pytest.mark.parametrize("cut", [0.0, 0.999])
 def test_graphs_that_have_nearly_nothing(
-    make_view: Callable[..., View],
-    make_client: Callable[..., Client],
-    cut: float,
-    nodes: int,
-    edges: list[tuple[int, int]],
-    train: list[int],
+    make_view: MakeView, make_client: MakeClient, cut: float, nodes: int, edges: list[tuple[int, int]], train: list[int]
 ) -> None:
     """One node, no edges, one training node; class 2 is nobody's."""
     torch.manual_seed(0)
@@ -119,7 +97,7 @@ def test_graphs_that_have_nearly_nothing(
 
 
 @pytest.fixture
-def client(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Client:
+def client(make_view: MakeView, make_client: MakeClient) -> Client:
     torch.manual_seed(0)
     view = make_view(4, [(0, 1), (1, 2)], [0, 1, 0, 1], [0, 1], 2)
     return make_client(view, build("gcn", 4, 2, 0, 0.3, {"hidden": 8}))
@@ -142,3 +120,198 @@ def test_a_host_that_knows_another_models_answers_does_not_take_these(client: Cl
     client.model.load(client.model.w * 2)
     assert not torch.equal(method._known(client).p_NC, first.p_NC)
     torch.testing.assert_close(method._known(client).p_NC, client.model.logits().softmax(1))
+
+
+DROPOUT = 0.3
+DEFAULTS: dict[str, Any] = {"alpha": 0.5, "beta": 0.2, "cut": 0.999, "steps": 3, "hidden": 64, "preserve": 1.0}
+
+
+def cosine_table(p: np.ndarray, cut: float) -> np.ndarray:
+    s = np.zeros((len(p), len(p)))
+    for i in range(len(p)):
+        for j in range(len(p)):
+            if i != j:
+                s[i, j] = p[i] @ p[j] / np.linalg.norm(p[i]) / np.linalg.norm(p[j])
+                s[i, j] = s[i, j] > cut if cut else s[i, j]
+    return s
+
+
+class Perceptron:
+    """Linear layers with one PReLU for all; weights Xavier-uniform for ReLU."""
+
+    def __init__(self, widths: list[int]) -> None:
+        self.layers = []
+        for n_in, n_out in pairwise(widths):
+            weight = nn.Parameter(torch.empty(n_out, n_in))
+            nn.init.xavier_uniform_(weight, gain=math.sqrt(2))
+            self.layers.append((weight, nn.Parameter(torch.zeros(n_out))))
+        self.slope = nn.Parameter(torch.tensor([0.25]))
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for layer in self.layers for p in layer] + [self.slope]
+
+    def __call__(self, x: Tensor, training: bool) -> Tensor:
+        for number, (weight, bias) in enumerate(self.layers):
+            if number:
+                x = drop(torch.where(x > 0, x, self.slope * x), DROPOUT, training)
+            x = x @ weight.t() + bias
+        return x
+
+
+class Personal:
+    """The second phase of a client."""
+
+    def __init__(self, number: int, view: View, module: nn.Module, round_number: int, options: dict[str, Any]) -> None:
+        self.number, self.view, self.options = number, view, options
+        self.train_rows, self.y = view.train, view.label[view.train]
+        module.eval()
+        with torch.no_grad():
+            self.p = module([view.hop(k) for k in module.inputs]).logits_NC.double().softmax(1)  # type: ignore
+        if not len(self.y):
+            return
+        a = view.adjacency.to_dense().double().numpy()
+        self.s = cosine_table(self.p.numpy(), options["cut"])
+        mixed = options["alpha"] * a + (1 - options["alpha"]) * self.s + np.eye(len(a))
+        root = mixed.sum(1) ** -0.5
+        hops = [view.hop(0).double().numpy()]
+        for _ in range(options["steps"]):
+            hops.append((root[:, None] * mixed * root) @ hops[-1])
+        self.x, self.wide = (torch.from_numpy(found).float() for found in (hops[0], np.concatenate(hops, 1)))
+        self.hcs = self.homophily(a, round_number)
+        torch.manual_seed(key(0, round_number, number, "branches"))
+        h, f, w, c = options["hidden"], self.x.shape[1], self.wide.shape[1], self.p.shape[1]
+        self.branches = [Perceptron(w) for w in ([w, h, c], [f, h, h, c], [w, h, h, c], [w, h, h, c])]
+        parameters = [p for branch in self.branches for p in branch.parameters]
+        self.optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+    def homophily(self, a: np.ndarray, round_number: int) -> float:
+        n, classes = len(self.y), self.p.shape[1]
+        if n < 2:
+            return 0.5
+        order = torch.randperm(
+            n, generator=torch.Generator().manual_seed(key(0, round_number, self.number, "homophily"))
+        )
+        known, asked = order[: n // 2].tolist(), order[n // 2 :].tolist()
+        loops = a + np.eye(len(a))
+        root = loops.sum(1) ** -0.5
+        first = np.full((len(a), classes), 1 / classes)
+        for place in known:
+            first[self.train_rows[place]] = np.eye(classes)[self.y[place]]
+        told = first
+        for _ in range(10):
+            told = 0.5 * first + 0.5 * (root[:, None] * loops * root) @ told
+        right = 0
+        for place in asked:
+            row, truth = told[self.train_rows[place]], int(self.y[place])
+            right += all(row[truth] > row[c] + 1e-7 for c in range(classes) if c != truth)
+        return right / len(asked)
+
+    def scores(self, training: bool) -> list[Tensor]:
+        homo, own, smooth, message = self.branches
+        found = [homo(self.wide, training), own(self.x, training), smooth(self.wide, training)]
+        y = message(self.wide, training)
+        q = y.softmax(1)
+        unit = q / q.norm(dim=1, keepdim=True)
+        off = 1 - torch.eye(len(y))
+        likeness = unit @ unit.t()
+        r = self.options["beta"] * torch.from_numpy(self.s).float() + (1 - self.options["beta"]) * likeness * off
+        mean = r.sum() / (len(y) * (len(y) - 1))
+        most = r.max()
+        weights = torch.where(r > mean, (r - mean) / (most - mean), (r - mean) / mean) * off + torch.eye(len(y))
+        near, far = weights.clamp_min(0) @ y, (-weights).clamp_min(0) @ y
+        return [*found, (y + near.softmax(1) - far.softmax(1)) / 2]
+
+    def visit(self, round_number: int, epochs: int) -> float:
+        if not len(self.y):
+            return float("nan")
+        torch.manual_seed(key(0, round_number, self.number, "train branches"))
+        loss = torch.zeros(())
+        for _ in range(epochs):
+            self.optimizer.zero_grad()
+            scores = self.scores(True)
+            loss = sum(F.cross_entropy(s[self.train_rows], self.y) for s in scores)  # type: ignore
+            gap = scores[0].softmax(1) - self.p.float()
+            loss = loss + self.options["preserve"] * (gap**2).sum() / gap.numel()
+            loss.backward()
+            self.optimizer.step()
+        return float(loss.detach())
+
+    @property
+    def flat(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for branch in self.branches for p in branch.parameters])
+
+    def predicted(self) -> Tensor:
+        with torch.no_grad():
+            if not len(self.y):
+                return self.p
+            homo, own, smooth, message = (s.softmax(1) for s in self.scores(False))
+        return self.hcs * (homo + self.p) / 2 + (1 - self.hcs) * (own + smooth + message) / 3
+
+    def counts(self) -> np.ndarray:
+        predicted = self.predicted().argmax(1).tolist()
+        return row_counts(self.view, predicted)
+
+
+@pytest.mark.exhaustive(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"alpha": 0.2, "cut": 0.0, "beta": 0.7, "steps": 1, "hidden": 5, "preserve": 0.0},
+        {"alpha": 0.9, "cut": 0.9, "preserve": 30.0, "hidden": 7},
+    ],
+    ids=["defaults", "soft", "preserving"],
+)
+def test_rounds_written_out(
+    start: Start,
+    unequal: dict[str, Any],
+    torch_clients: PlainClients,
+    module_of: ModuleOf,
+    counts_of: CountsOf,
+    assert_mean_loss: Check,
+    options: dict[str, Any],
+) -> None:
+    """The second phase begins in round 3; client 4 comes as a newcomer, client 2 in the last round."""
+    keys = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 2, "train.dropout": DROPOUT}
+    server = start({**unequal, **keys, **{f"algorithm.{name}": value for name, value in options.items()}})
+    clients, w = torch_clients(server), server._initial.double()
+    personal: dict[int, Personal] = {}
+    for number in range(1, server.plan.rounds + 1):
+        line, cohort = server.round(), server.cohort(number)
+        p = len(w)
+        if number <= 2:
+            total, count = torch.zeros_like(w), 0
+            for i in cohort:
+                clients[i].load(w)
+                clients[i].train(number)
+                n = clients[i].view.nodes * (len(clients[i].view.train) > 0)
+                total, count = total + n * clients[i].w, count + n
+            w = total / count
+            assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+        else:
+            new = [i for i in cohort if i not in personal]
+            for i in new:
+                module = module_of(server, server.state.server["w"])
+                personal[i] = Personal(i, clients[i].view, module, number, {**DEFAULTS, **options})
+            losses = {i: personal[i].visit(number, 2) for i in cohort}
+            assert (line["bytes_up"], line["bytes_down"]) == (0, len(new) * 4 * p)
+            assert_mean_loss(line, losses, [client.view for client in clients])
+        torch.testing.assert_close(server.state.server["w"].double(), w, rtol=1e-4, atol=1e-5)
+        for i, client in enumerate(clients):
+            expected = counts_of(server, client.view, server.state.server["w"])
+            np.testing.assert_array_equal(server.state.scores["global"][i], expected)
+            if i not in personal:
+                continue
+            kept = server.state.clients[i]
+            assert torch.equal(kept["common"], server.state.server["w"])
+            np.testing.assert_array_equal(server.state.scores["served"][i], personal[i].counts())
+            if i in cohort:
+                np.testing.assert_array_equal(server.state.scores["trained"][i], personal[i].counts())
+            if len(client.view.train):
+                assert float(kept["homophily"]) == pytest.approx(personal[i].hcs)
+                torch.testing.assert_close(kept["branches"], personal[i].flat, rtol=1e-3, atol=1e-4)
+            else:
+                assert "branches" not in kept
+    assert personal.keys() == set(range(6))
+    assert len({person.hcs for person in personal.values() if len(person.y)}) > 1

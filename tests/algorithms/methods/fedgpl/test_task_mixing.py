@@ -1,4 +1,4 @@
-"""Weights of HiDTA against loops over tasks and clients, by the equations of the paper."""
+"""FedGPL's mixing within and between tasks by its equations, and its noise."""
 
 from math import exp, log
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.algorithms.methods.fedgpl.fedgpl import laplace, noised
 from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights, transferability
 
 TASKS = [0, 2, 0, 1, 2]
@@ -90,3 +91,36 @@ def test_far_clients_count_and_do_not_underflow() -> None:
     third = torch.tensor([[0.0], [0.0], [3.0]], dtype=torch.float64)
     weight = task_weights(Trained(third - 1, third, torch.zeros(3, dtype=torch.int64)), "hidta", "delta")[0]
     assert log(float(weight[0] / weight[2])) == pytest.approx(log((1 + exp(2)) / (1 + exp(1))))
+
+
+CPU = torch.device("cpu")
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_distribution_is_that_of_laplace() -> None:
+    drawn = laplace(torch.Size([200_000]), 3.0, rng(), CPU).double()
+    assert drawn.mean().abs() < 0.05
+    assert drawn.var() == pytest.approx(2 * 3.0**2, rel=0.02)
+    # P(|x| <= t) = 1 - exp(-t / scale).
+    for t in (0.5, 3.0, 9.0):
+        assert (drawn.abs() <= t).double().mean() == pytest.approx(1 - torch.tensor(-t / 3).exp().item(), abs=0.004)
+    assert drawn.isfinite().all()
+
+
+def test_the_paper_s_scale_is_the_range_over_epsilon() -> None:
+    x = torch.tensor([[-1.0, 4.0], [0.0, 2.0]])
+    torch.testing.assert_close(noised(x, "paper", 10.0, 1.0, rng(1)), x + laplace(x.shape, 0.5, rng(1), CPU))
+    even = torch.full((2, 3), 7.0)
+    assert torch.equal(noised(even, "paper", 10.0, 1.0, rng()), even)
+    assert noised(x[:0], "paper", 10.0, 1.0, rng()).shape == (0, 2)
+
+
+def test_clipped_rows_are_shrunk_to_the_norm_and_no_further() -> None:
+    x = torch.tensor([[3.0, -1.0], [0.5, 0.5], [0.0, 0.0]])
+    shrunk = torch.tensor([[1.5, -0.5], [0.5, 0.5], [0.0, 0.0]])
+    found = noised(x, "clipped", 8.0, 2.0, rng(2))
+    torch.testing.assert_close(found, shrunk + laplace(x.shape, 0.5, rng(2), CPU))
+    assert x[0, 0] == 3

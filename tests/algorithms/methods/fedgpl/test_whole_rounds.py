@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import Keys, Make
 from support.plain_dropout import dropped
+from support.plain_fedavg import row_counts
 from support.same_bits import assert_same_runs
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from torch_geometric.nn import GCNConv
 
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
-from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
@@ -82,7 +84,8 @@ class PlainClient:
     def __init__(self, number: int, folder: Path, view: View) -> None:
         arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         mine = np.flatnonzero(arrays["assignment"] == number)
-        self.number, self.split, self.y = number, arrays["split"][mine], torch.from_numpy(arrays["y"][mine])
+        self.number, self.view = number, view
+        self.split, self.y = arrays["split"][mine], torch.from_numpy(arrays["y"][mine])
         self.graphs = []
         for graph in mine:
             nodes = view.node[arrays["graph"][view.node] == graph]
@@ -115,15 +118,9 @@ class PlainClient:
 
     def counts(self, gnn: Net) -> np.ndarray:
         gnn.eval()
-        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
-        for part, code in enumerate((VAL, TEST)):
-            for g in np.flatnonzero(self.split == code):
-                with torch.no_grad():
-                    predicted = int(self.head(gnn(self.with_prompt(np.array([g])))).argmax())
-                found[part, 0, self.y[g]] += 1
-                found[part, 1, predicted] += 1
-                found[part, 2, self.y[g]] += int(self.y[g]) == predicted
-        return found
+        with torch.no_grad():
+            predicted = [int(self.head(gnn(self.with_prompt(np.array([g])))).argmax()) for g in range(len(self.y))]
+        return row_counts(self.view, predicted, CLASSES)
 
 
 class OneProcess:
@@ -239,9 +236,7 @@ def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tens
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
-def test_rounds_are_those_of_one_process(
-    start: Start, keys: dict[str, Any], one_process: Callable[[Server, str], OneProcess], updates: str
-) -> None:
+def test_rounds_are_those_of_one_process(start: Start, keys: Keys, one_process: Make, updates: str) -> None:
     server = start({**keys, "algorithm.gnn": updates})
     plain = one_process(server, updates)
     for number, cohort in enumerate(ONLINE, start=1):
@@ -284,9 +279,7 @@ def test_small_passes_are_one_large_one(run: Start, keys: dict[str, Any]) -> Non
             torch.testing.assert_close(other[name], found[0][name], rtol=1e-4, atol=1e-6)
 
 
-def test_bytes_are_those_of_the_formula(
-    start: Start, keys: dict[str, Any], one_process: Callable[[Server, str], OneProcess]
-) -> None:
+def test_bytes_are_of_the_formula(start: Start, keys: Keys, one_process: Make) -> None:
     server = start({**keys, "algorithm.gnn": "frozen"})
     plain = one_process(server, "frozen")
     own = server.state.server["theta"].shape[1]

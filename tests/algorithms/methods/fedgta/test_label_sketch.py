@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeView
 from torch import Tensor
 
 from shoal.algorithms.methods.fedgta import label_sketch
@@ -130,9 +131,7 @@ def test_both_paths_equal_dense_algebra(
 
 @pytest.mark.parametrize("sketch", [sketch_by_tiles, sketch_by_torch])
 @pytest.mark.parametrize("nodes", [2, 33])
-def test_weights_are_the_entries_of_the_dense_matrix(
-    random_view: Callable[..., View], sketch: Callable[..., Sketch], nodes: int
-) -> None:
+def test_weights_are_dense_entries(random_view: Callable[..., View], sketch: Callable[..., Sketch], nodes: int) -> None:
     seed, form = random_rows(nodes, 5), FORM
     view = random_view(nodes, 5, weights="drawn")
     require_exact(sketch(view, seed, form), view, seed, form)
@@ -145,16 +144,12 @@ def test_weights_are_the_entries_of_the_dense_matrix(
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("classes", [1, 2, 15, 33, 172])
 @pytest.mark.parametrize("degree", [0, 12])
-def test_tiles_of_any_number_of_classes_and_more_rows_than_a_block(
-    random_view: Callable[..., View], classes: int, degree: int
-) -> None:
+def test_tiles_of_any_number_of_classes_and_many_rows(random_view: MakeView, classes: int, degree: int) -> None:
     form, view, seed = FORM, random_view(1060, classes, degree), random_rows(1060, classes)
     require_exact(sketch_by_tiles(view, seed, form), view, seed, form)
 
 
-def test_a_class_has_the_same_bits_beside_any_others_on_any_number_of_threads(
-    random_view: Callable[..., View],
-) -> None:
+def test_a_class_has_the_same_bits_beside_any_others_on_any_number_of_threads(random_view: Callable[..., View]) -> None:
     form, seed = FORM._replace(rows="raw"), random_rows(300, 40)
     everything = sketch_by_tiles(random_view(300, 40), seed, form).moments_SC
     last = sketch_by_tiles(random_view(300, 21), seed[:, 19:], form).moments_SC

@@ -1,14 +1,35 @@
-"""FedPG's rounds through the engine: its controls to the bit, brute force, absent classes and clients."""
+"""FedPG in whole rounds against the small version, its controls to the bit, and clients that lack something."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.same_bits import assert_same_runs, assert_same_scores, assert_same_trees
+from support import pyg_clients
+from support.fixtures import Keys, MakeClient, MakeView, ModuleOf, Start, Views
+from support.same_bits import assert_same_scores, assert_same_trees
+from support.small_fedpg import (
+    CLASSES,
+    DECAY,
+    EPOCHS,
+    LR,
+    ROUNDS,
+    WIDTH,
+    GraphClient,
+    PlainClient,
+    PlainServer,
+    Slots,
+    flat,
+)
+from support.small_graphs import ONE_GRAPH, WITHOUT_TRAIN
+from torch import Tensor
 
-from shoal.algorithms.base import Client, Tree
+from shoal.algorithms.base import Tree
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.methods.fedpg.hop_prototypes import annotate
@@ -18,9 +39,6 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
-MakeView = Callable[..., View]
-MakeClient = Callable[..., Client]
 PG = {"algorithm.name": "fedpg"}
 
 
@@ -31,16 +49,8 @@ def assert_same_local(one: Server, other: Server) -> None:
     assert_same_scores(one, other, "trained", "served")
 
 
-def test_without_alignment_it_is_local_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7}
-    local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"})
-    assert_same_local(local, run({**keys, **PG, "algorithm.mu": 0}))
-    aligned = run({**keys, **PG})
-    assert not torch.equal(aligned.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
-
-
 @pytest.mark.parametrize("alignment", ["node", "prototype"])
-def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Run, alignment: str) -> None:
+def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Start, alignment: str) -> None:
     keys = {**PG, "train.dropout": 0.5, "algorithm.alignment": alignment}
     alone = run({**keys, "algorithm.alpha": 0, "algorithm.lam": 1.1})
     own = run({**keys, "algorithm.targets": "own"})
@@ -51,34 +61,6 @@ def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Run, alignmen
 
 
 ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
-
-
-@pytest.mark.exhaustive(3)
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("fedproto", {}), ("fedtgp", {}), ("fedpg", {}), ("fedpg", ATTENTIVE), ("class_means", {})],
-)
-def test_a_resumed_run_goes_on_to_the_bit(start: Run, method: str, options: dict[str, Any]) -> None:
-    keys = {"algorithm.name": method, **options, "participation.ratio": 0.7, "train.dropout": 0.5}
-    undisturbed, first = start(keys), start(keys)
-    for _ in range(2):
-        first.round()
-    second = start(keys, state=FederationState.from_tensors(*first.state.to_tensors()))
-    for _ in range(3):
-        second.round()
-    for _ in range(5):
-        undisturbed.round()
-    assert_same_trees({0: undisturbed.state.to_tensors()[0]}, {0: second.state.to_tensors()[0]})
-
-
-@pytest.mark.parametrize("cell_size", [1, 4])
-def test_cells_change_nothing(run: Run, cell_size: int) -> None:
-    assert_same_runs(*(run({**PG, "engine.cell_size": size}, rounds=3) for size in ("auto", cell_size)))
-
-
-def test_labels_outside_the_training_rows_change_nothing(run: Run) -> None:
-    keys = {**PG, "algorithm.pseudo_centres": 0.5}
-    assert_same_runs(*(run(keys, rounds=3, graph=graph) for graph in ("plain", "shuffled")))
 
 
 # Single clients
@@ -152,3 +134,211 @@ def test_annotation(make_view: MakeView, make_client: MakeClient) -> None:
     # Of two classes with the same logit each has a probability of just one half.
     assert annotate(client, confident=0.5).centre_N.all()
     torch.testing.assert_close(found.z_NH, unit(torch.from_numpy(x)))
+
+
+GRAPHS_PG = {"algorithm.name": "fedpg", "algorithm.similar": 2, "model.hidden": 8, "train.dropout": 0.5}
+
+
+def test_what_clients_lack(run: Start, graph_task: dict[str, Any]) -> None:
+    """One graph has no neighbour, no training graph no prototype; nobody trains on classes 2 and 3."""
+    held = run({**graph_task, **GRAPHS_PG}, rounds=2).state.server
+    assert held["present"][ONE_GRAPH].any(1).tolist() == [True, False, False]
+    assert held["counts"][ONE_GRAPH].sum() == 1
+    assert not held["present"][WITHOUT_TRAIN].any()
+    assert not held["counts"][WITHOUT_TRAIN].any()
+    assert held["known"].tolist() == [[True, True, False, False]] * 3
+    assert torch.equal(held["proto"][~held["present"]], torch.zeros(int((~held["present"]).sum()), 8))
+
+
+@pytest.mark.parametrize("options", [{}, ATTENTIVE])
+def test_cells_and_a_resumed_run_change_nothing(start: Start, graph_task: Keys, options: Keys) -> None:
+    keys = {**graph_task, **GRAPHS_PG, **options, "participation.ratio": 0.7}
+    undisturbed, first = start(keys), start({**keys, "engine.cell_size": 1})
+    for _ in range(2):
+        first.round()
+    state = FederationState.from_tensors(*first.state.to_tensors())
+    second = start({**keys, "engine.cell_size": 4}, state=state)
+    for _ in range(3):
+        second.round()
+    for _ in range(5):
+        undisturbed.round()
+    assert_same_trees({0: undisturbed.state.to_tensors()[0]}, {0: second.state.to_tensors()[0]})
+
+
+def test_graph_task_with_heterogeneous_models_runs(run: Start, graph_task: dict[str, Any]) -> None:
+    models = [{"name": "gin", "hidden": 8}, {"name": "gamlp", "hidden": 12}, {"name": "sage", "hidden": 8}]
+    keys = {name: value for name, value in {**graph_task, **GRAPHS_PG}.items() if not name.startswith("model.")}
+    server = run({**keys, "model": models, "heterogeneity.rule": "round-robin"}, rounds=3)
+    assert server.state.server["proto"].shape == (6, 3, CLASSES, 8)
+    assert all(bool(torch.isfinite(t).all()) for kept in server.state.clients.values() for t in kept.values())
+
+
+Begin = Callable[[dict[str, Any]], tuple[Server, PlainServer, list[PlainClient]]]
+
+
+def padded(slots: Slots, levels: int) -> tuple[Tensor, Tensor]:
+    proto, present = torch.zeros(levels, CLASSES, WIDTH), torch.zeros(levels, CLASSES, dtype=torch.bool)
+    for slot, row in slots.items():
+        proto[slot], present[slot] = row, True
+    return proto, present
+
+
+def assert_close(found: Tensor, expected: Tensor, what: Any, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol, msg=lambda text: f"{what}: {text}")
+
+
+def assert_same_client(kept: Tree, client: PlainClient, what: Any) -> None:
+    """What a client keeps; the attention of one whose loss has a small gradient has its rounding, scaled by Adam."""
+    assert_close(client.ours(kept["model.w"]), flat(client.module.parameters()), (*what, "parameters"))
+    assert ("attention" in kept) == bool(client.scorers)
+    if client.scorers:
+        scorers = torch.stack([torch.cat([inner, outer[:, None]], 1) for inner, outer in client.scorers])
+        assert_close(kept["attention"], scorers.detach(), (*what, "scorers"), atol=1e-4)
+    assert ("proto" in kept) == (client.options.targets == "own")
+    if "proto" in kept:
+        proto, present = padded(client.own, client.options.hops + 1)
+        assert_close(kept["proto"], proto, (*what, "own prototypes"))
+        assert torch.equal(kept["present"], present)
+
+
+def assert_same_server(held: Tree, plain: PlainServer, what: Any) -> None:
+    levels = plain.options.hops + 1
+    for i, (proto, counts) in plain.last.items():
+        expected, present = padded(proto, levels)
+        assert_close(held["proto"][i], expected, (*what, i, "upload"))
+        assert torch.equal(held["present"][i], present)
+        assert held["counts"][i].tolist() == counts.tolist()
+    assert held["fresh"].nonzero()[:, 0].tolist() == plain.fresh
+    assert sorted(map(tuple, held["known"].nonzero().tolist())) == sorted(plain.known)
+    assert ("anchor" in held) == (plain.network is not None)
+    if plain.network is not None:
+        assert_close(held["anchor"], padded(plain.anchors, levels)[0], (*what, "anchors"))
+        parameters = flat([plain.table, *plain.network.parameters()])
+        assert_close(held["generator"], parameters, (*what, "generator"))
+
+
+DEFAULTS = asdict(FedPG())
+# Every option is somewhere another one than by default.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "by default": {},
+    "node, a margin that is capped": {
+        "mu": 0.7, "alpha": 0.3, "lam": 0.8, "margin_cap": 0.05, "cross_hop": 0.5, "server_steps": 4,
+        "server_lr": 0.03, "server_weight_decay": 0.1,
+    },
+    "node, one hop, a margin below the cap": {
+        "hops": 1, "mu": 1.5, "alpha": 0.6, "lam": 0.9, "pseudo_centres": 0.5, "noise": 0.25, "margin_cap": 5.0,
+        "cross_hop": 0.3, "server_steps": 3, "server_lr": 0.05,
+    },
+    "attention, contrast": {
+        "mu": 0.6, "alignment": "prototype", "attention": "node", "attention_lr": 0.1, "alpha": 0.7, "lam": 0.3,
+        "pseudo_centres": 0.6, "noise": 0.5, "server_loss": "contrast", "margin_cap": 0.02, "temperature": 0.4,
+        "cross_hop": 0.7, "server_steps": 5, "server_lr": 0.02, "server_weight_decay": 0.05,
+    },
+    "contrast of classes alone": {
+        "hops": 0, "alignment": "prototype", "alpha": 0.2, "lam": 0.8, "server_loss": "contrast",
+        "margin_cap": 3.0, "server_steps": 2,
+    },
+    "graphs, node": {"similar": 1, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
+    "graphs, prototype": {"similar": 4, "alignment": "prototype", "hops": 1, "cross_hop": 1.0, "noise": 0.25},
+    "graphs, attention": {"similar": 2, "alignment": "prototype", "attention": "node", "attention_lr": 0.1},
+    "graphs, own": {"similar": 3, "mu": 0.6, "targets": "own"},
+    "own, node": {"mu": 0.8, "targets": "own"},
+    "own, attention": {"mu": 0.3, "targets": "own", "alignment": "prototype", "attention": "node", "noise": 0.5},
+}  # fmt: skip
+
+
+@pytest.fixture
+def begun(start: Start, views: Views, module_of: ModuleOf, graph_task: dict[str, Any], recorded: Any) -> Begin:
+    """Starts the engine and the small version with some options; half of the clients take part in a round."""
+
+    def begun(chosen: dict[str, Any]) -> tuple[Server, PlainServer, list[PlainClient]]:
+        of_graphs = "similar" in chosen
+        dropout = pyg_clients.DROPOUT if of_graphs else 0.4
+        train = {"epochs": EPOCHS, "lr": LR, "weight_decay": DECAY, "dropout": dropout}
+        keys = {
+            **(graph_task if of_graphs else {}),
+            "model.hidden": WIDTH,
+            "algorithm.name": "fedpg",
+            **{f"train.{name}": value for name, value in train.items()},
+            **{f"algorithm.{name}": value for name, value in chosen.items()},
+            "participation.ratio": 0.5,
+            "rounds": ROUNDS,
+        }
+        server = start(keys, pool=recorded.on)
+        options = SimpleNamespace(**{**DEFAULTS, **chosen})
+        clients: list[PlainClient] = []
+        for i, view in enumerate(views(server)):
+            if of_graphs:
+                pyg = pyg_clients.PlainClient(i, Path(graph_task["data.path"]), view)
+                pyg.module.load(server._initial)
+                clients.append(GraphClient(i, view, pyg, options))
+            else:
+                clients.append(PlainClient(i, view, module_of(server, server._initial), options))
+        return server, PlainServer(options), clients
+
+    return begun
+
+
+SHARED = [name for name, chosen in OPTIONS.items() if "targets" not in chosen]
+
+
+@pytest.mark.exhaustive(3)
+@pytest.mark.parametrize("name", SHARED)
+def test_rounds(name: str, begun: Begin, recorded: Any) -> None:
+    """Stale uploads, newcomers, a client without training nodes, a class that only the predictions know."""
+    server, plain, clients = begun(OPTIONS[name])
+    options, levels = plain.options, plain.options.hops + 1
+    returning = []
+    for number in range(1, ROUNDS + 1):
+        before, line, cohort = len(plain.admitted), server.round(), server.cohort(number)
+        returning += [i for i in cohort if i in plain.last and i not in plain.fresh and len(clients[i].view.train)]
+        uploads, losses = {}, {}
+        for i in cohort:
+            targets = plain.targets(i)
+            down = recorded.downloads[i]
+            assert bool(down) == bool(targets)
+            if targets:
+                proto, present = padded(targets, levels)
+                assert_close(down["proto.rows"], proto[present], (number, i, "targets"))
+            losses[i] = clients[i].visit(number, targets)
+            uploads[i] = clients[i].upload(number)
+            assert_same_client(server.state.clients[i], clients[i], (number, i))
+        assert line["loss"] == pytest.approx(mean_loss(losses, clients), rel=1e-4)
+        bits = math.ceil(levels * CLASSES / 8)
+        sent = [4 * WIDTH * len(proto) + 4 * CLASSES + bits for proto, _ in uploads.values()]
+        received = [4 * WIDTH * len(plain.known) + bits for down in recorded.downloads.values() if down]
+        assert (line["bytes_up"], line["bytes_down"]) == (sum(sent), sum(received))
+        met, notes = plain.admitted[before:], line.get("notes", {})
+        if met:
+            assert notes["set size"] == pytest.approx(sum(size for size, _ in met) / len(met))
+        if (loss := plain.take(number, uploads)) is not None:
+            assert notes["server loss"] == pytest.approx(loss, rel=1e-4)
+        assert_same_server(server.state.server, plain, (number,))
+    # An option without a say would be tested by nothing.
+    assert returning
+    assert any(size > 1 for size, _ in plain.admitted)
+    assert any(size < having for size, having in plain.admitted)
+    assert max(plain.margins) > 0
+    assert (max(plain.margins) == options.margin_cap) == (options.margin_cap < 1)
+    assert any(plain.drawn) == bool(options.hops)
+    if options.attention == "node":
+        assert any(float(outer.detach().abs().max()) > 0.1 for client in clients for _, outer in client.scorers)
+
+
+@pytest.mark.exhaustive(3)
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in SHARED])
+def test_rounds_of_the_self_control(name: str, begun: Begin) -> None:
+    server, _, clients = begun(OPTIONS[name])
+    for number in range(1, ROUNDS + 1):
+        line, losses = server.round(), {}
+        for i in server.cohort(number):
+            losses[i] = clients[i].visit(number, clients[i].own)
+            clients[i].upload(number)
+            assert_same_client(server.state.clients[i], clients[i], (number, i))
+        assert line["loss"] == pytest.approx(mean_loss(losses, clients), rel=1e-4)
+        assert (server.state.server, line["bytes_up"], line["bytes_down"]) == ({}, 0, 0)
+
+
+def mean_loss(losses: dict[int, float], clients: Sequence[PlainClient]) -> float:
+    rows = {i: len(clients[i].view.train) for i in losses if len(clients[i].view.train)}
+    return sum(n * losses[i] for i, n in rows.items()) / sum(rows.values())

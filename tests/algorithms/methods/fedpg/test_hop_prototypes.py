@@ -1,16 +1,15 @@
 """Hop prototypes against loops over nodes and walks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeView
 from torch import Tensor
 
 from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
-from shoal.storage.store.view import View
 
-MakeView = Callable[..., View]
 N, C, H = 30, 5, 4
 
 

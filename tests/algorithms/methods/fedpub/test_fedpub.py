@@ -1,21 +1,26 @@
-"""Fed-PUB's proxy graph and rows, what it is without its parts, who comes late, and what it refuses."""
+"""Fed-PUB in whole rounds written out, its proxy graph and rows, and what it is without its parts."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from support.both_layouts import both_layouts
-from support.same_bits import assert_same_runs
+from support.fixtures import Check, ModuleOf, Start, Views
+from support.plain_fedavg import row_counts
+from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedpub.fedpub import mixing_rows, proxy_graph
-from shoal.engine.rounds.server import Server
+from shoal.algorithms.models.build import build
+from shoal.algorithms.rng import key
+from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "fedpub", "train.dropout": 0.5}
 
 
@@ -46,7 +51,7 @@ def test_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
-def test_without_its_parts_it_is_local_to_the_last_bit(run: Run, ratio: float) -> None:
+def test_without_its_parts_it_is_local_to_the_last_bit(run: Start, ratio: float) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": ratio, "engine.trainer": "autograd"}
     local = run({**keys, "algorithm.name": "local"})
     off = {"masks": False, "proximal": 0.0, "tau": 1e12}
@@ -59,25 +64,7 @@ def test_without_its_parts_it_is_local_to_the_last_bit(run: Run, ratio: float) -
             np.testing.assert_array_equal(alone.state.scores[scope][i], local.state.scores[scope][i])
 
 
-def test_a_tau_of_zero_without_its_parts_is_fedavg(run: Run) -> None:
-    keys = {"train.optimizer": "sgd", "train.lr": 0.1, "engine.trainer": "autograd"}
-    mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
-    off = {"algorithm.masks": False, "algorithm.proximal": 0.0, "algorithm.tau": 0.0}
-    server = run({**keys, **off, "algorithm.name": "fedpub"}, rounds=4)
-    for inbox in server.state.inboxes.values():
-        torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
-
-
-def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
-    keys = {**KEYS, "participation.ratio": 0.7, "model.name": "gcn", "train.epochs": 1}
-    whole = run(keys, rounds=3)
-    resumed = start(keys, state=run(keys, rounds=2).state)
-    resumed.round()
-    for other in (resumed, run({**keys, "engine.cell_size": 3}, rounds=3)):
-        assert_same_runs(whole, other, server=False)
-
-
-def test_moments_of_masks_are_kept_or_reset(run: Run) -> None:
+def test_moments_of_masks_are_kept_or_reset(run: Start) -> None:
     kept = run(KEYS, rounds=2).state.clients[0]
     moments = {name for name in kept if name.startswith("mask.opt.")}
     assert moments == {"mask.opt.step", "mask.opt.exp_avg", "mask.opt.exp_avg_sq"}
@@ -87,7 +74,7 @@ def test_moments_of_masks_are_kept_or_reset(run: Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["sage", "gat", "gin", "gcnii", "transformer", "gcn"])
-def test_every_backbone_is_masked(run: Run, model: str) -> None:
+def test_every_backbone_is_masked(run: Start, model: str) -> None:
     more = {"model.fanouts": [3, 2], "train.batch_size": 4} if model == "sage" else {}
     server = run({**KEYS, **more, "model.name": model}, rounds=2)
     for i in range(5):
@@ -96,7 +83,7 @@ def test_every_backbone_is_masked(run: Run, model: str) -> None:
         assert (mask != 1).float().mean() > 0.5
 
 
-def test_sparse_features_give_the_same_numbers(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -> None:
+def test_sparse_features_give_the_same_numbers(run: Start, graphs: Mapping[str, Path], tmp_path: Path) -> None:
     """Their weights lie column by column, and so do the masks of these."""
     keys = {**KEYS, "model.name": "sgc", "model.layers": 2}
     dense, sparse = (run({**keys, **data}, rounds=2) for data in both_layouts(graphs["plain"], tmp_path))
@@ -105,3 +92,197 @@ def test_sparse_features_give_the_same_numbers(run: Run, graphs: Mapping[str, Pa
         mask = dense.state.clients[i]["mask"]
         turned = torch.cat([mask[columns], mask[40:]])
         torch.testing.assert_close(sparse.state.clients[i]["mask"], turned, rtol=1e-3, atol=1e-4)
+
+
+# As the keys of `patchy` have them.
+EPOCHS, LR, DECAY = 2, 0.05, 0.01
+
+
+class Masked:
+    """A client with a mask for every weight matrix of its module, Adam on both."""
+
+    def __init__(self, number: int, view: View, module: nn.Module, masks: bool) -> None:
+        self.number, self.view, self.module = number, view, module
+        self.names = [name for name, p in module.named_parameters() if p.dim() == 2]
+        self.masks = {name: nn.Parameter(torch.ones_like(dict(module.named_parameters())[name])) for name in self.names}
+        self.penalised = list(self.masks.values()) if masks else []
+        self.optimizer = torch.optim.Adam([*module.parameters(), *self.penalised], lr=LR, weight_decay=DECAY)
+        self.y = view.label[view.train]
+
+    def load(self, w: Tensor) -> None:
+        nn.utils.vector_to_parameters(w.float().clone(), self.module.parameters())
+
+    @property
+    def w(self) -> Tensor:
+        return nn.utils.parameters_to_vector(self.module.parameters()).detach()
+
+    def effective(self, threshold: float = 0.0) -> dict[str, Tensor]:
+        found = dict(self.module.named_parameters())
+        for name, mask in self.masks.items():
+            found[name] = found[name] * torch.where(mask.abs() < threshold, torch.zeros(()), mask)
+        return found
+
+    def out(self, hops: list[Tensor], threshold: float = 0.0) -> Any:
+        return torch.func.functional_call(self.module, self.effective(threshold), (hops,))
+
+    def train(self, round_number: int, near: Tensor | None, l1: float, proximal: float, batch: int) -> float:
+        torch.manual_seed(key(0, round_number, self.number, "train"))
+        self.module.train()
+        for _ in range(EPOCHS):
+            total = 0.0
+            order = torch.randperm(len(self.y)) if batch < len(self.y) else torch.arange(len(self.y))
+            for chosen in order.split(batch):
+                self.optimizer.zero_grad()
+                out = self.out([self.view.hop(k)[self.view.train[chosen]] for k in self.module.inputs])  # type: ignore
+                loss = F.cross_entropy(out.logits_NC, self.y[chosen])
+                for mask in self.penalised:
+                    loss = loss + l1 * mask.abs().sum()
+                if near is not None:
+                    flat = torch.cat([p.flatten() for p in self.module.parameters()])
+                    loss = loss + proximal * (flat - near).square().sum()
+                loss.backward()
+                self.optimizer.step()
+                total += float(loss.detach()) * len(chosen) / len(self.y)
+        return total
+
+    def sketch(self, hops: list[Tensor], threshold: float) -> np.ndarray:
+        self.module.eval()
+        with torch.no_grad():
+            return self.out(hops, threshold).embedding_NH.double().mean(0).numpy()
+
+    def counts(self, threshold: float) -> np.ndarray:
+        self.module.eval()
+        with torch.no_grad():
+            hops = [self.view.hop(k) for k in self.module.inputs]  # type: ignore
+            predicted = self.out(hops, threshold).logits_NC.argmax(1).tolist()
+        return row_counts(self.view, predicted)
+
+
+def hops_of(seed: int, features: int, hops: int) -> list[Tensor]:
+    """Of the proxy graph, by a dense matrix."""
+    starts, columns, x = proxy_graph(seed, features)
+    a = np.eye(len(x))
+    for i in range(len(x)):
+        a[i, columns[starts[i] : starts[i + 1]]] = 1
+    root = a.sum(1) ** -0.5
+    found = [x.astype(np.float64)]
+    for _ in range(hops):
+        found.append((root[:, None] * a * root) @ found[-1])
+    return [torch.from_numpy(hop).float() for hop in found]
+
+
+def naive_rows(sketches: list[np.ndarray], counts: list[bool], tau: float) -> np.ndarray:
+    rows = np.zeros((len(sketches), len(sketches)))
+    for i, own in enumerate(sketches):
+        for j, other in enumerate(sketches):
+            cosine = own @ other / (np.linalg.norm(own) * np.linalg.norm(other))
+            rows[i, j] = math.exp(tau * cosine) if counts[j] else 0
+        rows[i] = rows[i] / rows[i].sum() if any(counts) else np.eye(len(sketches))[i]
+    return rows
+
+
+@pytest.mark.exhaustive(2)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {
+            "algorithm.tau": 40.0,
+            "algorithm.l1": 0.05,
+            "algorithm.threshold": 0.9,
+            "model": {"name": "gamlp", "hidden": 8},
+        },
+        {"algorithm.proximal": 0.4, "train.batch_size": 3, "model": {"name": "sgc", "layers": 2, "hidden": 6}},
+        {"algorithm.proximal": 0.4, "algorithm.masks": False, "algorithm.tau": 0.0},
+    ],
+    ids=["defaults", "masks", "proximal, batches", "no masks"],
+)
+def test_rounds_written_out(
+    start: Start,
+    patchy: Mapping[str, Any],
+    views: Views,
+    module_of: ModuleOf,
+    assert_mean_loss: Check,
+    more: dict[str, Any],
+) -> None:
+    plain = {name: value for name, value in patchy.items() if name != "model.name"}
+    server = start({**plain, "algorithm.name": "fedpub", "model": {"name": "mlp", "hidden": 8}, **more})
+    tau, l1, proximal, threshold, has_masks = (
+        more.get(f"algorithm.{name}", default)
+        for name, default in (("tau", 10.0), ("l1", 1e-3), ("proximal", 1e-3), ("threshold", 1e-3), ("masks", True))
+    )
+    clients = [Masked(i, view, module_of(server, server._initial), has_masks) for i, view in enumerate(views(server))]
+    proxy = hops_of(int(server.state.server["proxy"]), 5, 2)
+    read = [proxy[k] for k in clients[0].module.inputs]  # type: ignore
+    inboxes: dict[int, Tensor] = {}
+    met: set[int] = set()
+    for number in range(1, 8):
+        line, cohort = server.round(), server.cohort(number)
+        losses: dict[int, float] = {}
+        for i in cohort:
+            client = clients[i]
+            client.load(inboxes.get(i, server._initial))
+            if len(client.y):
+                batch = more.get("train.batch_size", 100)
+                losses[i] = client.train(number, inboxes.get(i), l1, proximal, batch)
+            np.testing.assert_array_equal(server.state.scores["trained"][i], client.counts(threshold))
+        sketches = [clients[i].sketch(read, threshold) for i in cohort]
+        rows = naive_rows(sketches, [len(clients[i].y) > 0 for i in cohort], tau)
+        mixed = torch.from_numpy(rows) @ torch.stack([clients[i].w.double() for i in cohort])
+        inboxes.update({i: row.float() for i, row in zip(cohort, mixed)})
+        assert server.state.inboxes.keys() == inboxes.keys()
+        for i, row in inboxes.items():
+            torch.testing.assert_close(server.state.inboxes[i]["w"], row, rtol=1e-3, atol=1e-4)
+        for i, kept in server.state.clients.items():
+            trained_masks = has_masks and len(clients[i].y) > 0
+            assert ("mask" in kept) == trained_masks
+            if trained_masks:
+                mask = torch.cat([m.detach().flatten() for m in clients[i].masks.values()])
+                torch.testing.assert_close(kept["mask"], mask, rtol=1e-3, atol=1e-4)
+            clients[i].load(inboxes[i])
+            np.testing.assert_array_equal(server.state.scores["served"][i], clients[i].counts(threshold))
+        assert_mean_loss(line, losses, [client.view for client in clients])
+        newcomers = set(cohort) - met
+        met |= newcomers
+        p, h = len(server._initial), len(sketches[0])
+        assert line["bytes_up"] == len(cohort) * 4 * (p + h)
+        assert line["bytes_down"] == len(cohort) * (4 * p + 8) + len(newcomers) * 4 * p
+        assert line["notes"]["own weight"] == pytest.approx(rows.diagonal().mean(), rel=1e-2)
+        assert line["notes"]["contributors"] == pytest.approx((1 / (rows**2).sum(1)).mean(), rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcnii", "sage"])
+def test_the_sketch_of_a_model_that_passes_messages(start: Start, recorded: Any, name: str) -> None:
+    """By PyG's layers on a dense proxy graph, nothing dropped and small masks left out."""
+    keys = {"algorithm.name": "fedpub", "model": {"name": name, "hidden": 8}, "algorithm.threshold": 0.98}
+    server = start({**keys, "train.dropout": 0.5}, pool=recorded.on)
+    server.round()
+    seed = int(server.state.server["proxy"])
+    starts, columns, x = proxy_graph(seed, 5)
+    a = torch.zeros(500, 500)
+    for i in range(500):
+        a[i, torch.from_numpy(columns[starts[i] : starts[i + 1]]).long()] = 1
+    loops = a + torch.eye(500)
+    root = loops.sum(1).rsqrt()
+    operator = a / a.sum(1, keepdim=True).clamp_min(1) if name == "sage" else root[:, None] * loops * root
+    for i in range(6):
+        module = build(name, 5, 4, 2, 0.5, {"hidden": 8})
+        kept, sent = server.state.clients[i], recorded.uploads[i]
+        nn.utils.vector_to_parameters(sent["w"].clone(), module.parameters())
+        if "mask" in kept:
+            pruned = torch.where(kept["mask"].abs() < 0.98, torch.zeros(()), kept["mask"])
+            assert 0 < (pruned == 0).float().mean() < 1
+            for p in module.parameters():
+                if p.dim() == 2:
+                    p.data *= pruned[: p.numel()].view_as(p)
+                    pruned = pruned[p.numel() :]
+        with torch.no_grad():
+            expected = module.eval()(_Dense(torch.from_numpy(x), (operator, operator))).embedding_NH.mean(0)
+        torch.testing.assert_close(sent["sketch"], expected, rtol=1e-3, atol=1e-5)
+
+
+class _Dense:
+    """A neighbourhood with dense matrices."""
+
+    def __init__(self, x: Tensor, operators: tuple[Tensor, ...]) -> None:
+        self.x_NF, self.operators, self.rows = x, operators, None

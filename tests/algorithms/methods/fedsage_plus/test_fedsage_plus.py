@@ -1,4 +1,4 @@
-"""FedSage+ without its generators, clients that have nearly nothing, what stays where, and what it refuses."""
+"""FedSage+ in whole rounds written out, without its generators, and clients that have nearly nothing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,20 +9,29 @@ import numpy as np
 import pytest
 import torch
 from support.both_layouts import both_layouts
+from support.fixtures import Check, Keys, MakeClient, MakeContext, MakeView, Start, Views
+from support.plain_fedavg import row_counts
+from support.plain_fedgta import DEFAULTS as FEDGTA
+from support.plain_fedgta import equations_3_to_5
 from support.same_bits import assert_same_runs, assert_same_scores
+from support.small_fedsage_plus import DEFAULTS, Person, of_others
+from support.sparse_rows import sparse as as_sparse
 
-from shoal.algorithms.base import Client, Context, Replies, Upload
+from shoal.algorithms.base import Client, Replies, Upload
+from shoal.algorithms.methods.fedsage_plus import matching
 from shoal.algorithms.methods.fedsage_plus.client_generator import ClientGenerator, GeneratorOptions
 from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
-from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator
+from shoal.algorithms.methods.fedsage_plus.generator import GeneratedFeatures, fresh_generator
+from shoal.algorithms.methods.fedsage_plus.impaired import impaired
+from shoal.algorithms.methods.fedsage_plus.matching import nearest_hidden, nearest_lost, others_loss, own_loss
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
-Run = Callable[..., Server]
 KEYS: dict[str, Any] = {
     "algorithm.name": "fedsage_plus",
     "algorithm.generator_rounds": 2,
@@ -35,9 +44,7 @@ FEW = {"participation.ratio": 0.7, "train.dropout": 0.5}
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("name", "plain"), [("fedsage_plus", "fedavg"), ("fedsage_plus_fedgta", "fedgta")])
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
-def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
-    run: Run, name: str, plain: str, model: str
-) -> None:
+def test_without_generators_it_is_the_plain_method(run: Start, name: str, plain: str, model: str) -> None:
     keys = {**FEW, "engine.trainer": "autograd", "model.name": model}
     expected = run({**keys, "algorithm.name": plain})
     off = run({**keys, "algorithm.name": name, "algorithm.generator_rounds": 0})
@@ -45,24 +52,8 @@ def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
     assert_same_scores(expected, off)
 
 
-@pytest.mark.exhaustive(2)
-@pytest.mark.parametrize("name", ["fedsage_plus", "fedsage_plus_fedgta"])
-def test_cells_and_a_resume_change_no_bit(start: Run, run: Run, name: str) -> None:
-    keys = {**KEYS, **FEW, "train.epochs": 1, "algorithm.name": name}
-    whole = run(keys, rounds=4)
-    for done in (1, 3):
-        resumed = start(keys, state=run(keys, rounds=done).state)
-        for _ in range(4 - done):
-            resumed.round()
-        assert_same_runs(whole, resumed)
-    cells = run({**keys, "engine.cell_size": 3}, rounds=4)
-    assert_same_runs(whole, cells, server=False)
-    if name == "fedsage_plus":
-        torch.testing.assert_close(whole.state.server["w"], cells.state.server["w"])
-
-
 @pytest.mark.parametrize("model", ["gcn", "gat", {"name": "gin", "hidden": 8, "layers": 2, "head": "conv"}])
-def test_models_that_are_averaged_may_be_others(run: Run, model: Any) -> None:
+def test_models_that_are_averaged_may_be_others(run: Start, model: Any) -> None:
     keys = {name: value for name, value in KEYS.items() if name != "model.name"}
     keys |= {"model": {"name": model, "hidden": 8} if isinstance(model, str) else model, "train.batch_size": 4}
     server = run(keys, rounds=3)
@@ -72,7 +63,7 @@ def test_models_that_are_averaged_may_be_others(run: Run, model: Any) -> None:
     assert not torch.allclose(server.state.server["w"], first.state.server["w"], atol=1e-4)
 
 
-def test_sparse_features(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -> None:
+def test_sparse_features(run: Start, graphs: Mapping[str, Path], tmp_path: Path) -> None:
     keys = {**KEYS, "train.optimizer": "sgd", "train.lr": 0.05, "model.hidden": 8}
     found = [run({**keys, **data}, rounds=3).state for data in both_layouts(graphs["plain"], tmp_path)]
     for i in range(6):
@@ -82,7 +73,7 @@ def test_sparse_features(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -
     torch.testing.assert_close(found[1].server["w"].sum(), found[0].server["w"].sum(), rtol=1e-3, atol=1e-3)
 
 
-def test_who_is_sent_what_of_whom(make_context: Callable[..., Context]) -> None:
+def test_who_is_sent_what_of_whom(make_context: MakeContext) -> None:
     """Clients 3, 5, 6 and 9 show what is theirs; of those that judge, 5 does not come back."""
     ids, size = [3, 5, 6, 9], {3: 2, 5: 1, 6: 4, 9: 3}
     steps = FedSagePlus(peers=2)._judged(make_context(10, 3))
@@ -128,7 +119,7 @@ class Failing(FedSagePlus):
 
 
 @pytest.mark.parametrize("phase", ["show", "judge", "learn"])
-def test_a_client_that_fails_is_as_it_was_and_the_others_go_on(start: Run, phase: str) -> None:
+def test_a_client_that_fails_is_as_it_was_and_the_others_go_on(start: Start, phase: str) -> None:
     me = {"algorithm.name": f"{__file__}:Failing", "algorithm.phase": phase, "engine.on_client_error": "skip"}
     server = start({**KEYS, **me, "algorithm.peers": 1})
     assert server.round()["failures"].keys() == {"2"}
@@ -138,7 +129,7 @@ def test_a_client_that_fails_is_as_it_was_and_the_others_go_on(start: Run, phase
 
 
 @pytest.fixture
-def little(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[..., Client]:
+def little(make_view: MakeView, make_client: MakeClient) -> Callable[..., Client]:
     def little(nodes: int, edges: list[tuple[int, int]], train: list[int]) -> Client:
         view = make_view(nodes, edges, [i % 2 for i in range(nodes)], train, 3)
         return make_client(view, build("gcn", view.features, 3, 0, 0.3, {"hidden": 8}))
@@ -150,9 +141,7 @@ def little(make_view: Callable[..., View], make_client: Callable[..., Client]) -
     ("nodes", "edges", "train"),
     [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1), (1, 2)], []), (2, [(0, 1)], [0]), (5, [(0, 1)], [3])],
 )
-def test_graphs_that_have_nearly_nothing(
-    little: Callable[..., Client], nodes: int, edges: list[tuple[int, int]], train: list[int]
-) -> None:
+def test_nearly_empty_graphs(little: MakeClient, nodes: int, edges: list[tuple[int, int]], train: list[int]) -> None:
     """One node, no edges, no training node: all phases, and then an augmented graph of the client's own nodes."""
     torch.manual_seed(0)
     client, method = little(nodes, edges, train), FedSagePlus(hidden=5, generator_rounds=2)
@@ -173,7 +162,7 @@ def test_graphs_that_have_nearly_nothing(
     assert torch.equal(method.predict(client, {}, "test"), scores[client.data.test])
 
 
-def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: Callable[..., Client]) -> None:
+def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: MakeClient) -> None:
     found = []
     for visits in (0, 1, 2):
         client, method = little(6, [(0, 1), (1, 2), (3, 4), (4, 5)], [0, 1, 4]), FedSagePlus(hidden=5, across=0.0)
@@ -193,7 +182,7 @@ def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: Callabl
     assert found == [{"hidden", "generator", "mended"}, *[{"rounds", "hidden", "generator", "mended"}] * 2]
 
 
-def test_augmented_graph_of_another_seed_is_not_reused(little: Callable[..., Client]) -> None:
+def test_augmented_graph_of_another_seed_is_not_reused(little: MakeClient) -> None:
     client, method = little(6, [(0, 1), (1, 2), (3, 4), (4, 5)], [0, 1, 4]), FedSagePlus(hidden=5, generator_rounds=1)
     trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(), method)
     method.train(client, {}, trainer, "train")
@@ -209,9 +198,7 @@ def test_augmented_graph_of_another_seed_is_not_reused(little: Callable[..., Cli
 
 
 @pytest.mark.parametrize(("hidden", "written"), [(1, False), (9, True)])
-def test_features_that_are_made_of_less_are_not_written_out(
-    little: Callable[..., Client], hidden: int, written: bool
-) -> None:
+def test_features_that_are_made_of_less_are_not_written_out(little: MakeClient, hidden: int, written: bool) -> None:
     """Of 12 nodes with 12 features two neighbours each; what a client is scored by is the same in both forms."""
     client = little(12, [(i, i + 1) for i in range(11)], [0, 4])
     options = GeneratorOptions(0.5, 2, hidden, across=0.0)
@@ -241,3 +228,265 @@ def test_drawn_peers_judge_as_many_as_judge_them(clients: int, peers: int) -> No
         assert all(i not in row and len(set(row)) == k for i, row in enumerate(found.tolist()))
         seen.add(str(found.tolist()))
     assert len(seen) > 1 or clients < 3
+
+
+MODEL = {"name": "sage", "hidden": 7, "head": "linear"}
+
+
+def initial_of(view: View, round_number: int, options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What a client's generator starts from, by the names of its parameters."""
+    seed = key(0, round_number, view.client, "generator")
+    module = fresh_generator(view, options["hidden"], options["most_neighbours"], seed).module
+    return {name: t.detach().clone() for name, t in module.named_parameters()}
+
+
+def by_name(server: Server, w: torch.Tensor) -> dict[str, torch.Tensor]:
+    module = server._context(1).build("model", 0).module
+    torch.nn.utils.vector_to_parameters(w.clone(), module.parameters())
+    return {name: t.detach().clone() for name, t in module.named_parameters()}
+
+
+def flat(p: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.detach().flatten() for t in p.values()])
+
+
+def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True) -> np.ndarray:
+    with torch.no_grad():
+        predicted = person.logits(w, augmented).argmax(1).tolist()
+    return row_counts(person.view, predicted)
+
+
+@pytest.mark.exhaustive(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden": 6},
+        {"hidden": 5, "hide": 0.3, "most_neighbours": 2, "peers": 2, "sampled_nodes": 4, "across": 3.0},
+        {"hidden": 4, "degree": 0.5, "feature": 2.0, "label": 0.0, "across": 0.0},
+        {"hidden": 4, "degree": 2.0, "feature": 0.0, "label": 3.0, "peers": 1},
+    ],
+    ids=["defaults", "few", "alone", "labels"],
+)
+def test_rounds_written_out(start: Start, unequal: Keys, views: Views, assert_mean_loss: Check, options: Keys) -> None:
+    """Two rounds of generators: clients 2 and 3 miss one of them and client 4 both, and catch up when they come."""
+    chosen = {**DEFAULTS, **options}
+    keys = {"algorithm.name": "fedsage_plus", "train.dropout": 0.0, "model": MODEL}
+    keys |= {f"algorithm.{name}": chosen[name] for name in ("generator_rounds", *options)}
+    server = start({**{k: v for k, v in unequal.items() if not k.startswith("model.")}, **keys})
+    everybody = views(server)
+    people = {i: Person(view, chosen, 2) for i, view in enumerate(everybody)}
+    w, generated = by_name(server, server._initial), 0
+    deployed = dict.fromkeys(people, w)
+    for number in range(1, server.plan.rounds + 1):
+        line, cohort = server.round(), list(server.cohort(number))
+        for i in cohort:
+            if not people[i].p:
+                people[i].meet(number, initial_of(everybody[i], number, chosen))
+        losses = {}
+        if number <= 2:
+            judged = of_others(people, cohort, number) if chosen["across"] else {}
+            for i in cohort:
+                losses[i] = people[i].learn(number, 2, judged.get(i))
+                people[i].rounds += 1
+            assert (line["bytes_up"], line["bytes_down"]) == bytes_of(people, cohort, chosen)
+        else:
+            total, count = torch.zeros_like(flat(w)), 0
+            for i in cohort:
+                if people[i].graph is None:
+                    people[i].learn(number, 2 * (2 - people[i].rounds))
+                    people[i].repair(number)
+                    generated += len(people[i].graph[0]) - everybody[i].nodes  # type: ignore[index]
+                own = people[i].train(w, getattr(people[i], "momentum", None))
+                losses[i] = people[i].loss
+                np.testing.assert_array_equal(server.state.scores["trained"][i], counts_of(people[i], own))
+                n = everybody[i].nodes * (len(everybody[i].train) > 0)
+                total, count = total + n * flat(own), count + n
+            w = by_name(server, total / count) if count else w
+            size = 4 * len(flat(w))
+            assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * (size + 4), len(cohort) * size)
+        assert_mean_loss(line, losses, everybody)
+        torch.testing.assert_close(server.state.server["w"], flat(w), rtol=1e-3, atol=1e-5)
+        for i, person in people.items():
+            deployed[i] = w if i in cohort else deployed[i]
+            np.testing.assert_array_equal(server.state.scores["global"][i], counts_of(person, w, augmented=False))
+            np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(person, deployed[i]))
+            if person.p:
+                kept = server.state.clients[i]
+                torch.testing.assert_close(kept["generator"], flat(person.p), rtol=1e-3, atol=1e-5)
+                assert ("mended" in kept) == (person.graph is not None)
+                assert ("generator.opt.momentum_buffer" in kept) == (person.graph is None)
+    assert all(person.graph is not None for person in people.values())
+    assert generated > 20
+
+
+def test_inductive_run_augments_all_nodes_for_scores(start: Start, unequal: dict[str, Any], views: Views) -> None:
+    """By the generator that learnt on these; client 5 has none, and is scored on its graph as it is."""
+    keys = {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 1, "algorithm.hidden": 6, "model": MODEL}
+    keys |= {"data.inductive": True, "participation.ratio": 1.0, "rounds": 3}
+    without = "participation.trace", "model.name", "model.hidden"
+    server = start({k: v for k, v in {**unequal, **keys}.items() if k not in without})
+    for _ in range(3):
+        server.round()
+    w, generated, scores = by_name(server, server.state.server["w"]), 0, server.state.scores
+    for i, view in enumerate(views(server)):
+        kept, person = server.state.clients[i], Person(view, {**DEFAULTS, "hidden": 6}, 2)
+        assert view.nodes > len(view.train)
+        if len(view.train):
+            names = initial_of(view, 2, person.options)
+            parts = kept["generator"].split([t.numel() for t in names.values()])
+            person.p = {name: part.view(t.shape) for (name, t), part in zip(names.items(), parts)}
+            assert int(kept["mended"]) == key(0, 2, i, "mended")
+            person.repair(2)
+            generated += len(person.graph[0]) - view.nodes  # type: ignore[index]
+        assert ("mended" in kept) == (i != 5)
+        np.testing.assert_array_equal(scores["served"][i], counts_of(person, w))
+        np.testing.assert_array_equal(scores["global"][i], counts_of(person, w, augmented=False))
+    assert generated >= 10
+    assert any(not np.array_equal(scores["served"][i], scores["global"][i]) for i in range(5))
+
+
+def test_fedgta_sketches_answers_of_augmented_graphs(start: Start, unequal: Keys, views: Views, recorded: Any) -> None:
+    """Labels spread over the graph as it is."""
+    keys = {"algorithm.name": "fedsage_plus_fedgta", "algorithm.generator_rounds": 1, "algorithm.hidden": 6}
+    keys |= {"model": MODEL, "participation.ratio": 1.0, "rounds": 2}
+    without = "participation.trace", "model.name", "model.hidden"
+    server = start({k: v for k, v in {**unequal, **keys}.items() if k not in without}, pool=recorded.on)
+    for _ in range(2):
+        server.round()
+    apart = 0
+    for i, view in enumerate(views(server)):
+        kept, person = server.state.clients[i], Person(view, {**DEFAULTS, "hidden": 6}, 2)
+        names = initial_of(view, 1, person.options)
+        parts = kept["generator"].split([t.numel() for t in names.values()])
+        person.p = {name: part.view(t.shape) for (name, t), part in zip(names.items(), parts)}
+        person.repair(2)
+        sent = recorded.uploads[i]
+        w = by_name(server, sent["w"])
+        found = {}
+        for augmented in (True, False):
+            with torch.no_grad():
+                said = person.logits(w, augmented).double().softmax(1).numpy()
+            found[augmented] = equations_3_to_5(view, said, FEDGTA)
+        np.testing.assert_allclose(sent["h"], found[True][0], rtol=1e-4)
+        np.testing.assert_allclose(sent["m"], found[True][1], rtol=1e-3, atol=1e-5)
+        apart += not np.allclose(found[False][1], found[True][1], rtol=1e-2, atol=1e-4)
+    assert apart > 2
+
+
+def bytes_of(people: dict[int, Person], cohort: list[int], options: dict[str, Any]) -> tuple[int, int]:
+    """Of a round of generators, by the formulas of the docs."""
+    if not options["across"]:
+        return 0, 0
+    k, h = min(options["peers"], len(cohort) - 1), options["hidden"]
+    q = h * (h + 1) + options["most_neighbours"] * 5 * (h + 1)
+    m = {i: min(options["sampled_nodes"], len(people[i].shown)) for i in cohort}
+    up = sum(4 * q + 4 * m[i] * (h + 1) + 4 * k * q for i in cohort)
+    down = sum(k * (4 * q + 4 * m[i] * (h + 1) + 4) + 4 * q for i in cohort)
+    return up, down
+
+
+NODES, FEATURES, MOST, WIDTH = 14, 3, 4, 2
+
+
+@pytest.fixture
+def view(make_view: MakeView) -> View:
+    rng = np.random.default_rng(2)
+    # The last two nodes have no edge.
+    edges = [(i, j) for i in range(NODES - 2) for j in range(i) if rng.random() < 0.4]
+    x = rng.standard_normal((NODES, FEATURES)).astype(np.float32)
+    return make_view(NODES, edges, rng.integers(3, size=NODES).tolist(), [0, 3, 5, 8, 13], 3, x)
+
+
+def dense(view: View) -> np.ndarray:
+    return view.adjacency.to_dense().numpy() > 0
+
+
+class Made:
+    """Generated neighbours of some nodes, and their features `[M, F]` in double precision."""
+
+    def __init__(self, count: np.ndarray, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        root, layer = rng.standard_normal((len(count), WIDTH)), rng.standard_normal((FEATURES, MOST, WIDTH))
+        self.of = [(v, p) for v, many in enumerate(count) for p in range(many)]
+        self.root, self.layer = root, layer
+        self.x = np.array([layer[:, p] @ root[v] for v, p in self.of]).reshape(-1, FEATURES)
+        self.received = torch.tensor(root, dtype=torch.float32), torch.tensor(layer, dtype=torch.float32)
+        for part in self.received:
+            part.requires_grad_()
+        self.features = GeneratedFeatures(*self.received, torch.from_numpy(count))
+
+    def assert_gradients(self, gradient: np.ndarray) -> None:
+        """Those of roots and layers are as that of the features says."""
+        of_root, of_layer = np.zeros_like(self.root), np.zeros_like(self.layer)
+        for (v, p), of_x in zip(self.of, gradient):
+            of_root[v] += of_x @ self.layer[:, p]
+            of_layer[:, p] += np.outer(of_x, self.root[v])
+        for part, expected in zip(self.received, (of_root, of_layer)):
+            np.testing.assert_allclose(part.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("block", [matching.BLOCK, 5 * WIDTH, 1])
+def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Values, and gradients, with any number of pairs at a time."""
+    monkeypatch.setattr(matching, "BLOCK", block)
+    a, x, matched = dense(view), view.x.double().numpy(), []
+    for seed in range(4):
+        shown = impaired(view, 0.5, seed)
+        hidden = shown.hidden_H.tolist()
+        rows = [v for v in range(NODES) if v not in hidden]
+        count = np.random.default_rng(seed).integers(0, MOST, size=len(rows))
+        made = Made(count, seed)
+        new = made.x
+        gradient, total, number = np.zeros_like(new), 0.0, 0
+        for v, many in zip(rows, count):
+            mine = [u for u in hidden if a[v, u]]
+            for _ in range(many):
+                matched.append(bool(mine))
+                if mine:
+                    apart = [np.mean((new[number] - x[u]) ** 2) for u in mine]
+                    total += min(apart) / len(rows)
+                    nearest = x[mine[int(np.argmin(apart))]]
+                    gradient[number] = 2 * (new[number] - nearest) / FEATURES / len(rows)
+                number += 1
+        loss = own_loss(made.features, shown)
+        loss.backward()
+        assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
+        made.assert_gradients(gradient)
+    assert 0 < sum(matched) < len(matched)
+
+
+@pytest.mark.parametrize("block", [matching.BLOCK, 1])
+def test_of_two_equally_near_the_first_counts(make_view: MakeView, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(matching, "BLOCK", block)
+    x = np.array([[0.0], [1.0], [-1.0], [1.0], [5.0]], dtype=np.float32)
+    view = make_view(5, [(4, 1), (4, 2), (4, 3), (0, 3)], [0] * 5, [4], 1, x)
+    seed = next(s for s in range(2000) if impaired(view, 0.79, s).hidden_H.tolist() == [1, 2, 3])
+    shown = impaired(view, 0.79, seed)
+    # The nodes that are shown are 0 and 4; of equally near ones 3 is never the first of node 4's.
+    new = GeneratedFeatures(torch.ones(2, 1), torch.tensor([[[0.2], [0.0], [-0.1]]]), torch.tensor([1, 3]))
+    found, hidden = nearest_lost(new, new.seen(shown.x_HF), shown)
+    assert (found.tolist(), shown.hidden_H[hidden].tolist()) == ([0, 1, 2, 3], [3, 1, 1, 2])
+    of_all = nearest_hidden(new, new.seen(shown.x_HF), shown)
+    assert shown.hidden_H[of_all].tolist() == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("block", [matching.BLOCK, 2 * 9, 1])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyPatch, block: int, sparse: bool) -> None:
+    monkeypatch.setattr(matching, "BLOCK", block)
+    shown = impaired(view, 0.4, 0)
+    if sparse:
+        shown = shown._replace(x_HF=as_sparse(shown.x_HF))
+    made, rows, x = Made(np.array([3, 0, 2, 4]), 0), shown.hidden_H.tolist(), view.x.double().numpy()
+    gradient, total, nearest = np.zeros_like(made.x), 0.0, []
+    for number, one in enumerate(made.x):
+        apart = [np.mean((one - x[u]) ** 2) for u in rows]
+        nearest.append(int(np.argmin(apart)))
+        total += min(apart) / 4
+        gradient[number] = 2 * (one - x[rows[nearest[-1]]]) / FEATURES / 4
+    assert len(set(nearest)) > 2
+    assert nearest_hidden(made.features, made.features.seen(shown.x_HF), shown).tolist() == nearest
+    loss = others_loss(made.features, 4, shown)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
+    made.assert_gradients(gradient)

@@ -1,26 +1,29 @@
-"""When a cluster divides and how, told to the server's part by hand; what clients send; what is refused."""
+"""GCFL+: when a cluster divides and how, cuts, time warping, and whole rounds against plain torch and networkx."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor
+from support.fixtures import CountsOf, Keys, MakeContext, PlainClients, Start
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Context, Mix, Replies, Tree
 from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.methods.gcfl_plus.gcfl_plus import GCFLPlus
+from shoal.algorithms.methods.gcfl_plus.gcfl_plus import GCFLPlus, minimum_cut, warping_distances
 from shoal.engine.config.config import Config
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 
-Run = Callable[..., Server]
-Keys = Mapping[str, Any]
-MakeContext = Callable[..., Context]
 # Norms of the last gradients of five clients: two groups.
 NORMS = [1.0, 3.0, 1.0, 3.0, 3.0]
 EAGER = {"algorithm.eps1": 9.0, "algorithm.eps2": 0.0, "algorithm.window": 1, "algorithm.warmup": 0}
@@ -50,11 +53,7 @@ def play(method: GCFLPlus, server: Tree, ctx: Context, change: dict[int, Tensor]
     held = torch.stack([change[i] for i in ids]) * trains[:, None]
     replies = Replies(
         ids,
-        {
-            "n": 5 * trains,
-            "moved": held.norm(dim=1),
-            "gradient": torch.tensor([norms[i] for i in ids]) * trains,
-        },
+        {"n": 5 * trains, "moved": held.norm(dim=1), "gradient": torch.tensor([norms[i] for i in ids]) * trains},
         {},
     )
     steps, asks = method.round(server, ctx, ids), []
@@ -96,9 +95,7 @@ def opposed(count: int, far: float = 4.0) -> dict[int, Tensor]:
         ({}, {"norms": [1.0] * 5}, False),
     ],
 )
-def test_all_conditions_are_needed(
-    make_context: MakeContext, options: dict[str, Any], changes: dict[str, Any], divides: bool
-) -> None:
+def test_all_conditions_are_needed(make_context: MakeContext, options: Keys, changes: Keys, divides: bool) -> None:
     norms = changes.get("norms", NORMS)
     server = state(norms)
     server["known"] = torch.tensor(changes.get("known", [2] * 5))
@@ -130,7 +127,7 @@ def test_who_is_away_or_does_not_train(make_context: MakeContext) -> None:
     assert server["known"].tolist() == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_a_single_client(make_context: MakeContext, run: Run, tmp_path: Path) -> None:
+def test_a_single_client(make_context: MakeContext, run: Start, tmp_path: Path) -> None:
     server = state([1.0])
     play(METHOD, server, context(make_context, [3]), {0: torch.tensor([0.0, 0.25])}, [7.0])
     assert server["models"].tolist() == [[1.0, 1.25]]
@@ -143,7 +140,7 @@ def test_a_single_client(make_context: MakeContext, run: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("share", ["body", "all"])
-def test_clients_that_start_apart_share_what_is_shared(start: Run, patchy: Keys, recorded: Any, share: str) -> None:
+def test_clients_that_start_apart_share_what_is_shared(start: Start, patchy: Keys, recorded: Any, share: str) -> None:
     """All begin with client 0's; classifiers are their own."""
     own = {"algorithm.name": "gcfl_plus", "algorithm.share": share, "model.hidden": 8, "model.init": "own"}
     server = start({**patchy, **own}, pool=recorded.on)
@@ -169,3 +166,245 @@ def test_an_export_has_clients_and_no_model_of_the_server(configure: Callable[..
     assert {name.split("/")[0] for name in models} == {"client"}
     tops = {tuple(tensor.flatten().tolist()) for name, tensor in models.items() if "linears.0.weight" in name}
     assert len(tops) == 3
+
+
+# The example of Stoer and Wagner's paper: from node, to node, weight; nodes count from 1.
+EXAMPLE = [
+    (1, 2, 2), (1, 5, 3), (2, 3, 3), (2, 5, 2), (2, 6, 2), (3, 4, 4), (3, 7, 2), (4, 7, 2), (4, 8, 2), (5, 6, 3),
+    (6, 7, 1), (7, 8, 3),
+]  # fmt: skip
+
+
+def symmetric(rng: np.random.Generator, count: int, zeros: float = 0.0) -> np.ndarray:
+    weight = np.triu(rng.random((count, count)) * (rng.random((count, count)) >= zeros), 1)
+    return weight + weight.T
+
+
+def cut_of(weight: np.ndarray, side: np.ndarray) -> float:
+    return float(weight[side][:, ~side].sum())
+
+
+def test_the_example_of_the_paper() -> None:
+    weight = np.zeros((8, 8))
+    for a, b, w in EXAMPLE:
+        weight[a - 1, b - 1] = weight[b - 1, a - 1] = w
+    side = minimum_cut(weight)
+    assert side.dtype == bool
+    assert cut_of(weight, side) == 4
+    assert {frozenset(np.flatnonzero(half) + 1) for half in (side, ~side)} == {
+        frozenset({1, 2, 5, 6}),
+        frozenset({3, 4, 7, 8}),
+    }
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_no_division_is_cheaper(count: int, zeros: float) -> None:
+    rng = np.random.default_rng(count)
+    for _ in range(20):
+        weight = symmetric(rng, count, zeros)
+        before = weight.copy()
+        side = minimum_cut(weight)
+        np.testing.assert_array_equal(weight, before)
+        assert side.any()
+        assert not side[0]
+        sides = (np.array([False, *rest]) for rest in product([False, True], repeat=count - 1) if any(rest))
+        assert cut_of(weight, side) == pytest.approx(min(cut_of(weight, other) for other in sides), abs=1e-12)
+
+
+def test_of_two_nodes_one_is_alone() -> None:
+    assert minimum_cut(np.array([[0.0, 0.0], [0.0, 0.0]])).sum() == 1
+    assert minimum_cut(np.array([[0.0, 3.0], [3.0, 0.0]])).sum() == 1
+
+
+def paths(length: int, i: int = 0, j: int = 0) -> Iterator[list[tuple[int, int]]]:
+    """All ways from the first pair of places to the last."""
+    if i == j == length - 1:
+        yield [(i, j)]
+    for k, m in ((i + 1, j), (i, j + 1), (i + 1, j + 1)):
+        if k < length and m < length:
+            yield from ([(i, j), *rest] for rest in paths(length, k, m))
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 5])
+def test_the_least_of_all_paths(length: int) -> None:
+    series = np.random.default_rng(length).standard_normal((6, length)).astype(np.float32)
+    found = warping_distances(series)
+    assert found.dtype == np.float64
+    for a, x in enumerate(series.astype(np.float64)):
+        for b, y in enumerate(series.astype(np.float64)):
+            least = min(sum((x[i] - y[j]) ** 2 for i, j in path) for path in paths(length))
+            assert found[a, b] == pytest.approx(math.sqrt(least), abs=1e-12)
+    np.testing.assert_array_equal(found, found.T)
+    assert not found.diagonal().any()
+
+
+NAME = {"algorithm.name": "gcfl_plus", "model.hidden": 8}
+# Client 3 has no training rows.
+TRAINS = [0, 1, 2, 4, 5]
+
+
+def distance(x: list[float], y: list[float]) -> float:
+    """Dynamic time warping by its recursion, a number at a time."""
+    cost = {(-1, -1): 0.0}
+    for i, a in enumerate(x):
+        for j, b in enumerate(y):
+            before = [cost.get(place, np.inf) for place in ((i - 1, j), (i, j - 1), (i - 1, j - 1))]
+            cost[i, j] = (a - b) ** 2 + min(before)
+    return float(np.sqrt(cost[len(x) - 1, len(y) - 1]))
+
+
+@dataclass
+class Clusters:
+    """The server's part of GCFL+ on plain clients.
+
+    Attributes:
+        clients: All of them.
+        options: Of the method.
+        members: Clients of every cluster; those without training rows come last.
+        models: Shared parameters of every cluster, in the order of a module's.
+        series: Norms of every client's gradients since its cluster was divided.
+    """
+
+    clients: list[Any]
+    options: Keys
+    members: list[list[int]] = field(init=False)
+    models: list[Tensor] = field(init=False)
+    series: dict[int, list[float]] = field(init=False)
+    moved: dict[int, float] = field(default_factory=dict)
+    means: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.members = [list(range(6))]
+        self.models = [self.read(self.clients[0].module)]
+        self.series = {i: [] for i in range(6)}
+
+    def parts(self, module: nn.Module) -> list[nn.Parameter]:
+        top = module.head.linears[-1]  # type: ignore
+        private = [id(p) for p in top.parameters()] if self.options["share"] == "body" else []
+        return [p for p in module.parameters() if id(p) not in private]
+
+    def read(self, module: nn.Module) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.parts(module)]).double()
+
+    def write(self, module: nn.Module, w: Tensor) -> None:
+        nn.utils.vector_to_parameters(w.float(), self.parts(module))
+
+    def cluster_of(self, client: int) -> int:
+        return next(k for k, members in enumerate(self.members) if client in members)
+
+    def weight(self, client: Any) -> float:
+        return {"nodes": 14, "train": len(client.y), "uniform": 1}[self.options["weight"]] * float(len(client.y) > 0)
+
+    def round(self, number: int, cohort: list[int]) -> None:
+        change = {}
+        self.moved = {}
+        for i in cohort:
+            client = self.clients[i]
+            start = self.models[self.cluster_of(i)]
+            self.write(client.module, start)
+            client.train(number, lambda out, y: F.cross_entropy(out.logits_NC, y))
+            if len(client.y):
+                change[i] = self.read(client.module) - start.float().double()
+                self.moved[i] = float(change[i].norm())
+                self.series[i].append(
+                    float(sum(p.grad.double().square().sum() for p in self.parts(client.module)) ** 0.5)
+                )
+
+        def mean(members: list[int]) -> Tensor:
+            here = [i for i in members if i in change]
+            total = sum(self.weight(self.clients[i]) for i in here)
+            return sum(
+                (self.weight(self.clients[i]) / total * change[i] for i in here), torch.zeros_like(self.models[0])
+            )
+
+        self.means = [float(mean(members).norm()) for members in self.members]
+        for k in range(len(self.members)):
+            if number > self.options["warmup"] and self.goes_apart(k):
+                self.divide(k)
+        self.models = [w + mean(members) for w, members in zip(self.models, self.members)]
+
+    def goes_apart(self, k: int) -> bool:
+        counted = [i for i in self.members[k] if i in TRAINS]
+        largest = max([self.moved[i] for i in counted if i in self.moved], default=0.0)
+        full = all(len(self.series[i]) >= self.options["window"] for i in counted)
+        still = self.means[k] < self.options["eps1"]
+        return len(counted) > 2 and full and still and largest > self.options["eps2"]
+
+    def divide(self, k: int) -> None:
+        counted = sorted(i for i in self.members[k] if i in TRAINS)
+        last = {i: self.series[i][-self.options["window"] :] for i in counted}
+        apart = {pair: distance(last[pair[0]], last[pair[1]]) for pair in combinations(counted, 2)}
+        graph = nx.Graph()
+        for (i, j), d in apart.items():
+            graph.add_edge(i, j, weight=max(apart.values()) - d)
+        _, (one, other) = nx.stoer_wagner(graph)
+        _, leaving = sorted((sorted(one), sorted(other)), key=lambda half: (-len(half), half[0]))
+        self.members[k] = [i for i in self.members[k] if i not in leaving]
+        self.members.append(leaving)
+        self.models.append(self.models[k])
+        for i in counted:
+            self.series[i] = []
+
+
+OPTIONS = {"weight": "nodes", "share": "body", "eps1": 0.05, "eps2": 0.1, "window": 5, "warmup": 20}
+# What divides early, and often, and where all conditions let some rounds pass; whether the trace is followed; and how
+# many clusters there are after every round.
+CASES: dict[str, tuple[dict[str, Any], bool, list[int]]] = {
+    "body": ({"eps1": 9.0, "eps2": 0.0, "window": 2, "warmup": 2}, False, [1, 1, 2, 2, 3, 3, 4]),
+    "all, until nobody goes far": (
+        {"share": "all", "eps1": 9.0, "eps2": 0.7, "window": 1, "warmup": 1}, False, [1, 2, 2, 2, 2, 2, 2],
+    ),
+    "train, once all go less far": (
+        {"eps1": 0.26, "eps2": 0.0, "window": 3, "warmup": 0, "weight": "train"}, False, [1, 1, 1, 2, 2, 2, 3],
+    ),
+    "uniform": (
+        {"eps1": 9.0, "eps2": 0.0, "window": 2, "warmup": 5, "weight": "uniform"}, False, [1, 1, 1, 1, 1, 2, 2],
+    ),
+    "away": ({"eps1": 9.0, "eps2": 0.0, "window": 1, "warmup": 0}, True, [1, 1, 1, 1, 1, 2, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive(2)
+@pytest.mark.parametrize("case", CASES)
+def test_whole_rounds(start: Start, patchy: Keys, plain_clients: PlainClients, counts_of: CountsOf, case: str) -> None:
+    changes, away, expected = CASES[case]
+    keys = {**patchy, **NAME, **{f"algorithm.{name}": value for name, value in changes.items()}}
+    if not away:
+        del keys["participation.trace"]
+    server = start(keys)
+    options = {**OPTIONS, **changes}
+    plain = Clusters(plain_clients(server), options)
+    near = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
+    deployed: dict[int, Tensor] = {}
+    divided = []
+    for number in range(1, 8):
+        line = server.round()
+        cohort = server.cohort(number)
+        plain.round(number, cohort)
+        state = server.state.server
+        assert state["cluster"].tolist() == [plain.cluster_of(i) for i in range(6)]
+        divided.append(len(plain.members))
+        near(state["models"].double(), torch.stack(plain.models))
+        size = len(plain.models[0])
+        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (size + 3), len(cohort) * 4 * size)
+        assert line["scopes"].keys() == {"trained", "served"}
+        assert line["notes"]["clusters"] == len(plain.models)
+        assert line["notes"]["least mean change"] == pytest.approx(min(plain.means), rel=1e-3, abs=1e-6)
+        assert line["notes"]["largest change"] == pytest.approx(max(plain.moved.values(), default=0), rel=1e-3)
+        for i, client in enumerate(plain.clients):
+            if i in cohort:
+                trained = counts_of(server, client.view, client.w)
+                np.testing.assert_array_equal(server.state.scores["trained"][i], trained)
+                plain.write(client.module, plain.models[plain.cluster_of(i)])
+                deployed[i] = client.w
+            now = counts_of(server, client.view, deployed.get(i, client.w))
+            np.testing.assert_array_equal(server.state.scores["served"][i], now)
+            own = {name for name in server.state.clients.get(i, {}) if ".opt." not in name}
+            assert own == ({"classifier"} if i in deployed and options["share"] == "body" else set())
+            length = options["window"]
+            found = state["norms"][i, -min(length, int(state["known"][i])) or length :].tolist()
+            assert int(state["known"][i]) == len(plain.series[i])
+            if plain.series[i]:
+                assert found == pytest.approx(plain.series[i][-length:], rel=1e-3)
+    assert divided == expected

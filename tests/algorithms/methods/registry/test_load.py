@@ -1,17 +1,16 @@
 """Methods by name and from a user's file: options, texts that travel, and every way in which a file is refused."""
 
 import locale
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Start
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.engine.config.config import load_config
-from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 
 MINE = '''
@@ -139,7 +138,7 @@ def test_a_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
         locale.setlocale(locale.LC_CTYPE, before)
 
 
-def test_a_run_with_it(mine: str, run: Callable[..., Server]) -> None:
+def test_a_run_with_it(mine: str, run: Start) -> None:
     still = run({"algorithm.name": f"{mine}:Mine", "algorithm.keep": 1.0}, rounds=2)
     assert torch.equal(still.state.server["w"], still._initial)
     plain = run({"algorithm.name": "fedavg"}, rounds=2)

@@ -1,18 +1,16 @@
 """Graphs with new neighbours: edges by hand, features by dense products, models by the same graph written out."""
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient, MakeView
 from support.sparse_rows import sparse as as_sparse
 
-from shoal.algorithms.client import Client
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
-from shoal.storage.store.view import View
 
 COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
 EDGES = [(0, 1), (0, 3), (1, 2), (2, 3), (3, 4)]
@@ -57,9 +55,7 @@ def test_products_and_their_gradients(sparse: bool) -> None:
 
 @pytest.mark.parametrize("name", COUPLED)
 @pytest.mark.parametrize("head", ["linear", "conv"])
-def test_models_answer_as_in_the_graph_written_out(
-    make_view: Callable[..., View], make_client: Callable[..., Client], name: str, head: str
-) -> None:
+def test_answers_as_in_the_written_graph(make_view: MakeView, make_client: MakeClient, name: str, head: str) -> None:
     """All nodes, parts, some rows; what the client has of new nodes is no answer."""
     torch.manual_seed(0)
     owners = np.repeat(np.arange(6), COUNTS)

@@ -2,23 +2,24 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support.coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, every_backbone, make
+from support.fixtures import MakeView
 from support.plain_dropout import dropped
 from support.reset_models import assert_reset_as_fresh
+from support.sparse_rows import sparse
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, JumpingKnowledge, SAGEConv, TransformerConv
 
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
+from shoal.algorithms.models.layers.edge_attention import attend, by_torch
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
-
-MakeView = Callable[..., View]
 
 
 def around(model: nn.Module, view: View) -> Neighbourhood:
@@ -246,3 +247,128 @@ def test_pyg_is_imported_only_with_a_backbone_that_needs_it() -> None:
     code = "import sys, shoal.engine.hosts.host\n"
     code += "from shoal.algorithms.models.build import build; build('sgc', 4, 3, 1, 0.0, {})"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch_geometric' not in sys.modules"], check=True)
+
+
+# Node 2 hears itself alone.
+HEARS = [[0, 1, 4], [1, 3], [2], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.fixture
+def pattern() -> SparseMatrix:
+    indptr = np.cumsum([0, *map(len, HEARS)]).astype(np.int32)
+    indices = np.concatenate(HEARS).astype(np.int32)
+    return SparseMatrix.of(indptr, indices, np.ones(len(indices), np.float32), 6)
+
+
+def parts(heads: int, width: int, scale: float = 1.0) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = (len(HEARS), heads), (6, heads), (6, heads, width)
+    return [(scale * torch.randn(shape)).requires_grad_() for shape in shapes]
+
+
+def by_definition(receiver: torch.Tensor, sender: torch.Tensor, x: torch.Tensor, slope: float) -> torch.Tensor:
+    rows = []
+    for i, nodes in enumerate(HEARS):
+        weight = F.leaky_relu(receiver[i] + sender[nodes], slope).softmax(0)
+        rows.append((weight[:, :, None] * x[nodes]).sum(0))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 5), (3, 4)])
+@pytest.mark.parametrize("slope", [0.2, 0.0])
+@pytest.mark.parametrize("attention", [attend, by_torch])
+def test_sums_and_gradients(pattern: SparseMatrix, heads: int, width: int, slope: float, attention: object) -> None:
+    assert callable(attention)
+    expected, found = parts(heads, width), parts(heads, width)
+    direction = torch.randn(len(HEARS), heads, width)
+    wanted = by_definition(*expected, slope)
+    (wanted * direction).sum().backward()
+    out = attention(pattern, *found, slope)
+    (out * direction).sum().backward()
+    torch.testing.assert_close(out, wanted)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_large_scores_do_not_overflow(pattern: SparseMatrix) -> None:
+    receiver, sender, x = parts(2, 3, scale=200)
+    out = attend(pattern, receiver, sender, x, 0.2)
+    assert bool(out.isfinite().all())
+    torch.testing.assert_close(out, by_definition(receiver, sender, x, 0.2))
+
+
+def jumping(layers: int, dropout: float = 0.3, **options: object) -> nn.Module:
+    torch.manual_seed(0)
+    options = {"hidden": HIDDEN, "jumping": "max", "layers": layers, **options}
+    model = build("gcn", FEATURES, CLASSES, 0, dropout, options)
+    with torch.no_grad():
+        for p in model.parameters():  # biases start at zero
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+def with_gradients(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> list[Tensor]:
+    """Both outputs, and the gradients of a loss that reads them."""
+    (F.cross_entropy(logits_NC, torch.arange(len(logits_NC)) % CLASSES) + embedding_NH.square().mean()).backward()
+    gradients = [p.grad for p in model.parameters()]
+    return [logits_NC, embedding_NH, *(gradient for gradient in gradients if gradient is not None)]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4, 8])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("as_sparse", [True, False])
+def test_is_pyg_s_layers_and_their_maximum(layers: int, training: bool, as_sparse: bool, view: View) -> None:
+    model = jumping(layers).train(training)
+    twins = nn.ModuleList(GCNConv(FEATURES if layer == 0 else HIDDEN, HIDDEN) for layer in range(layers))
+    twins.append(nn.Linear(HIDDEN, CLASSES))
+    for own, twin in zip([*model.convs, model.head.linears[0]], twins, strict=True):
+        twin.load_state_dict(own.state_dict())
+    around = all_nodes(view, "symmetric", layers)
+    if as_sparse:
+        around = around._replace(x_NF=sparse(view.x))
+
+    torch.manual_seed(5)
+    out = model(around)
+    torch.manual_seed(5)
+    edges = view.adjacency.to_sparse_coo().indices().flip(0).long()
+    outputs = [F.relu(twins[0](view.x, edges))]
+    for twin in list(twins)[1:-1]:
+        outputs.append(F.relu(twin(dropped(outputs[-1], 0.3, training), edges)))
+    embedding_NH = JumpingKnowledge("max")(outputs)
+    logits_NC = twins[-1](dropped(embedding_NH, 0.3, training))
+
+    # Head first among the model's parameters, last among the twins'.
+    expected = with_gradients(logits_NC, embedding_NH, nn.ModuleList([twins[-1], *list(twins)[:-1]]))
+    found = with_gradients(*out, model)
+    assert len(found) == 2 + 2 * layers + 2
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_node_by_hand(make_view: MakeView) -> None:
+    """Alone, a node hears itself: layers give relu(1, -2) = (1, 0), (1, 0) M + (0, 3) = (-1, 3), to (0, 3)."""
+    alone = make_view(1, [], [0], [0], CLASSES, np.array([[1.0, -2.0]], dtype=np.float32))
+    model = build("gcn", 2, CLASSES, 0, 0.0, {"hidden": 2, "layers": 2, "jumping": "max"})
+    first, second = model.convs  # type: ignore[misc]
+    first.lin.weight.data, second.lin.weight.data = torch.eye(2), torch.tensor([[-1.0, 5.0], [0.0, 0.0]])
+    second.bias.data = torch.tensor([0.0, 3.0])
+    found = model(all_nodes(alone, "symmetric", 2)).embedding_NH
+    assert torch.equal(found, torch.tensor([[1.0, 3.0]]))
+    second.bias.data = torch.tensor([0.0, -3.0])
+    assert torch.equal(model(all_nodes(alone, "symmetric", 2)).embedding_NH, torch.tensor([[1.0, 0.0]]))
+
+
+def test_jumping_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradients(make_view: MakeView) -> None:
+    """On a path, from whose first node four layers see five of thirty nodes."""
+    x = np.random.default_rng(0).standard_normal((30, FEATURES)).astype(np.float32)
+    path = make_view(30, [(i, i + 1) for i in range(29)], [0, 1, 2] * 10, [0, 9], CLASSES, x)
+    model = jumping(4, fanouts=[-1] * 4).eval()
+    everything = all_nodes(path, "symmetric", 4)._replace(rows=path.train)
+    drawn = sampled(path, "symmetric", [-1] * 4, path.train, np.random.default_rng(0))
+    assert [len(operator) for operator in drawn.operators] == [11, 8, 5, 2]
+    results = []
+    for around in (everything, drawn):
+        model.zero_grad()
+        results.append(with_gradients(*model(around), model))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

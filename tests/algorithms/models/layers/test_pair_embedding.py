@@ -1,21 +1,20 @@
 """Models that answer for pairs, and the batches that they read, against embeddings of all nodes at once."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import MakeClient, Start, Views
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client, ClientModel, FlatModel
+from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import PairBatch
 from shoal.algorithms.models.layers.readout import PairEmbedding
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.local_training import batches
-from shoal.engine.rounds.server import Server
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
@@ -27,8 +26,8 @@ every_model = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture(scope="module", params=["dense", "sparse"])
 def view(
     request: pytest.FixtureRequest,
-    start: Callable[..., Server],
-    views: Callable[..., list[View]],
+    start: Start,
+    views: Views,
     edge_task: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> View:
@@ -98,9 +97,7 @@ def test_a_step_reads_its_pairs_in_the_order_asked_for(view: View, name: str, it
 
 
 @pytest.mark.parametrize("name", ["sgc", "gcn"])
-def test_places_among_training_pairs(
-    view: View, name: str, make_client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_places_in_training(view: View, name: str, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_on(view, name)
     logits, _ = by_nodes(model)
     client = make_client(view, model.module)

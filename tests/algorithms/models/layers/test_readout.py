@@ -112,9 +112,7 @@ class InPyG(nn.Module):
 @pytest.mark.parametrize("training", [False, True])
 @every_readout
 @pytest.mark.parametrize("name", ["gcn", "gin"])
-def test_readout_step_equals_pyg(
-    graph_view: GraphView, pyg_graphs: list[Data], name: str, readout: str, training: bool
-) -> None:
+def test_step_as_pyg(graph_view: GraphView, pyg_graphs: list[Data], name: str, readout: str, training: bool) -> None:
     """Output and all gradients on batches of its loader, dropout included."""
     model = make(name, readout=readout).train(training)
     twin = InPyG(model, name).train(training)

@@ -1,6 +1,5 @@
 """Gradients by formula beside autograd's, step for step, dense and sparse; whole runs on either path."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.errors import refused
+from support.fixtures import MakeClient, MakeView, Start
 from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, all_nodes
 from shoal.algorithms.models.layers.output import Output
@@ -22,7 +22,6 @@ from shoal.algorithms.training.analytic.choice import UNWRITTEN, AnalyticGradien
 from shoal.algorithms.training.analytic.graphs import LAYERS
 from shoal.algorithms.training.analytic.layers import HeadGradients
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.store.view import View
 
@@ -34,7 +33,7 @@ GRAPHS = (*LAYERS, "gcnii", "gcn jumping", "gcn head_dropout", "gcnii head_dropo
 
 
 @pytest.fixture
-def view(make_view: Callable[..., View]) -> View:
+def view(make_view: MakeView) -> View:
     """Thirty nodes, of which the fifth has no neighbour, and eight are trained on."""
     rng = np.random.default_rng(3)
     edges = np.argwhere(np.triu(rng.random((NODES, NODES)) < 0.15, 1))
@@ -120,7 +119,7 @@ def test_gradients_of_gamlp(attention: str, layers: int, dropout: float, hops: i
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("as_sparse", [False, True])
 def test_gradients_of_graphs(
-    name: str, layers: int, dropout: float, as_sparse: bool, view: View, make_view: Callable[..., View]
+    name: str, layers: int, dropout: float, as_sparse: bool, view: View, make_view: MakeView
 ) -> None:
     model = model_of(name, dropout, layers, by_column=as_sparse)
     closed, inputs = analytic(model), whole(model, view, as_sparse)
@@ -132,7 +131,7 @@ def test_gradients_of_graphs(
         check(model, closed, whole(model, data, as_sparse), data.train_label)
 
 
-def test_of_equal_layers_the_first_has_the_gradient_of_the_maximum(make_view: Callable[..., View]) -> None:
+def test_of_equal_layers_the_first_has_the_gradient_of_the_maximum(make_view: MakeView) -> None:
     """Nodes alone and layers that pass on what they read: all outputs are the positive features."""
     x = np.random.default_rng(0).random((3, FEATURES), dtype=np.float32) + 0.1
     alone = make_view(3, [], [0, 1, 2], [0, 1, 2], CLASSES, x)
@@ -191,7 +190,7 @@ def test_needed_for_analytic_names_what_is_missing(name: str, options: dict[str,
     assert missing is None if why is None else missing is not None and missing.startswith(why)
 
 
-def test_fit_with_loss_uses_autograd(view: View, make_client: Callable[..., Client]) -> None:
+def test_fit_with_loss_uses_autograd(view: View, make_client: MakeClient) -> None:
     def squares(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
         return out.logits_NC.square().mean()
 
@@ -205,7 +204,7 @@ def test_fit_with_loss_uses_autograd(view: View, make_client: Callable[..., Clie
     assert torch.equal(*ends)
 
 
-def test_a_client_whose_loss_is_not_finite_is_named(start: Callable[..., Server]) -> None:
+def test_a_client_whose_loss_is_not_finite_is_named(start: Start) -> None:
     keys = {"model": {"name": "sgc"}, "engine.trainer": "analytic", "train.optimizer": "sgd", "train.lr": 1e38}
     with refused("round 1, client 0", says="the training loss is"):
         start(keys).round()
@@ -224,7 +223,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", RUNS)
-def test_whole_runs(run: Callable[..., Server], name: str) -> None:
+def test_whole_runs(run: Start, name: str) -> None:
     """Clients that come and go, one without training rows among them; `auto` is closed form on a processor."""
     keys = {"participation.ratio": 0.7, **RUNS[name]}
     loop, closed = run({**keys, "engine.trainer": "autograd"}), run({**keys, "engine.trainer": "auto"})

@@ -1,7 +1,6 @@
 """Training in batches beside the loop: the same numbers to rounding, for clients of different sizes."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import MakeClient, MakeView, Start, Views
 from support.sparse_rows import sparse as sparse_of
 from torch import Tensor, nn
 
@@ -23,7 +23,6 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import JoinedMatrices, numbers_of_row
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer, needed_to_batch
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
@@ -73,7 +72,7 @@ def module(case: str) -> nn.Module:
 
 
 @pytest.fixture
-def make_views(make_view: Callable[..., View]) -> Callable[..., list[View]]:
+def make_views(make_view: MakeView) -> Views:
     """Clients of several sizes: one without edges, one with a single node, one whose last node has no edge."""
 
     def make_views(weighted: bool = False) -> list[View]:
@@ -91,7 +90,7 @@ def make_views(make_view: Callable[..., View]) -> Callable[..., list[View]]:
 
 
 def pairs(
-    made: nn.Module, views: list[View], make_client: Callable[..., Client], bfloat16: bool = False, sparse: bool = False
+    made: nn.Module, views: list[View], make_client: MakeClient, bfloat16: bool = False, sparse: bool = False
 ) -> Pair:
     """The same clients twice: on models of their own, and on one that serves all."""
     shared = FlatModel(copy.deepcopy(made), bfloat16, sparse)
@@ -114,12 +113,7 @@ def stacked(clients: list[Client]) -> Tensor:
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("name", "optimizer", "sparse"), CASES)
 def test_equals_the_loop_over_two_visits(
-    name: str,
-    optimizer: str,
-    sparse: bool,
-    make_views: Callable[..., list[View]],
-    make_client: Callable[..., Client],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, optimizer: str, sparse: bool, make_views: Views, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sparse:
         whole = View.whole
@@ -140,9 +134,7 @@ def test_equals_the_loop_over_two_visits(
                 torch.testing.assert_close(twin.state[entry], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_moments_that_are_reset_are_neither_kept_nor_used(
-    make_views: Callable[..., list[View]], make_client: Callable[..., Client]
-) -> None:
+def test_moments_that_are_reset_are_neither_kept_nor_used(make_views: Views, make_client: MakeClient) -> None:
     options = TrainOptions(epochs=2, opt_state="reset", **OPTIMIZERS["adam"])
     alone, batched, model = pairs(module("mlp"), make_views(), make_client)
     w_BP = stacked(alone)
@@ -153,9 +145,7 @@ def test_moments_that_are_reset_are_neither_kept_nor_used(
     assert all(client.state == {} for client in batched)
 
 
-def test_a_newcomer_without_moments_trains_beside_those_that_have_some(
-    make_views: Callable[..., list[View]], make_client: Callable[..., Client]
-) -> None:
+def test_a_newcomer_without_moments_trains_beside_others(make_views: Views, make_client: MakeClient) -> None:
     options = TrainOptions(epochs=2, **OPTIMIZERS["adam"])
     alone, batched, model = pairs(module("mlp"), make_views()[:3], make_client)
     w_BP = stacked(alone)
@@ -167,9 +157,7 @@ def test_a_newcomer_without_moments_trains_beside_those_that_have_some(
     assert [twin.state["model.opt.step"].item() for twin in batched] == [6, 4, 2]
 
 
-def test_clients_draw_from_their_own_streams(
-    make_views: Callable[..., list[View]], make_client: Callable[..., Client]
-) -> None:
+def test_clients_draw_from_their_own_streams(make_views: Views, make_client: MakeClient) -> None:
     """Twice the same data and parameters: only the streams differ, and the default one is not read."""
     _, batched, model = pairs(module("mlp"), make_views()[:1] * 2, make_client)
     w_BP, state = model.w.detach().repeat(2, 1), torch.get_rng_state()
@@ -179,9 +167,7 @@ def test_clients_draw_from_their_own_streams(
 
 
 @pytest.mark.parametrize("name", ["sgc", "mlp"])
-def test_bfloat16_is_that_of_the_loop(
-    name: str, make_views: Callable[..., list[View]], make_client: Callable[..., Client]
-) -> None:
+def test_bfloat16_is_that_of_the_loop(name: str, make_views: Views, make_client: MakeClient) -> None:
     """A step of SGD: nearer to the loop in bfloat16 than that is to float32."""
     options = TrainOptions(epochs=1, **OPTIMIZERS["sgd"])
     ends = {}
@@ -253,7 +239,7 @@ def test_what_a_row_takes() -> None:
 @pytest.mark.parametrize(
     "keys", [{"algorithm.name": name} for name in ("fedavg", "fedgta", "local")] + [{"model.name": "gcn"}]
 )
-def test_whole_runs(run: Callable[..., Server], keys: dict[str, Any]) -> None:
+def test_whole_runs(run: Start, keys: dict[str, Any]) -> None:
     """Clients that come and go, one without training rows among them, in cells of four."""
     keys = {**keys, "train.dropout": 0.3, "participation.ratio": 0.7, "engine.cell_size": 4}
     loop, batched = run({**keys, "engine.trainer": "autograd"}), run({**keys, "engine.trainer": "batched"})
@@ -265,7 +251,7 @@ def test_whole_runs(run: Callable[..., Server], keys: dict[str, Any]) -> None:
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_a_client_that_fails_is_named(start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_fails_is_named(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     receive = ClientModel.load
 
     def load(model: ClientModel, w: Tensor) -> None:
@@ -280,9 +266,7 @@ def test_a_client_that_fails_is_named(start: Callable[..., Server], monkeypatch:
     assert line["cohort"] == [0, 1, 3, 4, 5]
 
 
-def test_a_batch_that_fails_is_the_failure_of_all_in_it(
-    start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_fails_is_the_failure_of_all_in_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(self: BatchedTrainer, *received: Any) -> Tensor:
         self.stepped = True
         raise torch.OutOfMemoryError("no memory")
