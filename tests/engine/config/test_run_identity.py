@@ -10,14 +10,7 @@ import pytest
 from support.recorded_defaults import RECORDED, REMEDY, all_defaults
 
 from shoal.engine.config.config import load_config, parse_config
-from shoal.engine.config.run_identity import (
-    NUMBERS,
-    changes_numbers,
-    defaults,
-    flatten,
-    identity_keys,
-    name_digits,
-)
+from shoal.engine.config.run_identity import NUMBERS, changes_numbers, defaults, flatten, identity_keys, name_digits
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.run_folder import run_path
 
