@@ -1,4 +1,4 @@
-"""Tables and tensors of a run, against its files and against one another."""
+"""Configs of a program; tables and tensors of a run, against its files and against one another."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+import yaml
 from support.errors import refused
 
 import shoal
@@ -25,15 +25,6 @@ def test_metrics_are_the_lines(finished: shoal.Run) -> None:
     assert table["served.test.nodes"].to_pylist() == [None, *test]
     assert str(table.schema.field("bytes_up").type) == "int64"
     assert str(table.schema.field("served.test.nodes").type) == "double"
-
-
-def test_predictions_make_the_accuracies_of_the_summary(finished: shoal.Run) -> None:
-    predictions = finished.predictions()
-    table = {name: predictions[name].to_numpy() for name in predictions.column_names}
-    rows = table["part"] == 3
-    right = table["served"] == table["label"]
-    of_clients = [right[rows & (table["client"] == client)].mean() for client in range(4)]
-    assert np.mean(of_clients) == pytest.approx(finished.summary["scopes"]["served"]["last"]["test"]["clients"])
 
 
 def test_scores_of_clients_make_the_accuracies_of_the_lines(finished: shoal.Run) -> None:
@@ -69,12 +60,6 @@ def test_verify_reads_the_scores_of_clients(finished: shoal.Run, damage: str) ->
     assert [fault.partition(";")[0] for fault in faults] == expected
 
 
-def test_models(finished: shoal.Run) -> None:
-    models = finished.models()
-    assert sum(t.numel() for t in models.values()) == 3 * 8 + 3
-    assert all(name.startswith("global/") and t.dtype == torch.float32 for name, t in models.items())
-
-
 def test_a_run_of_a_folder(finished: shoal.Run, plain: dict[str, Any], tmp_path: Path) -> None:
     again = shoal.Run(str(finished.path))
     assert again.finished
@@ -96,3 +81,42 @@ def test_sweep(elsewhere: dict[str, Any]) -> None:
     assert found.table["served.best.test"].to_pylist() == tests
     with refused("algorithm.name", says="'nothing' is unknown"):
         shoal.sweep(elsewhere, {"algorithm.name": ["nothing"]})
+
+
+def test_a_dict_is_the_file_of_the_same_keys(plain: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    assert shoal.load_config(plain) == shoal.load_config(file) == shoal.load_config(str(file))
+    assert shoal.load_config(shoal.load_config(plain)) == shoal.load_config(plain)
+
+
+def test_overrides(plain: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**plain, "train": {"epochs": 7}}))
+    for source in (file, yaml.safe_load(file.read_text()), shoal.load_config(file)):
+        found = shoal.load_config(source, rounds=np.int64(9), train={"lr": 0.5}, **{"data.root": tmp_path})
+        assert (found.rounds, found.train.lr, found.train.epochs, found.data.root) == (9, 0.5, 7, str(tmp_path))
+        assert shoal.load_config(source, model={"name": "mlp"}).plain()["model"]["name"] == "mlp"
+        assert shoal.load_config(source, **{"partition.clients": 3}).partition.method == "metis"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "says"),
+    [
+        ({"rounds": 0}, "rounds", "found 0"),
+        ({"train": {"rate": 1}}, "train.rate", "unknown key; known here: epochs, "),
+        ({"rounds": object}, "rounds", "cannot be set: "),
+        ({"seed.x": 1}, "seed", "a valid integer"),
+    ],
+)
+def test_a_mistake_is_one_line(plain: dict[str, Any], overrides: dict[str, Any], key: str, says: str) -> None:
+    with refused(key, says=says):
+        shoal.load_config(plain, **overrides)
+
+
+def test_run_root_is_relative(plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = {key: value for key, value in plain.items() if key != "run"}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert shoal.load_config(without).run.root == str(tmp_path / name / "runs")

@@ -1,26 +1,39 @@
 """The command as a user types it: each way that ends well, and how the others end."""
 
+import importlib.metadata
+import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from rooms import ROOT
 from support.failing_method import failing
+from support.shards import flip
+from support.small_runs import small_run
 from typer.testing import CliRunner
 
 from shoal.engine.cli import cli
+from shoal.engine.cli.doctor import OPTIONAL, REQUIRED, show_doctor
 from shoal.engine.cli.main import way_out
+from shoal.engine.config.config import parse_config
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
+from shoal.engine.screen.tables import console
 
 Refused = Callable[..., str]
 Shoal = Callable[..., None]
 Status = Callable[..., int]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def printed(shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def printed(shoal: Shoal, capsys: Capture) -> Callable[..., str]:
     """Runs a command that must succeed, and gives what it prints, its lines joined."""
 
     def printed(*arguments: object) -> str:
@@ -86,7 +99,7 @@ def test_overrides_and_fresh(tiny: Path, shoal: Shoal) -> None:
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: pytest.CaptureFixture[str], place: str) -> None:
+def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: Capture, place: str) -> None:
     wrong = ("run", tiny, "rounds=0")
     assert status(*wrong) == 2
     errors = capsys.readouterr().err
@@ -98,10 +111,8 @@ def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: pytest.Ca
     assert debugged.splitlines()[-1] == errors.strip()
 
 
-def test_debug_shows_the_error_of_a_client(
-    tiny: Path, tmp_path: Path, status: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status("--debug", "run", tiny, f"algorithm.name={failing(tmp_path)}") == 2
+def test_debug_shows_the_error_of_a_client(tiny: Path, status: Status, capsys: Capture) -> None:
+    assert status("--debug", "run", tiny, f"algorithm.name={failing(tiny.parent)}") == 2
     errors = capsys.readouterr().err
     assert "RuntimeError: no luck" in errors
     last, _, log = errors.splitlines()[-1].rpartition("; more in ")
@@ -110,7 +121,7 @@ def test_debug_shows_the_error_of_a_client(
     assert 'raise RuntimeError("no luck")\n' in Path(log).read_text()
 
 
-def test_an_interruption_ends_with_130(tiny: Path, status: Status, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interruption_ends_with_130(tiny: Path, status: Status, capsys: Capture) -> None:
     """As after a Ctrl-C: the run ends after its round, since its time is over, and says how to go on."""
     assert status("run", tiny, "run.max_seconds=1e-6") == 130
     errors = capsys.readouterr().err
@@ -149,12 +160,10 @@ def test_a_package_that_is_missing(tiny: Path, module: str, package: str, change
     assert done.returncode == 2, done.stderr
     line = f"shoal: the package {package} is not installed; pip install {package}, or do without it: {instead}"
     assert done.stderr.splitlines()[-1].startswith(line)
-
-
-def test_a_model_that_reads_hops_runs_without_pyg(tiny: Path) -> None:
-    done = without("torch_geometric", "run", tiny)
-    assert done.returncode == 0, done.stderr
-    assert "algorithm.name=local,global,fedavg,fedgta seed=0,1,2" in done.stdout
+    if module == "torch_geometric":
+        done = without(module, "run", tiny)
+        assert done.returncode == 0, done.stderr
+        assert "algorithm.name=local,global,fedavg,fedgta seed=0,1,2" in done.stdout
 
 
 def test_missing_package_is_named_as_pip_installs_it() -> None:
@@ -178,3 +187,126 @@ def test_paths_that_hold_nothing(tmp_path: Path, refused: Refused) -> None:
 def test_a_path_that_no_file_can_have(refused: Refused, command: str) -> None:
     assert "a name in it 255" in refused(command, "a" * 256)
     assert "a path has at most 4095 bytes" in refused(command, "a/" * 2100)
+
+
+@pytest.fixture
+def store(tiny: Path, shoal: Shoal) -> Path:
+    """A store with the whole graph as one client below it."""
+    shoal("prepare", tiny, "algorithm.name=global")
+    return tiny.parent / "store"
+
+
+def test_a_sound_store(store: Path, shoal: Shoal, capsys: Capture) -> None:
+    stray = store / "clients" / "00007.arrow"
+    stray.touch()
+    capsys.readouterr()
+    shoal("verify", store)
+    assert f"{stray}: nothing names this file, and no run reads it\n" in capsys.readouterr().out
+    stray.unlink()
+    shoal("verify", store)
+    # Four clients with a shard, a split and hops each, and the assignment; then the one client that is the whole graph.
+    said = capsys.readouterr().out
+    assert said == f"{store}: 13 files, all as they were written\n{store}/whole: 3 files, all as they were written\n"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", ["manifest.json", "progress.jsonl", "clients/00000.arrow"])
+def test_verify_names_damaged_files(store: Path, refused: Refused, whole: bool, name: str) -> None:
+    path, other = (store / "whole" if whole else store) / name, store / "assignment.npy"
+    flip(path, path.stat().st_size // 2)
+    assert refused("verify", store).startswith(f"shoal: {path}: ")
+    if name.startswith("clients"):
+        flip(other, other.stat().st_size // 2)
+        line = "(and 1 more); delete the damaged files and run `shoal prepare` again"
+        assert refused("verify", store).endswith(line)
+
+
+TWIN = ("synthesize", "products-like", "--scale", "0.001", "--homophily", "0.7", "--seed", "3")
+
+
+def test_store_is_called_synthetic(tmp_path: Path, shoal: Shoal, capfd: Capture) -> None:
+    shoal(*TWIN, "--root", tmp_path)
+    output = capfd.readouterr()
+    assert f"written: {tmp_path / 'ogbn_products'}" in output.out
+    assert "edges: 61859/61859 rows" in output.err
+    assert "features: 2449/2449 rows" in output.err
+    data = {"dataset": "ogbn-products", "split": "public", "options": {}}
+    config = parse_config(small_run(tmp_path, data=data, partition={"method": "random", "clients": 2}), "test")
+    store = prepare(config)
+    assert store.manifest.synthetic
+    assert store.manifest.name == "products-like"
+    made = store.manifest.identity["dataset"]["synthetic"]
+    assert (made["scale"], made["homophily"], made["seed"]) == (0.001, 0.7, 3)
+    (tmp_path / "ogbn_products" / "SYNTHETIC.json").unlink()
+    assert store_path(config) != store.path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("products",), "products: there is no such twin; known are arxiv-like"),
+        (("arxiv-like", "--scale", "0"), "scale: 0.0 must be more than 0"),
+        (("arxiv-like", "--scale", "1e-6"), "scale: 1e-06 must be at least"),
+        (("arxiv-like", "--homophily", "1.5"), "homophily: 1.5 must be in 0..1"),
+        (("arxiv-like", "--seed", "-1"), "seed: -1 must be at least 0"),
+    ],
+)
+def test_refuses_options(tmp_path: Path, refused: Refused, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("synthesize", *arguments, "--root", tmp_path)
+    assert not list(tmp_path.iterdir())
+    # In a root with the original.
+    file = tmp_path / "ogbn_products" / "raw" / "edge.csv.gz"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert refused(*TWIN, "--root", tmp_path).startswith(f"shoal: {file}: is there, and not synthetic")
+
+
+def doctor() -> list[str]:
+    with console.capture() as captured:
+        show_doctor()
+    return captured.get().splitlines()
+
+
+def row(lines: list[str], name: str) -> list[str]:
+    (cells,) = [cells for line in lines if (cells := [cell.strip() for cell in line.split("│")])[1:2] == [name]]
+    return cells[2:-1]
+
+
+def test_every_required_package_has_its_version() -> None:
+    lines = doctor()
+    for name in REQUIRED:
+        assert row(lines, name)[0] == importlib.metadata.version(name)
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split(r"[~>=<]", line)[0] for line in wanted} == set(REQUIRED)
+
+
+def test_doctor_missing_package_names_what_it_disables(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"ray", "dgl"}
+    distribution = importlib.metadata.distribution
+
+    def absent(name: str) -> importlib.metadata.Distribution:
+        if name in missing:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return distribution(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    lines = doctor()
+    assert row(lines, "ray") == ["missing", "required: pip install -e ."]
+    version, use = row(lines, "dgl")
+    assert version == "missing"
+    assert use.startswith("without it: no DGLGraph in and out")
+    assert missing & OPTIONAL.keys()
+
+
+def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_DATA", "/not/there")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    lines = doctor()
+    assert row(lines, "processor") == [f"{os.cpu_count()} cores"]
+    assert row(lines, "Ray") == ["joins 10.0.0.1:6379 with ray.address=auto"]
+    assert "from SHOAL_DATA" in " ".join(lines)
+    assert row(lines, "free disk there")[0].endswith("iB")
+    if not torch.cuda.is_available():
+        assert row(lines, "GPUs")[0].startswith("none that torch can use")
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert row(doctor(), "Ray") == ["starts on this machine when a run begins"]

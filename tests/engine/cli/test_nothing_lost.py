@@ -14,13 +14,14 @@ import yaml
 from shoal.engine.config.config import load_config
 from shoal.engine.records.checkpoint import PLAIN, TENSORS
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.records.run_folder import CONFIG, LOG, SUMMARY
+from shoal.engine.records.run_folder import LOG, SUMMARY
 from shoal.engine.runs.run import run
 from shoal.storage.files.digest import digest
 from shoal.storage.store.manifest import read_manifest
 
 Refused = Callable[..., str]
 Shoal = Callable[..., None]
+Resume = Callable[..., str]
 ROUNDS = ("rounds=4", "run.checkpoint_every=2")
 NUMBERS = ("round", "cohort", "loss", "scopes", "bytes_up")
 
@@ -55,108 +56,105 @@ def finished(tiny: Path, shoal: Shoal) -> Path:
     return only(tiny.parent / "runs")
 
 
+@pytest.fixture
+def resume(tiny: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> Resume:
+    """Resumes the run, and gives what is said."""
+
+    def resume(*more: str) -> str:
+        shoal("run", tiny, *ROUNDS, *more, "--resume")
+        return capsys.readouterr().err
+
+    return resume
+
+
+@pytest.fixture
+def not_resumed(tiny: Path, refused: Refused) -> Refused:
+    """Gives the line with which the run is not resumed."""
+    return lambda *more: refused("run", tiny, *ROUNDS, *more, "--resume")
+
+
 def unreadable(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.name)
 
 
+def of_each(damage: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: [damage(folder / name) for name in ("round-000002", "round-000004")]
+
+
+def linked_to_itself(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to("checkpoints")
+
+
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "said", "times"),
     [
-        (lambda folder: unreadable(folder / TENSORS), "cannot be read (Too many levels of symbolic links)"),
-        (lambda folder: unreadable(folder / PLAIN), "cannot be read (Too many levels of symbolic links)"),
-        (lambda folder: (folder / PLAIN).write_text('{"format": 99}'), "format 99 of another version of Shoal"),
-        (lambda folder: os.truncate(folder / TENSORS, 100), "checksum does not match"),
+        (of_each(lambda path: unreadable(path / TENSORS)), "cannot be read (Too many levels of symbolic links)", 2),
+        (of_each(lambda path: unreadable(path / PLAIN)), "cannot be read (Too many levels of symbolic links)", 2),
+        (of_each(lambda path: (path / PLAIN).write_text('{"format": 99}')), "format 99 of another version of Shoal", 2),
+        (of_each(lambda path: os.truncate(path / TENSORS, 100)), "checksum does not match", 2),
+        (linked_to_itself, "the checkpoints cannot be read", 1),
+        (lambda folder: folder.rename(folder.with_name("elsewhere")), "no checkpoint, though 4 rounds are logged", 1),
     ],
 )
-def test_resume_unreadable_checkpoints_are_kept_and_named(
-    tiny: Path, finished: Path, refused: Refused, shoal: Shoal, damage: Callable[[Path], None], said: str
+def test_resume_unreadable_checkpoints_are_kept(
+    tiny: Path,
+    finished: Path,
+    not_resumed: Refused,
+    shoal: Shoal,
+    damage: Callable[[Path], object],
+    said: str,
+    times: int,
 ) -> None:
     (finished / SUMMARY).unlink()
-    for number in (2, 4):
-        damage(finished / "checkpoints" / f"round-{number:06d}")
+    damage(finished / "checkpoints")
     before = contents(finished)
     for _ in range(2):
-        line = refused("run", tiny, *ROUNDS, "--resume")
-        assert line.count(said) == 2
+        assert not_resumed().count(said) == times
         assert contents(finished) == before
     shoal("run", tiny, *ROUNDS, "--fresh")
     assert (finished / SUMMARY).exists()
 
 
-@pytest.mark.parametrize(
-    ("link", "said"), [(True, "the checkpoints cannot be read"), (False, "no checkpoint, though 4 rounds are logged")]
-)
-def test_a_folder_of_checkpoints_that_is_gone(
-    tiny: Path, finished: Path, refused: Refused, link: bool, said: str
-) -> None:
+def test_resume_unreadable_newest_is_set_aside(finished: Path, resume: Resume) -> None:
+    expected, newest = numbers(finished), finished / "checkpoints" / "round-000004"
+    final = (newest / TENSORS).read_bytes()
     (finished / SUMMARY).unlink()
-    (finished / "checkpoints").rename(finished / "elsewhere")
-    if link:
-        (finished / "checkpoints").symlink_to("checkpoints")
-    before = contents(finished)
-    assert said in refused("run", tiny, *ROUNDS, "--resume")
-    assert contents(finished) == before
-
-
-def test_the_newest_that_cannot_be_read_is_set_aside(
-    tiny: Path, finished: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expected = numbers(finished)
-    final = (finished / "checkpoints" / "round-000004" / TENSORS).read_bytes()
-    (finished / SUMMARY).unlink()
-    os.truncate(finished / "checkpoints" / "round-000004" / TENSORS, 100)
-    shoal("run", tiny, *ROUNDS, "--resume")
-    assert "round-000004: damaged" in capsys.readouterr().err
+    os.truncate(newest / TENSORS, 100)
+    assert "round-000004: damaged" in resume()
     assert numbers(finished) == expected
-    assert (finished / "checkpoints" / "round-000004" / TENSORS).read_bytes() == final
+    assert (newest / TENSORS).read_bytes() == final
     names = {path.name for path in (finished / "checkpoints").iterdir()}
     assert names == {"round-000002", "round-000004", "round-000004.unusable"}
 
 
-@pytest.mark.exhaustive(2)
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda path: path.unlink(), "was deleted"),
-        (lambda path: path.write_text(""), "was emptied"),
-        (lambda path: os.truncate(path, 100), "was changed or cut off"),
-        (lambda path: path.write_text(path.read_text().replace('"loss": ', '"loss": 1')), "was changed or cut off"),
-    ],
-)
-def test_resume_damaged_metrics_are_rebuilt_with_a_warning(
-    tiny: Path, finished: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str], damage: Callable[..., None], said: str
-) -> None:
+def test_resume_deleted_metrics_are_rebuilt(finished: Path, resume: Resume) -> None:
+    """`test_metrics.py` has the other damages."""
     expected = numbers(finished)
     cut_off(finished)
-    damage(finished / METRICS)
-    shoal("run", tiny, *ROUNDS, "--resume")
-    assert f"{METRICS}: {said}; rebuilt from the checkpoint" in capsys.readouterr().err
+    (finished / METRICS).unlink()
+    assert f"{METRICS}: was deleted; rebuilt from the checkpoint" in resume()
     assert numbers(finished) == expected
     assert len(expected) == 4
 
 
-def test_a_summary_that_was_lost_is_written_again(tiny: Path, finished: Path, refused: Refused, shoal: Shoal) -> None:
+def test_a_lost_summary_is_written_again(
+    tiny: Path, finished: Path, refused: Refused, resume: Resume, shoal: Shoal
+) -> None:
     for text in ("", (finished / SUMMARY).read_text().replace("0.", "0.9", 1)):
         (finished / SUMMARY).write_text(text)
         for command in (("run", tiny, *ROUNDS), ("inspect", finished)):
             assert f"{finished / SUMMARY}: " in refused(*command)
     (finished / SUMMARY).unlink()
-    shoal("run", tiny, *ROUNDS, "--resume")
+    resume()
     shoal("inspect", finished)
 
 
-def test_run_folder_with_edited_config_is_refused(finished: Path, refused: Refused) -> None:
-    file = finished / CONFIG
-    file.write_text(file.read_text().replace("seed: 0", "seed: 1", 1))
-    for command in (("run", finished, "--resume"), ("export", finished), ("inspect", finished)):
-        assert f"{file}: not as the run wrote it" in refused(*command)
-
-
-def test_resume_without_a_run_starts_with_a_line(tiny: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> None:
-    shoal("run", tiny, *ROUNDS, "--resume")
-    assert f"{only(tiny.parent / 'runs')}: nothing to resume, starting" in capsys.readouterr().err
+def test_resume_without_a_run_starts_with_a_line(tiny: Path, resume: Resume) -> None:
+    said = resume()
+    assert f"{only(tiny.parent / 'runs')}: nothing to resume, starting" in said
 
 
 @pytest.fixture
@@ -188,8 +186,8 @@ def turn(path: Path, by: int) -> None:
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", ["y.npy", "x.npy", "edge_index.npy"])
-def test_a_graph_that_changed_is_neither_resumed_nor_finished(
-    tiny: Path, graph: Path, refused: Refused, shoal: Shoal, name: str
+def test_a_changed_graph_is_not_resumed(
+    tiny: Path, graph: Path, not_resumed: Refused, resume: Resume, shoal: Shoal, name: str
 ) -> None:
     shoal("run", tiny, *ROUNDS)
     first = only(tiny.parent / "runs")
@@ -202,19 +200,12 @@ def test_a_graph_that_changed_is_neither_resumed_nor_finished(
     shutil.rmtree(second)
     cut_off(first)
     said = "the unfinished run differs from this config in the content of data.path"
-    assert f"{first}: {said}" in refused("run", tiny, *ROUNDS, "--resume")
+    assert f"{first}: {said}" in not_resumed()
     turn(graph / name, -1)
-    shoal("run", tiny, *ROUNDS, "--resume")
+    resume()
     assert numbers(first) == expected
-
-
-def test_a_graph_elsewhere_is_the_same_run(
-    tiny: Path, graph: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shoal("run", tiny, *ROUNDS)
-    capsys.readouterr()
-    shoal("run", tiny, *ROUNDS, f"data.path={graph.rename(graph.with_name('moved'))}")
-    assert "already finished" in capsys.readouterr().err
+    # Elsewhere it is the same run.
+    assert "already finished" in resume(f"data.path={graph.rename(graph.with_name('moved'))}")
 
 
 RNG = np.random.default_rng(1)
@@ -228,19 +219,18 @@ RNG = np.random.default_rng(1)
         ("participation.trace", RNG.integers(2, size=(4, 4)), []),
     ],
 )
-def test_a_file_that_a_key_names_counts_by_its_content(
-    tiny: Path, refused: Refused, shoal: Shoal, tmp_path: Path, key: str, array: np.ndarray, more: list[str]
+def test_files_count_by_content(
+    tiny: Path, not_resumed: Refused, shoal: Shoal, key: str, array: Any, more: list[str]
 ) -> None:
-    file = tmp_path / "file.npy"
+    file, runs = tiny.parent / "file.npy", tiny.parent / "runs"
     np.save(file, array)
-    choice = [*ROUNDS, f"{key}={file}", *more, "data.store=null"]
-    shoal("run", tiny, *choice)
-    cut_off(only(tiny.parent / "runs"))
+    choice = [f"{key}={file}", *more, "data.store=null"]
+    shoal("run", tiny, *ROUNDS, *choice)
+    cut_off(only(runs))
     np.save(file, array[::-1])
-    said = f"the unfinished run differs from this config in the content of {key}"
-    assert said in refused("run", tiny, *choice, "--resume")
-    shoal("run", tiny, *choice)
-    assert len(list((tiny.parent / "runs").iterdir())) == 2
+    assert f"the unfinished run differs from this config in the content of {key}" in not_resumed(*choice)
+    shoal("run", tiny, *ROUNDS, *choice)
+    assert len(list(runs.iterdir())) == 2
 
 
 COMPUTERS = "amazon/Computers/raw/amazon_electronics_computers.npz"
@@ -271,12 +261,10 @@ def publish(tiny: Path, tmp_path: Path) -> Callable[[int], Path]:
     return write
 
 
-def test_published_files_that_changed(
-    tiny: Path, refused: Refused, shoal: Shoal, tmp_path: Path, publish: Callable[[int], Path]
-) -> None:
+def test_published_files_changed(tiny: Path, refused: Refused, shoal: Shoal, resume: Resume, publish: Any) -> None:
     publish(0)
     shoal("run", tiny, *ROUNDS)
-    first = only(tmp_path / "runs")
+    first = only(tiny.parent / "runs")
     expected = numbers(first)
     file = publish(1)
     changed = f"the file {COMPUTERS} changed since this run started; restore the content"
@@ -286,25 +274,20 @@ def test_published_files_that_changed(
     assert f"made from another content of {COMPUTERS}" in refused("run", tiny, *ROUNDS, "seed=1")
     # A store needs its published files no more.
     file.unlink()
-    shoal("run", tiny, *ROUNDS, "--resume")
+    resume()
     assert numbers(first) == expected
     shoal("run", tiny, *ROUNDS, "propagation.hops=2")
-
-
-def test_published_files_that_change_while_a_prepare_is_interrupted(
-    tiny: Path, refused: Refused, shoal: Shoal, tmp_path: Path, publish: Callable[[int], Path]
-) -> None:
+    # While a prepare is interrupted.
     publish(0)
-    shoal("prepare", tiny)
-    (tmp_path / "store" / "manifest.json").unlink()
-    (tmp_path / "store" / "clients" / "00002.arrow").unlink()
+    (tiny.parent / "store" / "manifest.json").unlink()
+    (tiny.parent / "store" / "clients" / "00002.arrow").unlink()
     publish(1)
     assert "holds an unfinished store of another dataset, of other files of it" in refused("prepare", tiny)
     publish(0)
     shoal("prepare", tiny)
 
 
-def test_another_store_is_neither_resumed_nor_exported(tiny: Path, finished: Path, refused: Refused) -> None:
+def test_another_store_is_not_resumed(tiny: Path, finished: Path, refused: Refused, not_resumed: Refused) -> None:
     """The same config finds another sound store at the same path, of a graph that an older Shoal drew, say."""
     store, other = tiny.parent / "store", tiny.parent / "other"
     elsewhere = [f"data.store={other}", "data.options.signal=0.5", f"run.root={tiny.parent / 'else'}"]
@@ -316,5 +299,5 @@ def test_another_store_is_neither_resumed_nor_exported(tiny: Path, finished: Pat
     assert f"{store}: not the store that {finished} was run on" in refused("export", finished)
     cut_off(finished)
     before = contents(finished)
-    assert f"{finished}: the prepared store changed since this run started" in refused("run", tiny, *ROUNDS, "--resume")
+    assert f"{finished}: the prepared store changed since this run started" in not_resumed()
     assert contents(finished) == before

@@ -56,11 +56,7 @@ def given(*overrides: str) -> Callable[[Path], list[str]]:
     ],
 )
 def test_wrong_input_prints_one_line_with_status_2(
-    tiny: Path,
-    tmp_path: Path,
-    limited: Callable[..., tuple[int, str]],
-    attack: Callable[[Path], list[str]],
-    says: str,
+    tiny: Path, tmp_path: Path, limited: Callable[..., tuple[int, str]], attack: Callable[[Path], list[str]], says: str
 ) -> None:
     overrides = attack(tmp_path)
     status, errors = limited("run", tiny, *overrides, limit="RLIMIT_AS", most=MOST_ADDRESSES)

@@ -1,27 +1,41 @@
 """Reading a config: from a file or a run folder, with overrides; a fault is one line that names file or key."""
 
+import json
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from rooms import ROOT
 from support.errors import refused
 
 import shoal
+from shoal.algorithms.models.build import backbone
+from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
 from shoal.engine.config import config_text
-from shoal.engine.config.config import Config, config_from, device_choice, load_config, parse_config
-from shoal.engine.config.config_text import RENAMED, with_seal
+from shoal.engine.config.config import Config, config_from, device_choice, load_config, parse_config, require_names
+from shoal.engine.config.config_text import MOST_VALUES, RENAMED, require_small, with_seal
 from shoal.engine.config.run_identity import flatten, identity_keys
 from shoal.engine.config.sizes import size
 from shoal.engine.studies.study import Study
+from shoal.partition.methods.options import Methods
+from shoal.partition.partitioning import METHODS
+from shoal.storage.datasets.registry import record
 from shoal.storage.datasets.synthetic.twin import ORIGINALS
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.dataset_names import TWINS
+from shoal.storage.options.dataset_names import DATASETS, TWINS
 
+Capture = pytest.CaptureFixture[str]
 PLAIN: dict[str, Any] = {
     "name": "read",
     "rounds": 2,
@@ -74,49 +88,16 @@ def test_an_override_of_a_list_names_the_place(file: Path) -> None:
     file.write_text(yaml.safe_dump(SEVERAL))
     config = load_config(file, ["model.1.hidden=32", "model.0.name=mlp"])
     assert [(model.name, model.options) for model in config.models()] == [("mlp", {}), ("gcn", {"hidden": 32})]
+    for override in ("model.name=gcn", "model.x.name=gcn", "model.7.name=gcn"):
+        with refused(override, says="named by its place, as in model.0.hidden=32"):
+            load_config(file, [override])
 
 
-@pytest.mark.parametrize("override", ["model.name=gcn", "model.x.name=gcn", "model.7.name=gcn"])
-def test_an_override_that_names_no_place_of_a_list(file: Path, override: str) -> None:
-    file.write_text(yaml.safe_dump(SEVERAL))
-    with refused(override, says="named by its place, as in model.0.hidden=32"):
-        load_config(file, [override])
-
-
-@pytest.mark.parametrize(
-    "content", [b"name: [", b"name: ${nowhere}", b"name: \xff\xfe", b"- name\n", b"", b"read", b"3"]
-)
-def test_load_config_wrong_content_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "config.yaml"
-    # The second is a folder that is no run.
-    for path in (tmp_path / "none.yaml", tmp_path):
-        with refused(tmp_path / ("none.yaml" if path != tmp_path else "config.yaml"), says="no such config"):
-            load_config(path)
-    file.write_bytes(content)
-    with pytest.raises(ShoalError) as caught:
-        load_config(file)
-    assert str(caught.value.places[0]) == str(file)
-    file.unlink()
-    file.mkdir()
-    with refused(file, says="cannot be read: Is a directory"):
-        load_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("override", "key", "says"),
-    [
-        ("train.learning_rate=0.1", "train.learning_rate", "unknown key"),
-        ("participants=3", "participants", "unknown key"),
-        ("rounds=many", "rounds", "found 'many'"),
-        ("data.fractions=[0.9,0.2,0.2]", "data.fractions", "at most 1"),
-        ("algorithm.name=null", "algorithm.name", "found None"),
-        ("model=[]", "model", "at least 1"),
-    ],
-)
-def test_a_wrong_key_is_named_with_its_file(file: Path, override: str, key: str, says: str) -> None:
-    with refused(str(file), key, says=says):
-        load_config(file, [override])
-    # An override of another form.
+def test_a_wrong_override_is_named(file: Path) -> None:
+    # A wrong value is of the file's key: `test_sections.py` has them all.
+    for override in ("train.learning_rate=0.1", "algorithm.name=null", "model=[]"):
+        with refused(str(file), override.partition("=")[0]):
+            load_config(file, [override])
     for other in ("rounds", "rounds 3", "=3", "a b=3", "--rounds=3"):
         with refused(other):
             load_config(file, [other])
@@ -143,24 +124,18 @@ def test_user_method_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytes
         ({"engine.precision": "bfloat16"}, "cpu"),
         # The server's share says nothing of the hosts.
         ({"resources.server_gpus": 1.0}, "cpu"),
+        ({"resources.gpus_per_host": 2}, refused("resources.gpus_per_host")),
+        ({"engine.device": "cuda", "engine.backend": "ray"}, refused("engine.device")),
+        ({"engine.precision": "tf32"}, refused("engine.precision")),
+        (
+            {"engine.precision": "tf32", "engine.device": "cpu", "resources.gpus_per_host": 1},
+            refused("engine.precision"),
+        ),
     ],
 )
-def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: str) -> None:
-    assert device_choice(configure(keys)) == device
-
-
-@pytest.mark.parametrize(
-    ("keys", "key"),
-    [
-        ({"resources.gpus_per_host": 2}, "resources.gpus_per_host"),
-        ({"engine.device": "cuda", "engine.backend": "ray"}, "engine.device"),
-        ({"engine.precision": "tf32"}, "engine.precision"),
-        ({"engine.precision": "tf32", "engine.device": "cpu", "resources.gpus_per_host": 1}, "engine.precision"),
-    ],
-)
-def test_device_choice_refuses_contradictions(configure: Callable[..., Config], keys: dict[str, Any], key: str) -> None:
-    with refused(key):
-        device_choice(configure(keys))
+def test_device_choice(configure: Callable[..., Config], keys: dict[str, Any], device: Any) -> None:
+    with nullcontext() if isinstance(device, str) else device:
+        assert device_choice(configure(keys)) == device
 
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -192,9 +167,7 @@ def test_renamed_every_key_of_today_is_in_a_config() -> None:
 @pytest.mark.usefixtures("_unannounced")
 @pytest.mark.parametrize(("old", "new"), VALUES.items())
 @pytest.mark.parametrize("source", ["file", "override", "value", "section", "dict", "program", "dict of a program"])
-def test_renamed_key_is_read_from_every_source(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, old: str, new: str
-) -> None:
+def test_renamed_key_is_read(tmp_path: Path, capsys: Capture, source: str, old: str, new: str) -> None:
     file, section = tmp_path / "config.yaml", {"path": old, "hosts": 3}
     file.write_text(TEXT + (f"engine: {{path: {old}, hosts: 3}}\n" if source == "file" else "engine: {hosts: 3}\n"))
     config = {
@@ -212,24 +185,167 @@ def test_renamed_key_is_read_from_every_source(
 
 @pytest.mark.usefixtures("_unannounced")
 def test_renamed_key_of_a_sweep_is_announced_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.yaml").write_text(TEXT)
-    study = Study(str(tmp_path / "config.yaml"), ("engine.path=loop,stacked", "seed=0,1"))
+    file = tmp_path / "config.yaml"
+    file.write_text(TEXT + "engine: {trainer: analytic}\n")
+    study = Study(str(file), ("engine.path=loop,stacked", "seed=0,1"))
     assert [config.engine.trainer for config in study.configs] == ["autograd"] * 2 + ["batched"] * 2
     assert capsys.readouterr().err.count("engine.path is now engine.trainer") == 1
-
-
-def test_renamed_key_override_replaces_the_key_of_today(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(TEXT + "engine: {trainer: batched}\n")
-    assert load_config(tmp_path / "config.yaml", ["engine.path=loop"]).engine.trainer == "autograd"
-
-
-def test_renamed_key_with_the_key_of_today_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
     file.write_text(TEXT + "engine: {path: loop, trainer: batched}\n")
     with refused(file, says="not a config: engine.path is now engine.trainer, and both are"):
         load_config(file)
-
-
-def test_renamed_key_with_a_wrong_value_names_the_key_of_today(tmp_path: Path) -> None:
     with refused("engine.trainer", says="found 'fast'"):
         config_from({**OLD, "engine": {"path": "fast"}})
+
+
+QUICKSTART = "configs/quickstart.yaml"
+# Each takes a tenth of a second or more to load.
+HEAVY = {"torch", "numpy", "scipy", "pyarrow", "numba", "pandas", "ray", "networkit"}
+ARGUMENTS = [
+    ["sweep", QUICKSTART, "seed=0,1", "algorithm=fedavg,fedavgg"],
+    ["run", QUICKSTART, "model.name=ssgc"],
+    ["prepare", QUICKSTART, "data.dataset=coraa"],
+    ["run", QUICKSTART, "rounds=many"],
+]
+SAID = ["algorithm.name: 'fedavgg'", "model.name: there is no 'ssgc'", "unknown dataset 'coraa'", "rounds: "]
+
+
+def test_wrong_name_is_refused_before_torch_is_imported() -> None:
+    code = f"""
+import json, sys
+from shoal.engine.cli.cli import app
+said = []
+for arguments in {ARGUMENTS}:
+    try:
+        app(args=arguments, standalone_mode=False)
+    except Exception as error:
+        said.append(f"{{type(error).__name__}} {{error}}")
+print(json.dumps([said, sorted(sys.modules)]))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    said, loaded = json.loads(answer.stdout)
+    assert [line.split()[0] for line in said] == ["ShoalError"] * len(ARGUMENTS)
+    for line, expected in zip(said, SAID, strict=True):
+        assert expected in line
+    assert not HEAVY & set(loaded)
+
+
+def test_known_names_equal_the_registries() -> None:
+    assert [record(name).name for name in DATASETS] == list(DATASETS)
+    assert get_args(Methods) == tuple(METHODS)
+    for name in [*BACKBONES, *OF_GRAPHS]:
+        backbone(name, task="graph")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "says"),
+    [
+        ("algorithm=fedavgg", "algorithm.name", "did you mean 'fedavg'"),
+        ("model.name=star", "model.name", "star reads codes of small graphs"),
+        ("model.name=saage", "model.name", "did you mean 'sage'"),
+        ("data.dataset=[digits,pubmd] partition.clients=[3,3]", "data.dataset", "did you mean 'pubmed'"),
+        ("data.dataset=OGBG-molpcba", "data.dataset", "ogbg-molpcba has 128 labels a graph"),
+        ("data.dataset=ogbg-molesol", "data.dataset", "ogbg-molesol has numbers"),
+    ],
+)
+def test_a_wrong_name_is_refused(overrides: str, key: str, says: str) -> None:
+    with refused(key, says=says):
+        require_names(load_config(QUICKSTART, overrides.split()))
+
+
+@pytest.mark.parametrize(
+    "override", ["algorithm=mine.py:Mine", "model.name=mine.py:Mine", "data.dataset=Mine.py:Mine", "data.dataset=Cora"]
+)
+def test_require_names_user_files_and_capitals_pass(override: str) -> None:
+    require_names(load_config(QUICKSTART, [override]))
+
+
+PLAIN_TEXT = "name: text\ndata: {dataset: sbm}\nalgorithm: fedavg\n"
+LAUGHS = "a: &a [x]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n" for before, after in zip("abcdefghij", "bcdefghijk")
+)
+
+
+def line_of(file: Path, content: str | bytes, *overrides: str) -> str:
+    """The line that a config is refused with, in less than a second."""
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    began = time.perf_counter()
+    with pytest.raises(ShoalError) as error:
+        load_config(file, overrides)
+    assert time.perf_counter() - began < 2
+    line = str(error.value)
+    assert line.isprintable()
+    assert len(line) < 1100
+    return line
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("name: " + "[" * 500 + "]" * 500, "line 1: nested more than 32 deep"),
+        ("a: " + "{a: " * 500, "line 1: nested more than 32 deep"),
+        # Some versions of libyaml refuse these themselves.
+        ("[" * 100_000, "nested more than 32 deep|exceeded maximum nesting depth"),
+        ("a: " + "{a: " * 100_000, "nested more than 32 deep|exceeded maximum nesting depth"),
+        (LAUGHS, "more than 200,000 values"),
+        ("a: &a [*a]", "names nothing before it"),
+        (PLAIN_TEXT + "rounds: !!int abc", r"line 4: a tag \(tag:yaml.org,2002:int\); write the value without it"),
+        (PLAIN_TEXT + "rounds: !!timestamp x", "line 4: a tag"),
+        (PLAIN_TEXT + "rounds: !!binary x", "line 4: a tag"),
+        (PLAIN_TEXT + "rounds: !!python/object:os.system x", "line 4: a tag"),
+        (PLAIN_TEXT + "rounds: 3\nrounds: 4", "duplicate key rounds"),
+        (PLAIN_TEXT + "3: 4", "3: a key must be a text"),
+        (PLAIN_TEXT + "rounds: " + "9" * 5000, "not a config: Exceeds the limit"),
+        (PLAIN_TEXT + "rounds: 0x" + "f" * 5000, "found a number of thousands of digits"),
+        (PLAIN_TEXT + "rounds: ${nowhere.at}", r"\$\{nowhere.at\}: there is no such key"),
+        (PLAIN_TEXT + "rounds: ${rounds}", r"must name one value, which is no \$\{…\} itself"),
+        (PLAIN_TEXT + "rounds: ${data}", "must name one value"),
+        (PLAIN_TEXT + "rounds: ${" * 100, "none within another"),
+        (PLAIN_TEXT + "rounds: ${oc.env:NO_SUCH_VARIABLE}", "not a config: .*NO_SUCH_VARIABLE"),
+        *((text, "") for text in ("name: [", "- name\n", "", "read", "3")),
+        (b"\xff\xfe\x00n", "not a config"),
+        (b"name: a\0b", "not a config"),
+        (b"#" * (5 << 20), "larger than 4 MiB"),
+        (PLAIN_TEXT.replace("text", "a" * 201), "name: .*at most 200 characters"),
+    ],
+)
+def test_load_config_bad_text_is_one_line(file: Path, content: str | bytes, says: str) -> None:
+    line = line_of(file, content)
+    assert line.startswith(f"{file}: ")
+    assert re.search(says, line), line
+
+
+def test_an_override_is_no_way_around_it(file: Path) -> None:
+    deep, long = "seed=" + "[" * 100_000, "x" * 300 + "=1"
+    for text in ("rounds=3\nseed: 4", "rounds=3\0", deep, "seed=!!int abc", "seed=*a", long, "seed"):
+        assert line_of(file, PLAIN_TEXT, text).startswith(text[:4])
+
+
+def test_load_config_without_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        with refused(place, says="not a config: Is no file"):
+            load_config(place)
+    # A file that is not there, a folder that is no run, and one whose config is a folder.
+    for path, place in ((tmp_path / "none.yaml", "none.yaml"), (tmp_path, "config.yaml")):
+        with refused(tmp_path / place, says="no such config"):
+            load_config(path)
+    (tmp_path / "config.yaml").mkdir()
+    with refused(tmp_path / "config.yaml", says="cannot be read: Is a directory"):
+        load_config(tmp_path)
+    with refused(says="no such config: a path has at most 4095 bytes, and a name in it 255"):
+        load_config("a" * 256)
+
+
+def test_ordinary_yaml(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TEST_NAME", "from-outside")
+    text = "\ufeffname: ${oc.env:SHOAL_TEST_NAME}-${seed}\nseed: &s 3\ndata: {dataset: sbm, split_seed: '${seed}'}\n"
+    file.write_text(text + "algorithm: fedavg\npartition: {seed: *s}\n")
+    config = load_config(file, ["heterogeneity.seed=${seed}"])
+    assert (config.name, config.data.split_seed, config.partition.seed) == ("from-outside-3", 3, 3)
+    assert config.heterogeneity.seed == 3
+
+
+def test_the_longest_list() -> None:
+    require_small("a: [" + "0," * (MOST_VALUES - 10) + "]")
+    with pytest.raises(ValueError, match="more than 200,000 values"):
+        require_small("a: [" + "0," * MOST_VALUES + "]")

@@ -224,10 +224,10 @@ def test_refused_elsewhere(plain: dict[str, Any], key: str, says: str) -> None:
         parse_config({**PLAIN, **plain}, "x.yaml")
 
 
-@pytest.mark.parametrize("key", ["name", "data", "algorithm"])
-def test_a_missing_key(key: str) -> None:
-    with refused("x.yaml", key, says="missing"):
-        parse_config({name: value for name, value in PLAIN.items() if name != key}, "x.yaml")
+def test_a_missing_key() -> None:
+    for key in PLAIN:
+        with refused("x.yaml", key, says="missing"):
+            parse_config({name: value for name, value in PLAIN.items() if name != key}, "x.yaml")
 
 
 @pytest.mark.parametrize(("key", "value"), rows(TAKEN))

@@ -166,17 +166,13 @@ def test_domains(make: Configure, edge_task: dict[str, Any], tmp_path: Path) -> 
         ({"data__split": "public"}, ["data.split"], "public divides nodes"),
         ({"propagation__rows": "labelled"}, ["propagation.rows"], "with task edge set all"),
         ({"data__dataset": "nci1", "data__path": None}, ["task"], "'nci1' are those of graphs; set graph"),
-        ({"data__path": "graphs", "partition__clients": 6}, ["task"], "'files' are those of graphs; set graph"),
         ({"partition__clients": 50, "partition__method": "random"}, [], "'files' has 45 nodes: choose from 1 to 45"),
         *(({"data__sparsity": {name: 0.5}}, ["data.sparsity"], "") for name in ("features", "edges", "labels")),
     ],
 )
-def test_what_cannot_be_is_refused(
-    make: Configure, graph_task: dict[str, Any], changed: dict[str, Any], places: list[str], says: str
-) -> None:
-    graphs = {"data__path": graph_task["data.path"]} if changed.get("data__path") == "graphs" else {}
+def test_impossible_pairs_are_refused(make: Configure, changed: dict[str, Any], places: list[str], says: str) -> None:
     with refused(*places, says=says):
-        prepare(make(**{**changed, **graphs}))
+        prepare(make(**changed))
 
 
 def test_prepare_and_inspect_speak_of_pairs(make: Configure, capsys: pytest.CaptureFixture[str]) -> None:

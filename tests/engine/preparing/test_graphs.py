@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.errors import refused
 from support.shards import adjacency, assert_holds
+from support.user_graph import user_graph
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.preparing.checks import read_graph
@@ -19,6 +20,7 @@ from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 
 GRAPHS = 40
+ONE_EACH = {"method": "random", "clients": [1, 1]}
 Make = Callable[..., Config]
 
 
@@ -27,18 +29,11 @@ def write(folder: Path, name: str = "mine", seed: int = 0, **changed: Any) -> st
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 8, size=GRAPHS)
     first = np.cumsum([0, *sizes])
-    edges = [
-        (start + a, start + b) for start, size in zip(first, sizes) for a, b in rng.integers(size, size=(size - 1, 2))
-    ]
-    arrays = {
-        "edge_index": np.array(edges).T,
-        "x": rng.standard_normal((first[-1], 3)).astype(np.float32),
-        "y": np.where(np.arange(GRAPHS) % 10 == 9, -1, rng.integers(3, size=GRAPHS)),
-        "graph": np.repeat(np.arange(GRAPHS), sizes),
-        **changed,
-    }
-    np.savez(folder / f"{name}.npz", **arrays)
-    return str(folder / f"{name}.npz")
+    edges = [start + rng.integers(size, size=(2, size - 1)) for start, size in zip(first, sizes)]
+    y = np.where(np.arange(GRAPHS) % 10 == 9, -1, rng.integers(3, size=GRAPHS))
+    graph_of = np.repeat(np.arange(GRAPHS), sizes)
+    arrays = {"edge_index": np.concatenate(edges, axis=1), "y": y, "graph": graph_of, **changed}
+    return user_graph(folder, int(first[-1]), name, seed, **arrays)
 
 
 @pytest.fixture
@@ -77,17 +72,9 @@ def assert_holds_graphs(store: Store, client: int, graphs: Sequence[int], config
     assert record.classes == [int((labels == label).sum()) for label in range(graph.classes)]
 
 
-@pytest.mark.parametrize(
-    "partition",
-    [
-        {"method": "random", "clients": 4},
-        {"method": "dirichlet", "clients": 5, "alpha": 0.3},
-        {"method": "index", "clients": 3, "chunks": 4},
-    ],
-    ids=lambda partition: partition["method"],
-)
-def test_clients_hold_whole_graphs(make: Make, partition: dict[str, Any]) -> None:
-    config = make(partition)
+@pytest.mark.parametrize("method", ["random", "dirichlet", "index"])
+def test_clients_hold_whole_graphs(make: Make, method: str) -> None:
+    config = make({"method": method, "clients": 4, "alpha": 0.3, "chunks": 5})
     store, graph = prepare(config), read_graph(config)
     assignment = np.load(store.path / "assignment.npy")
     held = [int(assignment[graph.graph_of == number].max()) for number in range(GRAPHS)]
@@ -95,7 +82,7 @@ def test_clients_hold_whole_graphs(make: Make, partition: dict[str, Any]) -> Non
         assert_holds_graphs(store, client, [number for number in range(GRAPHS) if held[number] == client], config)
     assert (store.manifest.graphs, store.manifest.items, store.manifest.item_name) == (GRAPHS, GRAPHS, "graph")
     kept = sum(client.entries for client in store.manifest.clients)
-    assert (kept == graph.entries) == (partition["method"] != "index")
+    assert (kept == graph.entries) == (method != "index")
     assert store.manifest.quality["cut_fraction"] == pytest.approx(1 - kept / graph.entries)
     assert store.manifest.quality["labelled"] == [client.labelled for client in store.manifest.clients]
 
@@ -120,19 +107,15 @@ def test_a_split_that_is_given_is_of_graphs(make: Make, tmp_path: Path, kind: st
     code = np.arange(GRAPHS) % 4
     code[np.arange(GRAPHS) % 10 == 9] = 0
     np.save(tmp_path / "split.npy", code)
-    path = write(tmp_path, split=code)
-    config = make(path=path, split=kind, split_file=str(tmp_path / "split.npy"))
+    config = make(path=write(tmp_path, split=code), split=kind, split_file=str(tmp_path / "split.npy"))
     store = prepare(config)
     for client in range(store.clients):
         shard = store.shard(client)
         assert to_codes(store.split(config.data.split_name, client), shard.items).tolist() == code[shard.item].tolist()
-
-
-@pytest.mark.parametrize(("entries", "says"), [(41, "41 entries for 40 graphs"), (40, "an unlabelled graph in its")])
-def test_a_given_split_that_does_not_fit(make: Make, tmp_path: Path, entries: int, says: str) -> None:
-    np.save(tmp_path / "split.npy", np.ones(entries, dtype=np.int8))
-    with refused(says=says):
-        prepare(make(split="file", split_file=str(tmp_path / "split.npy")))
+    for entries, says in ((41, "41 entries for 40 graphs"), (40, "an unlabelled graph in its")):
+        np.save(tmp_path / "split.npy", np.ones(entries, dtype=np.int8))
+        with refused(says=says):
+            prepare(make(split="file", split_file=str(tmp_path / "split.npy")))
 
 
 def test_domains_of_graphs(make: Make, tmp_path: Path) -> None:
@@ -163,16 +146,10 @@ def test_domains_of_graphs(make: Make, tmp_path: Path) -> None:
         ({"dataset": "nci1", "task": "node"}, ["task"], "'nci1' are those of graphs"),
         ({"dataset": "sbm"}, ["task"], "'sbm' are those of nodes; set node"),
         ({"partition": {"method": "random", "clients": 41}}, [], "has 40 graphs: choose from 1 to 40"),
-        (
-            {"dataset": ["digits", "nci1"], "path": None, "partition": {"method": "random", "clients": [1, 1]}},
-            ["task"],
-            "",
-        ),
+        ({"dataset": ["digits", "nci1"], "path": None, "partition": ONE_EACH}, ["task"], ""),
     ],
 )
-def test_what_cannot_be_is_refused(
-    make: Make, changed: dict[str, Any], places: list[str], says: str, ready: bool
-) -> None:
+def test_impossible_graphs_are_refused(make: Make, changed: Any, places: list[str], says: str, ready: bool) -> None:
     if ready:
         prepare(make())
     with refused(*places, says=says):
@@ -180,8 +157,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_graphs_and_nodes_are_no_federation(make: Make, tmp_path: Path) -> None:
-    np.savez(tmp_path / "one.npz", edge_index=[[0], [1]], x=np.ones((3, 3)), y=[0, 1, 1])
-    paths = [write(tmp_path, "north"), str(tmp_path / "one.npz")]
+    paths = [write(tmp_path, "north"), user_graph(tmp_path, 3, "one")]
     with refused(says="all of graphs, found north of graphs, one of nodes"):
         prepare(make({"method": "random", "clients": [2, 1]}, dataset=["files", "files"], path=paths))
 

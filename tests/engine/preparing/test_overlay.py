@@ -26,13 +26,14 @@ from shoal.engine.studies.report import _labels_of_clients
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store
 
+Make = Callable[..., Config]
 NO_CLIENT = 65534
 # Of another split and other hops than those of the shared store, and with the graph as a whole.
 LATER = {"data.split": "stratified", "data.split_seed": 3, "propagation.hops": 1}
 
 
 @pytest.fixture
-def config_of(configure: Callable[..., Config], tmp_path: Path) -> Callable[..., Config]:
+def config_of(configure: Callable[..., Config], tmp_path: Path) -> Make:
     def config_of(**keys: Any) -> Config:
         places = {"data.store": str(tmp_path / "shared"), "run.root": str(tmp_path / "runs"), "engine.backend": "local"}
         return configure({**places, "rounds": 2, "evaluation.every": 1, "run.tensorboard": False, **keys})
@@ -40,7 +41,7 @@ def config_of(configure: Callable[..., Config], tmp_path: Path) -> Callable[...,
     return config_of
 
 
-def test_runs_on_an_overlay_are_those_on_a_store(config_of: Callable[..., Config], tmp_path: Path) -> None:
+def test_runs_on_an_overlay_are_those_on_a_store(config_of: Make, tmp_path: Path) -> None:
     shared = prepare(config_of()).path
     before = times(shared)
     own = {"data.overlay": str(tmp_path / "own"), "run.root": str(tmp_path / "own-runs")}
@@ -84,7 +85,7 @@ def test_runs_on_an_overlay_are_those_on_a_store(config_of: Callable[..., Config
     verify_folder(shared)
 
 
-def test_links_follow_a_store_that_is_moved(config_of: Callable[..., Config], tmp_path: Path) -> None:
+def test_links_follow_a_store_that_is_moved(config_of: Make, tmp_path: Path) -> None:
     shared, own = prepare(config_of()).path, {"data.overlay": str(tmp_path / "own")}
     overlay = prepare(config_of(**LATER, **own)).path
     moved = shared.rename(tmp_path / "moved")
@@ -97,7 +98,7 @@ def test_links_follow_a_store_that_is_moved(config_of: Callable[..., Config], tm
     verify_folder(prepare(config_of(**{**LATER, **own, "data.store": str(moved), "propagation.hops": 2})).path)
 
 
-def test_an_overlay_of_another_store_is_refused(config_of: Callable[..., Config], tmp_path: Path) -> None:
+def test_an_overlay_of_another_store_is_refused(config_of: Make, tmp_path: Path) -> None:
     own = {"data.overlay": str(tmp_path / "own")}
     shared = prepare(config_of()).path
     overlay = prepare(config_of(**LATER, **own)).path
@@ -120,9 +121,7 @@ def somebody_else() -> Iterator[None]:
         os.seteuid(user)
 
 
-def test_a_store_that_cannot_be_written(
-    config_of: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_that_cannot_be_written(config_of: Make, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         home = folder / "home"
@@ -146,12 +145,11 @@ def test_a_store_that_cannot_be_written(
         assert found.path.is_relative_to(home / ".cache/shoal/overlays")
         assert config.data.split_name in Store(found.path).manifest.splits
         assert config.data.split_name not in Store(shared).manifest.splits
-        said = " ".join(capsys.readouterr().err.split())
-        assert "what is missing of this store is made in" in said
+        assert "what is missing of this store is made in" in " ".join(capfd.readouterr().err.split())
         assert store_path(config) == shared
 
 
-def test_an_overlay_that_cannot_be_written(config_of: Callable[..., Config], tmp_path: Path) -> None:
+def test_an_overlay_that_cannot_be_written(config_of: Make, tmp_path: Path) -> None:
     prepare(config_of())
     (tmp_path / "file").touch()
     with refused(says="cannot be made: Not a directory; set data.overlay to a folder"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from support.errors import refused
+from support.small_runs import small_run
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.run_identity import identity_keys
@@ -19,8 +20,6 @@ from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import show_store
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.manifest import read_manifest
-
-Keys = dict[str, object]
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +38,9 @@ def config(tables: Path, tmp_path: Path) -> Callable[..., Config]:
     """Gives a config; keys are of its section data."""
 
     def config(**data: object) -> Config:
-        plain = {
-            "name": "own",
-            "rounds": 1,
-            "data": {"dataset": "files", "path": str(tables), "root": str(tmp_path), "features": "degree", **data},
-            "partition": {"method": "random", "clients": 2},
-            "model": {"name": "mlp", "hidden": 4},
-            "algorithm": "fedavg",
-            "engine": {"backend": "local", "hosts": 1},
-            "run": {"root": str(tmp_path / "runs"), "tensorboard": False},
-        }
-        return parse_config(plain, "test")
+        keys = {"dataset": "files", "path": str(tables), "options": {}, "features": "degree", **data}
+        partition, model = {"method": "random", "clients": 2}, {"name": "mlp", "hidden": 4}
+        return parse_config(small_run(tmp_path, rounds=1, data=keys, partition=partition, model=model), "test")
 
     return config
 
@@ -78,11 +69,8 @@ def test_from_tables_to_an_export(config: Callable[..., Config], capsys: pytest.
 def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
     plain, named = config(), config(name="birds")
     keys = identity_keys(plain.plain())
-    assert (
-        keys
-        == identity_keys(named.plain())
-        == identity_keys(config(features="given").plain()) | {"data.features.kind": "degree"}
-    )
+    given = identity_keys(config(features="given").plain())
+    assert keys == identity_keys(named.plain()) == given | {"data.features.kind": "degree"}
     assert "data.name" not in keys
     assert identity(plain) == identity(named)
     assert store_path(plain).name == store_path(named).name.replace("birds", "files")
@@ -96,12 +84,9 @@ def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
     assert (x.shape, x.values.tolist()) == ((30, 64), [1] * 30)
 
 
-def test_a_name_is_for_a_graph_of_ones_own(config: Callable[..., Config]) -> None:
+def test_impossible_tables_are_refused(config: Callable[..., Config]) -> None:
     with refused("data.name"):
         store_path(config(dataset="sbm", path=None, name="birds"))
-
-
-@pytest.mark.parametrize("hidden", [{"inductive": True}, {"sparsity": {"edges": 0.5}}])
-def test_features_of_edges_are_refused_where_edges_are_hidden(config: Callable[..., Config], hidden: Keys) -> None:
-    with refused("data.features"):
-        prepare(config(**hidden))
+    for hidden in ({"inductive": True}, {"sparsity": {"edges": 0.5}}):
+        with refused("data.features"):
+            prepare(config(**hidden))

@@ -45,13 +45,6 @@ def make_ring(make_config: Make, tmp_path: Path) -> Make:
     return make
 
 
-@pytest.fixture
-def never_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, the graph must not be read."""
-    place = "shoal.engine.preparing.checks.load_all"
-    return lambda: monkeypatch.setattr(place, lambda options: pytest.fail("read again"))
-
-
 def assert_clients_hold(graph: Graph, store: Store) -> None:
     """Every node lies at one client, with its features, its label and its edges to nodes of the same client."""
     nodes = [store.shard(client).node for client in range(store.clients)]
@@ -73,19 +66,13 @@ def test_clients_hold_the_graph(make_config: Make) -> None:
     assert manifest.quality["cut_fraction"] == pytest.approx(1 - kept / graph.entries)
 
 
-def test_the_second_prepare_does_nothing(make_ring: Make, never_again: Callable[[], None]) -> None:
-    config = make_ring([0, 1] * 30, clients=3)
-    first = prepare(config)
-    before = times(first.path)
-    never_again()
-    assert prepare(config).manifest == first.manifest
-    assert times(first.path) == before
-
-
-def test_another_split_or_kernel_leaves_the_rest_alone(make_ring: Make, never_again: Callable[[], None]) -> None:
+def test_another_split_or_kernel_leaves_the_rest_alone(make_ring: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = {"label": [0, 1] * 30, "clients": 3}
-    before = times(prepare(make_ring(**ring)).path)
-    never_again()
+    first = prepare(make_ring(**ring))
+    before = times(first.path)
+    monkeypatch.setattr("shoal.engine.preparing.checks.load_all", lambda options: pytest.fail("read again"))
+    assert prepare(make_ring(**ring)).manifest == first.manifest
+    assert times(first.path) == before
     prepare(make_ring(**ring, data__split_seed=1))
     last = prepare(make_ring(**ring, data__split_seed=1, propagation__hops=1))
     after = times(last.path)
@@ -107,9 +94,7 @@ def wait_for_lines(log: Path, count: int, process: subprocess.Popen[bytes]) -> N
         return
 
 
-def test_a_prepare_killed_again_and_again_ends_as_one_that_was_not(
-    plain: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_prepare_killed_often_ends_as_one_that_was_not(plain: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     options = {"nodes": 900, "features": 16, "classes": 4, "degree": 6.0}
     killed, calm = tmp_path / "killed", tmp_path / "calm"
     values = plain(data__options=options, partition__clients=60, data__store=str(killed))
@@ -173,9 +158,7 @@ def test_a_deleted_file_is_made_again(make_config: Make, kind: str) -> None:
         ({"data__dtype": "float16"}, "dataset.dtype float32 (config: float16); "),
     ],
 )
-def test_a_store_of_something_else_is_refused(
-    make_config: Make, tmp_path: Path, changes: dict[str, Any], says: str
-) -> None:
+def test_a_store_of_another_graph_is_refused(make_config: Make, tmp_path: Path, changes: Any, says: str) -> None:
     prepare(make_config())
     before = times(tmp_path / "store")
     with refused(tmp_path / "store", says=f"made from another dataset or partition: {says}"):
@@ -220,9 +203,7 @@ def test_splits_that_are_given(make_ring: Make, tmp_path: Path, protocol: str) -
         (None, False, "data.split public: files has no split of its own"),
     ],
 )
-def test_given_splits_that_do_not_fit(
-    make_ring: Make, tmp_path: Path, codes: list[int] | None, in_file: bool, says: str
-) -> None:
+def test_given_splits_that_do_not_fit(make_ring: Make, tmp_path: Path, codes: Any, in_file: bool, says: str) -> None:
     file, given = tmp_path / "split.npy", {"data__split": "public"}
     if codes is not None:
         np.save(file, np.array(codes))
@@ -314,23 +295,16 @@ def test_disk_space_counts_only_what_is_left_to_write(make_config: Make, tmp_pat
         ({"scratch": "a\0b"}, "data.options.scratch", "has a character that no path can have"),
     ],
 )
-def test_wrong_options_of_a_dataset_are_refused_before_it_is_made(
-    tmp_path: Path, options: dict[str, Any], key: str, says: str
-) -> None:
-    data = {"dataset": "sbm", "options": options, "store": str(tmp_path / "store")}
+def test_wrong_options_of_a_dataset_are_refused(make_config: Make, options: Any, key: str, says: str) -> None:
     with refused(key, says=says):
-        prepare(parse_config({"name": "x", "data": data, "algorithm": "fedavg"}, "test"))
+        prepare(make_config(data__options=options))
 
 
 @pytest.mark.parametrize(
     ("dataset", "options", "nodes"),
     [("sbm", {"nodes": 100}, 100), ("digits", {}, 1797), ("arxiv-like", {"scale": 0.01}, 1693)],
 )
-def test_more_clients_than_nodes_are_refused_before_the_graph_is_made(
-    tmp_path: Path, dataset: str, options: dict[str, Any], nodes: int
-) -> None:
-    data = {"dataset": dataset, "options": options, "root": str(tmp_path), "store": str(tmp_path / "store")}
-    plain = {"name": "x", "data": data, "algorithm": "fedavg", "partition": {"clients": nodes + 1}}
+def test_more_clients_than_nodes(make_config: Make, tmp_path: Path, dataset: str, options: Any, nodes: int) -> None:
     with refused(says=f"partition.clients is {nodes + 1}, but dataset '{dataset}' has {nodes} "):
-        prepare(parse_config(plain, "test"))
+        prepare(make_config(data__dataset=dataset, data__options=options, partition__clients=nodes + 1))
     assert list(tmp_path.iterdir()) == []

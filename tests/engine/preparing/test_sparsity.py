@@ -1,4 +1,4 @@
-"""Stores of clients that lack features, edges and training labels: what is gone is gone everywhere, and said."""
+"""Stores of sparse features, and of clients that lack features, edges and labels: what is gone is gone everywhere."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,7 @@ from shoal.engine.preparing.identity import identity, store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.screen.tables import console, show_store
+from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 
@@ -123,3 +124,47 @@ def test_what_is_masked_is_said(make: Make, capsys: pytest.CaptureFixture[str]) 
     with console.capture() as after:
         show_store(store.path, store.manifest)
     assert "30 % of features, 50 % of edges (seed 1)" in after.get()
+
+
+def with_words(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Changes of a config: a graph of the user's own, of whose 90 features a node has few and every fifth none."""
+    path = user_graph(tmp_path, 200, x=sparse_features(200, 90, 0.05))
+    return {"data__dataset": "files", "data__path": path, "data__options": {}, **changes}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_sparse_store_holds_what_a_dense_one_does(make_config: Make, tmp_path: Path, dtype: str) -> None:
+    changes = with_words(tmp_path, data__dtype=dtype)
+    stores = [
+        prepare(make_config(**changes, data__store=str(tmp_path / layout), data__layout=layout), centralized=True)
+        for layout in ("auto", "sparse", "dense")
+    ]
+    full = stores[2]
+    for sparse in stores[:2]:
+        for mine, truth in ((sparse, full), (Store(sparse.path.parent), Store(full.path.parent))):
+            assert (mine.manifest.layout, truth.manifest.layout) == ("sparse", "dense")
+            assert verify(mine) == []
+            for client in range(truth.clients):
+                (shard, _, hops), (other, _, others) = (s.data(SPLIT, HOPS, client) for s in (mine, truth))
+                assert isinstance(shard.x, CsrRows)
+                for found, expected in zip([shard.x, *hops], [other.x, *others], strict=True):
+                    np.testing.assert_array_equal(dense(found), expected)
+    values = sum(stores[0].shard(client).x.entries for client in range(stores[0].clients))
+    assert stores[0].manifest.feature_values == values
+
+
+def test_a_store_of_the_other_layout_is_another(make_config: Make, tmp_path: Path) -> None:
+    changes = with_words(tmp_path)
+    layouts = [{"data__layout": layout} for layout in ("auto", "sparse", "dense")]
+    assert len({store_path(make_config(**changes, data__store=None, **layout)) for layout in layouts}) == 3
+    prepare(make_config(**changes))
+    with refused(tmp_path / "store", says="dataset.layout auto (config: None)"):
+        prepare(make_config(**changes, data__layout="dense"))
+
+
+def test_features_that_are_drawn_cannot_be_sparse(make_config: Make, tmp_path: Path) -> None:
+    with refused("data.layout"):
+        prepare(make_config(data__layout="sparse"))
+    same = {store_path(make_config(data__store=None, data__layout=layout)) for layout in ("auto", "dense")}
+    assert len(same) == 1
+    assert not (tmp_path / "store").exists()

@@ -1,6 +1,7 @@
-"""Nothing is made from a file that is not what was written, and nothing is made twice in two ways."""
+"""Nothing is made from a file that is not what was written, or twice in two ways; so is the store of training nodes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,21 @@ import numpy as np
 import pytest
 import ray
 from support.errors import refused
-from support.shards import flip
+from support.shards import adjacency, dense_hops, flip
 
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.storage.graph.graph import Graph
 from shoal.storage.store.manifest import NAME
-from shoal.storage.store.store import Store, hops_path, shard_path, split_path
-from shoal.storage.store.verify import verify
+from shoal.storage.store.store import Store, hops_path, shard_path, split_path, stores_below
+from shoal.storage.store.verify import unnamed_files, verify
 
 Make = Callable[..., Config]
+Capture = pytest.CaptureFixture[str]
 SPLIT, KERNEL = "stratified-20-40-40-seed0", "r0.5-k2-float32"
 RAY = {"engine__backend": "ray", "engine__hosts": 1}
 
@@ -53,19 +57,15 @@ def test_splits_and_hops_are_made_from_sound_shards_only(make_config: Make, chan
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_tasks_of_a_cluster_read_sound_shards_only(make_config: Make) -> None:
-    path = prepare(make_config()).path / shard_path(3)
-    flip(path)
-    with refused(path, says="checksum does not match the manifest"):
-        prepare(make_config(propagation__hops=1, **RAY))
-
-
-@pytest.mark.usefixtures("on_cluster")
 def test_hops_on_a_cluster_are_those_made_here(make_config: Make, tmp_path: Path) -> None:
     here = prepare(make_config(data__store=str(tmp_path / "here"), engine__backend="local"))
     there = prepare(make_config(data__store=str(tmp_path / "there"), **RAY))
     assert here.manifest.hops == there.manifest.hops
     assert not verify(there)
+    path = there.path / shard_path(3)
+    flip(path)
+    with refused(path, says="checksum does not match the manifest"):
+        prepare(make_config(data__store=str(tmp_path / "there"), propagation__hops=1, **RAY))
     assert not ray.is_initialized()
 
 
@@ -79,9 +79,7 @@ def test_a_cluster_that_computes_no_hops_is_not_waited_for(make_config: Make) ->
 @pytest.mark.parametrize(
     "relative", [shard_path(2), split_path(SPLIT, 2), hops_path(KERNEL, 2), Path("assignment.npy")], ids=str
 )
-def test_what_an_interrupted_prepare_finished_is_compared(
-    make_config: Make, capsys: pytest.CaptureFixture[str], relative: Path
-) -> None:
+def test_what_a_prepare_finished_is_compared(make_config: Make, capsys: Capture, relative: Path) -> None:
     store = prepare(make_config())
     (store.path / NAME).unlink()
     before = flip(store.path / relative)
@@ -104,9 +102,7 @@ def test_shards_of_two_partitions_are_not_mixed(make_config: Make, another: Call
             prepare(make_config())
 
 
-def test_shards_made_again_must_be_those_that_splits_were_made_of(
-    make_config: Make, another: Callable[[], None]
-) -> None:
+def test_shards_made_again_must_be_those_of_the_splits(make_config: Make, another: Callable[[], None]) -> None:
     store = prepare(make_config())
     another()
     (store.path / "progress.jsonl").unlink()
@@ -128,3 +124,93 @@ def test_a_damaged_journal_is_refused_and_can_be_deleted(make_config: Make) -> N
         prepare(make_config(propagation__hops=1))
     journal.unlink()
     assert verify(prepare(make_config(propagation__hops=1))) == []
+
+
+@pytest.fixture
+def inductive(make_config: Make) -> Make:
+    return lambda **changes: make_config(data__inductive=True, **changes)
+
+
+def contents(store: Path) -> dict[Path, bytes]:
+    """The files that a prepare makes, but for a journal in the order of work and the time of a manifest."""
+    return {path.relative_to(store): path.read_bytes() for path in store.rglob("*.arrow")}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_client_is_what_its_training_nodes_induce(inductive: Make, whole: bool) -> None:
+    store = prepare(inductive(), centralized=whole)
+    training = store.training(SPLIT)
+    assert training.clients == store.clients == (1 if whole else 5)
+    for client in range(store.clients):
+        shard, split = store.shard(client), store.split(SPLIT, client)
+        own, rows, hops = training.data(SPLIT, KERNEL, client)
+        assert set(own.node.tolist()) == set(shard.node[split.train].tolist())
+        assert rows.train.tolist() == list(range(own.nodes))
+        assert len(rows.val) == len(rows.test) == 0
+        place = {int(node): row for row, node in enumerate(shard.node)}
+        here = np.array([place[int(node)] for node in own.node])
+        np.testing.assert_array_equal(own.x, shard.x[here])
+        np.testing.assert_array_equal(own.label, shard.label[here])
+        edges = adjacency(own).toarray()
+        np.testing.assert_array_equal(edges, adjacency(shard).toarray()[np.ix_(here, here)])
+        for stored, hop in zip(hops, dense_hops(edges, own.x.astype(np.float64))):
+            np.testing.assert_allclose(stored, hop, atol=1e-5)
+        record = training.manifest.clients[client]
+        assert (record.nodes, record.labelled, sum(record.classes)) == (own.nodes,) * 3
+    assert training.manifest.splits[SPLIT].counts == [[c.nodes, 0, 0] for c in training.manifest.clients]
+    assert 0 < sum(c.nodes for c in training.manifest.clients) < 400
+    assert verify(training) == []
+
+
+def test_the_store_itself_is_the_same_without(make_config: Make, inductive: Make) -> None:
+    plain = prepare(make_config())
+    manifest, files = (plain.path / NAME).read_bytes(), contents(plain.path)
+    assert not (plain.path / "training").exists()
+    store = prepare(inductive())
+    assert (store.path / NAME).read_bytes() == manifest
+    assert {path: content for path, content in contents(store.path).items() if path.parts[0] != "training"} == files
+    assert stores_below(store.path) == [store.path / "training" / SPLIT]
+    assert unnamed_files(store) == []
+
+
+@pytest.mark.parametrize("lost", [NAME, shard_path(2), split_path(SPLIT, 1), hops_path(KERNEL, 3)], ids=str)
+def test_training_store_goes_on_where_it_stopped(inductive: Make, lost: Path | str) -> None:
+    training = prepare(inductive()).training(SPLIT)
+    before, made = contents(training.path), (training.path / shard_path(0)).stat().st_mtime_ns
+    (training.path / lost).unlink()
+    again = prepare(inductive()).training(SPLIT)
+    assert contents(again.path) == before
+    assert again.manifest.content(SPLIT, KERNEL) == training.manifest.content(SPLIT, KERNEL)
+    assert (training.path / shard_path(0)).stat().st_mtime_ns == made
+    assert verify(again) == []
+
+
+def test_another_or_damaged_training_store_is_refused(inductive: Make, tmp_path: Path) -> None:
+    config = inductive(engine__backend="local")
+    store = prepare(config)
+    job = make_job(config, store, "first")
+    Host().open(job)
+    with refused(store.path / "training" / SPLIT, says="another store here than the run was"):
+        Host().open(replace(job, training="0" * 32))
+    path = store.training(SPLIT).path / shard_path(1)
+    flip(path)
+    with refused(path, says="checksum does not match the manifest"):
+        Store(store.path).training(SPLIT).shard(1)
+    other = prepare(inductive(data__store=str(tmp_path / "other"), partition__seed=1))
+    (store.path / "training").rename(tmp_path / "kept")
+    (other.path / "training").rename(store.path / "training")
+    with refused(store.path / "training" / SPLIT, says="made from another dataset or partition: "):
+        prepare(config)
+
+
+def test_a_job_needs_hops_of_its_own(make_config: Make, inductive: Make) -> None:
+    store = prepare(inductive())
+    prepare(make_config(propagation__hops=1))
+    with refused(store.path / "training" / SPLIT, says="has no 'r0.5-k1-float32' of this config"):
+        make_job(inductive(propagation__hops=1), Store(store.path), "test")
+
+
+@pytest.mark.parametrize("task", ["edge", "graph"])
+def test_other_tasks_are_refused(plain: Callable[..., dict[str, object]], task: str) -> None:
+    with refused("data.inductive"):
+        parse_config({**plain(data__inductive=True), "task": task}, "x.yaml")

@@ -1,21 +1,28 @@
-"""Checkpoints: what was saved comes back, the newest few are kept, and none that cannot be used is lost."""
+"""Checkpoints: what was saved comes back, the newest and the best are kept, and none that cannot be used is lost."""
 
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.small_runs import small_run
 
+from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records import checkpoint
-from shoal.engine.records.checkpoint import FORMAT, PLAIN, TENSORS, Checkpoint
-from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.checkpoint import BEST, FORMAT, PLAIN, TENSORS, Checkpoint
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import SUMMARY
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.run import run
 from shoal.storage.files.checksummed_json import sealed
+from shoal.storage.files.digest import digest
 
 
 def state(number: int) -> FederationState:
@@ -120,14 +127,6 @@ def test_load_newest_skips_damaged_checkpoints(tmp_path: Path, damage: Callable[
         checkpoint.load_newest(tmp_path)
 
 
-def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path: Path) -> None:
-    root = tmp_path / "checkpoints"
-    root.symlink_to("checkpoints")
-    for call in (checkpoint.load_newest, checkpoint.newest_round):
-        with refused(root, says="the checkpoints cannot be read: Too many levels"):
-            call(root)
-
-
 def test_set_aside_numbers_a_second_one(tmp_path: Path) -> None:
     for _ in range(3):
         flip(save(tmp_path, 3) / TENSORS)
@@ -150,3 +149,67 @@ def test_a_full_disk_keeps_the_older_ones(tmp_path: Path) -> None:
     unfinished.unlink()
     save(tmp_path, 2, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
+
+
+ROUNDS = 8
+
+
+def config_of(folder: Path, name: str, **keys: Any) -> Config:
+    plain = small_run(
+        folder,
+        rounds=ROUNDS,
+        data={"dataset": "digits", "options": {}},
+        partition={"method": "louvain", "resolution": 4.0, "clients": 5},
+        participation={"ratio": 0.5},
+        train={"lr": 3.0},
+        run={"root": str(folder / name), "keep_best": True, "checkpoint_every": 2, **keys},
+    )
+    return parse_config(plain, "test")
+
+
+def kept(folder: Path) -> dict[int, str]:
+    """Rounds kept as the best, with their tensors."""
+    rounds = checkpoint.rounds_kept(folder / BEST)
+    return {number: digest(folder / BEST / f"round-{number:06d}" / TENSORS) for number in rounds}
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return run(config_of(tmp_path, "whole"))
+
+
+def test_best_rounds_keep_one_checkpoint_a_scope(whole: Path) -> None:
+    scopes: dict[str, list[float]] = {}
+    for line in read_metrics(whole):
+        for scope, parts in line["scopes"].items():
+            scopes.setdefault(scope, []).append(parts["val"]["nodes"])
+    assert set(scopes) == {"trained", "served", "global"}
+    first_highest = {values.index(max(values)) + 1 for values in scopes.values()}
+    assert len(first_highest) > 1
+    assert set(kept(whole)) == first_highest
+
+
+def test_a_run_in_many_pieces_keeps_the_same(tmp_path: Path, whole: Path) -> None:
+    pieces = config_of(tmp_path, "pieces", max_seconds=1e-6)
+    for number in range(1, ROUNDS):
+        with pytest.raises(KeyboardInterrupt):
+            run(pieces, resume=number > 1)
+    assert kept(run(pieces, resume=True)) == kept(whole)
+
+
+def test_rounds_that_are_run_again_are_kept_again(tmp_path: Path, whole: Path) -> None:
+    """A round that is gone with the newest checkpoint is not the best of the run that goes on before it."""
+    expected = kept(whole)
+    assert max(expected) > 2
+    (whole / SUMMARY).unlink()
+    shutil.rmtree(whole / "checkpoints" / f"round-{ROUNDS:06d}")
+    # As if another machine had written it: what is kept is what the rounds come to now.
+    for number in expected:
+        if number > ROUNDS - 2:
+            (whole / BEST / f"round-{number:06d}" / TENSORS).write_bytes(b"of another machine")
+    stale = whole / BEST / f"round-{ROUNDS:06d}"
+    if not stale.exists():
+        shutil.copytree(whole / BEST / f"round-{max(expected):06d}", stale)
+    run(config_of(tmp_path, "whole"), resume=True)
+    assert kept(whole) == expected
+    assert not checkpoint.faults(whole / BEST)

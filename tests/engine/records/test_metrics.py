@@ -32,9 +32,7 @@ def test_metrics_append_round_trip(five: Metrics, tmp_path: Path) -> None:
     assert [found["round"] for found in five.lines] == [1, 2, 3, 4, 5]
     assert five.path.read_text() == five.text
     assert read_metrics(tmp_path / "none") == []
-
-
-def test_read_metrics_skips_a_cut_line(five: Metrics, tmp_path: Path) -> None:
+    # A line that was cut off is none.
     with five.path.open("a") as file:
         file.write(json.dumps(line(6)))
     assert read_metrics(tmp_path) == five.lines

@@ -11,8 +11,6 @@ import pytest
 from support.errors import refused
 
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.records import checkpoint
-from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import (
     CHECKPOINTS,
@@ -20,13 +18,11 @@ from shoal.engine.records.run_folder import (
     LOG,
     SUMMARY,
     RunFolder,
-    changed_contents,
     changed_keys,
     read_summary,
     run_path,
     unfinished_relatives,
 )
-from shoal.engine.rounds.state import FederationState
 
 MakeConfig = Callable[..., Config]
 
@@ -194,26 +190,6 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
     path.write_text("\n".join(line for line in kept if "inductive" not in line and "server_gpus" not in line))
     assert changed(engine__trainer="autograd", engine__hosts=9) == []
     assert changed(data__inductive=True) == ["data.inductive (False -> True)", "engine.trainer (autograd -> auto)"]
-
-
-def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
-    """A file counts by what is in it, not by its name."""
-    trace, moved = tmp_path / "trace.npy", tmp_path / "moved.npy"
-    trace.write_text("1")
-    config = config_of(participation__trace=str(trace))
-    folder = RunFolder(run_path(config))
-    folder.begin(config)
-    kept = Checkpoint(FederationState(round=1), {}, {"participation.trace": "another digest"}, "")
-    checkpoint.save(folder.checkpoints, kept, keep=1)
-    folder.close()
-    assert changed_keys(config, folder.path) == []
-    assert changed_contents(config, folder.path) == ["the content of participation.trace"]
-    trace.rename(moved)
-    assert run_path(config_of(participation__trace=str(moved))) == folder.path
-    moved.write_text("2")
-    assert run_path(config_of(participation__trace=str(moved))) != folder.path
-    with refused("participation.trace", trace):
-        run_path(config)
 
 
 def test_unfinished_runs_of_the_same_name(config_of: MakeConfig) -> None:

@@ -25,12 +25,7 @@ LENGTH = ["rounds=4", "run.checkpoint_every=2"]
 RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
 
 
-BACKEND = {
-    "name": "backend",
-    "data": {"dataset": "sbm"},
-    "algorithm": "fedavg",
-    "engine": {"backend": "ray", "hosts": 1},
-}
+BACKEND = {"name": "b", "data": {"dataset": "sbm"}, "algorithm": "fedavg", "engine": {"backend": "ray", "hosts": 1}}
 
 
 class LosesServers(RayBackend):
@@ -102,9 +97,7 @@ def test_a_checkpoint_by_time(tiny: Path) -> None:
 
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
-def test_driver_full_disk_is_one_line_and_resumable(
-    tiny: Path, limited: Callable[..., tuple[int, str]], limit: int
-) -> None:
+def test_full_disk_is_one_line_and_resumable(tiny: Path, limited: Callable[..., tuple[int, str]], limit: int) -> None:
     plain = yaml.safe_load(tiny.read_text())
     plain["run"] |= {"tensorboard": True, "checkpoint_every": 1}
     tiny.write_text(yaml.safe_dump({**plain, "rounds": 6}))

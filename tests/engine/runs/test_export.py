@@ -1,5 +1,7 @@
 """An export holds enough to check a run's accuracies, with nothing of Shoal in the checking."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.errors import refused
+from support.shards import adjacency, dense_hops
+from support.small_runs import small_run
 
-from shoal.engine.config.config import parse_config
+from shoal.algorithms.models.build import build
+from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BEST
 from shoal.engine.records.run_folder import read_summary
@@ -18,21 +23,17 @@ from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
 from shoal.storage.options.split_codes import TEST
+from shoal.storage.store.store import Store
+
+Shoal = Callable[..., None]
+NOT_NUMBERS = ("seconds", "retries", "hosts", "memory", "seal")
 
 
 def finished(folder: Path, **changes: Any) -> Path:
-    plain = {
-        "name": "exported",
-        "rounds": 4,
-        "data": {"dataset": "digits", "root": str(folder)},
-        "partition": {"method": "louvain", "resolution": 4.0, "clients": 5},
-        "propagation": {"hops": 2},
-        "model": {"name": "sgc"},
-        "evaluation": {"every": 4},
-        "engine": {"backend": "local"},
-        "run": {"root": str(folder / "runs"), "tensorboard": False},
-        **changes,
-    }
+    digits = {"dataset": "digits", "options": {}}
+    partition = {"method": "louvain", "resolution": 4.0, "clients": 5}
+    fixed = {"data": digits, "partition": partition, "propagation": {"hops": 2}}
+    plain = small_run(folder, **{**fixed, "rounds": 4, "evaluation": {"every": 4}, **changes})
     return run(parse_config(plain, "test"))
 
 
@@ -68,7 +69,11 @@ def test_accuracies_follow_from_the_predictions(tmp_path: Path, algorithm: str, 
 
 def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
     """Logits by hand: hop 2 of the store times the exported weight."""
-    folder = finished(tmp_path, algorithm={"name": "fedavg"})
+    folder = finished(tmp_path, rounds=3, evaluation={"every": 1}, algorithm={"name": "fedavg"})
+    with refused(says="were not kept; run it again with run.keep_best=true --fresh"):
+        export(folder, "served")
+    with refused(says="no scope domains with a best validation round"):
+        export(folder, "domains")
     columns = predictions(folder)
     models = load_file(folder / "export" / "models.safetensors")
     assert all(name.startswith("global/") for name in models)
@@ -91,7 +96,7 @@ def test_the_best_round_follows_from_its_predictions(tmp_path: Path, algorithm: 
         rounds=11,
         evaluation={"every": 2},
         train={"lr": 30.0},
-        run={"root": str(tmp_path / "runs"), "tensorboard": False, "keep_best": True, "keep_finished": 1},
+        run={"keep_best": True, "keep_finished": 1},
     )
     logged = read_summary(folder)["scopes"]
     best = {scope: logged[scope]["best"]["round"] for scope in logged}
@@ -113,9 +118,36 @@ def test_the_best_round_follows_from_its_predictions(tmp_path: Path, algorithm: 
         export(folder, "served")
 
 
-def test_export_without_best_round_is_refused(tmp_path: Path) -> None:
-    folder = finished(tmp_path, rounds=3, evaluation={"every": 1}, algorithm={"name": "fedavg"})
-    with refused(says="were not kept; run it again with run.keep_best=true --fresh"):
-        export(folder, "served")
-    with refused(says="no scope domains with a best validation round"):
-        export(folder, "domains")
+def numbers(folder: Path) -> tuple[dict[str, bytes], list[dict[str, object]]]:
+    """Every tensor of the newest checkpoint, and every round's line."""
+    newest = max((folder / "checkpoints").glob("round-*"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{key: value for key, value in line.items() if key not in NOT_NUMBERS} for line in lines]
+    return {name: t.numpy().tobytes() for name, t in load_file(newest / "state.safetensors").items()}, kept
+
+
+def test_inductive_run_is_resumed_and_exported(
+    tiny: Path, tmp_path: Path, shoal: Shoal, status: Callable[..., int]
+) -> None:
+    keys = ["data.inductive=true", "rounds=3", "algorithm.name=fedgta", "participation.ratio=0.5", "model.name=gcn"]
+    keys.append("model.head=linear")
+    whole = run(load_config(tiny, [*keys, f"run.root={tmp_path / 'whole'}"]))
+    assert status("run", tiny, *keys, "run.max_seconds=1e-6") == 130
+    shoal("run", tiny, *keys, "--resume")
+    (parts,) = (tmp_path / "runs").iterdir()
+    assert numbers(parts) == numbers(whole)
+    shoal("verify", parts)
+
+    column = predictions(parts)
+    models = load_file(parts / "export" / "models.safetensors")
+    assert sorted(column["node"]) == list(range(120))
+    store = Store(tmp_path / "store")
+    names = [name for name, _ in build("gcn", 8, 3, 1, 0.0, {}).named_parameters()]
+    for client in range(store.clients):
+        shard = store.shard(client)
+        s = next(dense_hops(adjacency(shard).toarray(), np.eye(shard.nodes)))
+        p = {name: models[f"client/{client:05d}/{name}"].numpy() for name in names}
+        z = np.maximum(s @ shard.x @ p["convs.0.lin.weight"].T + p["convs.0.bias"], 0)
+        z = s @ z @ p["convs.1.lin.weight"].T + p["convs.1.bias"]
+        logits = z @ p["head.linears.0.weight"].T + p["head.linears.0.bias"]
+        np.testing.assert_array_equal(column["served"][column["client"] == client], logits.argmax(1))

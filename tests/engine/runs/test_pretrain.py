@@ -14,13 +14,16 @@ from safetensors.torch import load_file
 from support.errors import refused as is_refused
 
 from shoal.algorithms.training.graph_contrast import ContrastOptions
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, load_config
 from shoal.engine.runs.pretrain import pretrain
 from shoal.engine.runs.run import run
 from shoal.storage.options.split_codes import TRAIN
+from shoal.storage.store.store import Store
 from shoal.storage.store.view import View
 
 Configure = Callable[..., Config]
+Capture = pytest.CaptureFixture[str]
+Keys = dict[str, Any]
 SHORT = ContrastOptions(epochs=2)
 
 
@@ -38,9 +41,7 @@ def configured(configure: Configure, tmp_path: Path) -> Configure:
     return configured
 
 
-def test_a_command_and_a_run_from_its_file(
-    tiny: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_from_its_file(tiny: Path, shoal: Callable[..., None], capsys: Capture, tmp_path: Path) -> None:
     plain = yaml.safe_load(tiny.read_text())
     out = tmp_path / "made" / "gnn.safetensors"
     tiny.write_text(yaml.safe_dump({**plain, "model": {"name": "sage", "hidden": 16, "pretrained": str(out)}}))
@@ -64,9 +65,7 @@ def test_a_command_and_a_run_from_its_file(
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_pretrain_learns_from_training_graphs_alone(
-    configured: Configure, graph_task: dict[str, Any], tmp_path: Path
-) -> None:
+def test_it_learns_from_training_graphs_alone(configured: Configure, graph_task: Keys, tmp_path: Path) -> None:
     config = configured({**graph_task, "model.readout": "attention"})
     own = pretrain(config, tmp_path / "train", SHORT, 200, "train")
     every = pretrain(config, tmp_path / "all", SHORT, 200, "all")
@@ -87,12 +86,9 @@ def test_no_label_is_read(configured: Configure, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(View, "label", property(label))
     monkeypatch.setattr(View, "train_label", property(label))
-    one, two = (
-        pretrain(configured({}, graph), tmp_path / graph, SHORT, 20, "train") for graph in ("plain", "shuffled")
-    )
-    assert {name: t.tolist() for name, t in load_file(one).items()} == {
-        name: t.tolist() for name, t in load_file(two).items()
-    }
+    files = [pretrain(configured({}, graph), tmp_path / graph, SHORT, 20, "train") for graph in ("plain", "shuffled")]
+    one, two = ({name: t.tolist() for name, t in load_file(file).items()} for file in files)
+    assert one == two
 
 
 @pytest.mark.parametrize(
@@ -123,3 +119,11 @@ def test_pretrain_failure_writes_no_file(configured: Configure, tmp_path: Path) 
         pretrain(configured({}), out, ContrastOptions(lr=1e20, epochs=4), 20, "train")
     assert out.read_text() == "of before"
     assert [path.name for path in tmp_path.iterdir()] == ["gnn"]
+
+
+def test_pretraining_sees_training_nodes_alone(tiny: Path, tmp_path: Path, capsys: Capture) -> None:
+    config = load_config(tiny, ["data.inductive=true", "model.name=gcn"])
+    pretrain(config, tmp_path / "gnn.safetensors", ContrastOptions(epochs=1), 6, "train")
+    counts = Store(tmp_path / "store").manifest.splits["stratified-20-40-40-seed0"].counts
+    count = sum(train for train, _, _ in counts)
+    assert f"pretrain: gcn on the {count} training nodes in 6 parts" in capsys.readouterr().err

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 from support.errors import refused as is_refused
@@ -20,27 +22,28 @@ from support.small_runs import small_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shoal.engine.config import run_identity
-from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.config.config_text import SEAL, with_seal
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records.checkpoint import load_newest
+from shoal.engine.records.inputs import GRAPHS
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY, read_summary
+from shoal.engine.runs.export import export
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
+from shoal.storage.options.split_codes import TEST
+from shoal.storage.store.store import Store
 
 Refused = Callable[..., str]
+Configure = Callable[..., Config]
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    plain = small_run(
-        tmp_path,
-        name="driven",
-        rounds=6,
-        partition={"clients": 5},
-        evaluation={"every": 4},
-        run={"tensorboard": True, "checkpoint_every": 2, "keep": 2},
-    )
+    run_keys = {"tensorboard": True, "checkpoint_every": 2, "keep": 2}
+    plain = small_run(tmp_path, rounds=6, partition={"clients": 5}, evaluation={"every": 4}, run=run_keys)
     path.write_text(yaml.safe_dump(plain))
     return path
 
@@ -65,28 +68,11 @@ def test_run_folder_holds_everything(config: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("keys", "size"),
-    [
-        ([], "auto"),
-        (["engine.device=cuda"], "auto, in batches"),
-        (["engine.device=cuda", "engine.trainer=autograd"], "auto"),
-        (["engine.device=cuda", "engine.cell_size=7"], 7),
-    ],
-)
-def test_cells_are_larger_where_they_are_trained_in_batches(config: Path, keys: list[str], size: int | str) -> None:
-    assert plan_of(load_config(config, keys)).cell_size == size
-
-
-def test_an_edited_method_is_another_run(config: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    text = "from dataclasses import dataclass\nfrom shoal.algorithms.methods.local import Local\n"
-    own.write_text(text + "@dataclass(frozen=True)\nclass Own(Local):\n    pass\n")
-    choice = ["rounds=1", f"algorithm={own}:Own"]
-    folder = run(load_config(config, choice))
-    assert run(load_config(config, choice)) == folder
-    own.write_text(own.read_text() + "# edited\n")
-    assert run(load_config(config, choice)) != folder
+def test_cells_are_larger_where_they_are_trained_in_batches(config: Path) -> None:
+    cuda = "engine.device=cuda"
+    choices = ([], [cuda], [cuda, "engine.trainer=autograd"], [cuda, "engine.cell_size=7"])
+    sizes = [plan_of(load_config(config, keys)).cell_size for keys in choices]
+    assert sizes == ["auto", "auto, in batches", "auto", 7]
 
 
 def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
@@ -122,64 +108,42 @@ def test_a_run_killed_before_its_first_round_is_resumed_from_the_start(config: P
     assert [line["loss"] for line in read_metrics(folder)] == expected
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_run_of_a_folder_with_other_defaults_is_refused(config: Path, finished: bool) -> None:
+def test_run_of_other_defaults_or_numbers_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run(load_config(config))
-    if not finished:
-        (folder / SUMMARY).unlink()
-    kept = (folder / "config.yaml").read_text().rpartition(SEAL)[0]
-    (folder / "config.yaml").write_text(with_seal(kept.replace("lr: 0.01", "lr: 0.5")))
-    with is_refused(folder, says="was run with other values of train.lr (0.5 -> 0.01)"):
-        run(load_config(config), resume=not finished)
-    assert run(load_config(config), fresh=True) == folder
-
-
-def test_resume_of_a_run_with_other_numbers_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = run(load_config(config))
-    (folder / SUMMARY).unlink()
+    sound = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(with_seal(sound.rpartition(SEAL)[0].replace("lr: 0.01", "lr: 0.5")))
+    for resume in (False, True):
+        with is_refused(folder, says="was run with other values of train.lr (0.5 -> 0.01)"):
+            run(load_config(config), resume=resume)
+        (folder / SUMMARY).unlink(missing_ok=True)
+    (folder / "config.yaml").write_text(sound)
     monkeypatch.setattr(run_identity, "NUMBERS", run_identity.NUMBERS + 1)
     with is_refused(folder, says="the unfinished run was made by a version of Shoal with other numbers"):
         run(load_config(config), resume=True)
     assert run(load_config(config)) != folder
 
 
-def test_missing_and_truncated_shard(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
-    shoal("prepare", tiny)
-    shard = tiny.parent / "store" / "clients" / "00002.arrow"
-    os.truncate(shard, 1000)
-    line = refused("run", tiny)
-    assert "client 2" in line
-    assert f"{shard}: 1000 bytes, the manifest says" in line
-    shard.unlink()
-    line = refused("run", tiny)
-    assert str(shard) in line
-    assert "missing; run `shoal prepare`" in line
-
-
-def unfinished(tiny: Path) -> Path:
-    """Makes a finished run look cut off after its first round."""
+def test_resume_with_a_changed_config_or_a_lost_shard(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("run", tiny)
     (run,) = (tiny.parent / "runs").iterdir()
     (run / SUMMARY).unlink()
     (run / METRICS).write_text((run / METRICS).read_text().splitlines()[0] + "\n")
-    return run
-
-
-def test_resume_with_a_changed_config(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
-    shoal("run", tiny)
-    run = unfinished(tiny)
-    line = refused("run", tiny, "train.lr=0.5", "--resume")
-    assert str(run) in line
-    assert "train.lr (0.01 -> 0.5)" in line
-    line = refused("run", tiny)
-    assert "--resume" in line
-    assert "--fresh" in line
+    assert f"{run}: the unfinished run differs from this config in train.lr (0.01 -> 0.5)" in refused(
+        "run", tiny, "train.lr=0.5", "--resume"
+    )
+    assert all(word in refused("run", tiny) for word in ("--resume", "--fresh"))
     shoal("run", tiny, "engine.retries=9", "--resume")
+    shard = tiny.parent / "store" / "clients" / "00002.arrow"
+    os.truncate(shard, 1000)
+    line = refused("run", tiny, "seed=1")
+    assert "client 2" in line
+    assert f"{shard}: 1000 bytes, the manifest says" in line
+    shard.unlink()
+    assert f"{shard}: missing; run `shoal prepare`" in refused("run", tiny, "seed=1")
 
 
 def run_failing(folder: Path, options: dict[str, Any], **changes: Any) -> Path:
-    plain = small_run(
-        folder, name="failing", algorithm={"name": failing(folder), **options}, **{"rounds": 2, **changes}
-    )
+    plain = small_run(folder, algorithm={"name": failing(folder), **options}, **{"rounds": 2, **changes})
     return run(parse_config(plain, "test"))
 
 
@@ -204,3 +168,63 @@ def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:
         run_failing(tmp_path, {"client": 0, "visits": 3}, rounds=5)
     (folder,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000002"]
+
+
+@pytest.fixture
+def over_domains(configure: Configure, three_domains: Any, tmp_path: Path) -> Configure:
+    def over_domains(name: str, **keys: Any) -> Config:
+        run_keys = {"run.root": str(tmp_path / name), "run.tensorboard": False, "run.checkpoint_every": 1}
+        plain = {**three_domains.keys, **run_keys, "data.store": str(tmp_path / "store"), "rounds": 7}
+        return configure({**plain, **{key.replace("__", "."): value for key, value in keys.items()}})
+
+    return over_domains
+
+
+def stopped(config: Config) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+
+
+def test_domains_stopped_and_resumed(over_domains: Configure, tmp_path: Path) -> None:
+    through = run(over_domains("through"))
+    stopped(over_domains("parts", run__max_seconds=1e-9))
+    parts = run(over_domains("parts"), resume=True)
+    found, expected = ([line["scopes"] for line in read_metrics(folder)] for folder in (parts, through))
+    assert found == expected
+    summary = read_summary(parts)
+    assert summary["scopes"] == read_summary(through)["scopes"]
+    domains = summary["scopes"]["domains"]
+    assert domains["last_five"]["rounds"] == [3, 4, 5, 6, 7]
+    means = [line["domains"]["both"]["balanced"] for line in expected]
+    assert domains["last_five"]["balanced"] == pytest.approx(sum(means[2:]) / 5)
+    best = max(range(7), key=lambda number: expected[number]["domains"]["val"]["clients"])
+    assert domains["best"] == {"round": best + 1, **expected[best]["domains"]}
+    kept = load_newest(parts / "checkpoints")
+    assert kept is not None
+    assert kept.state.scores["domains"][5].shape == (3, 4, 4)
+    assert summary["inputs"][GRAPHS] == kept.inputs[GRAPHS]
+    # The rates follow from what is exported, with nothing of ours in between.
+    table = pa.ipc.open_file(export(through) / "predictions-domains.arrow").read_all().to_pandas()
+    last = domains["last"]["test"]
+    of_test = table[table.part == TEST]
+    right = of_test.domains == of_test.label
+    by_domain = right.groupby(of_test.domain, observed=False).mean()
+    assert by_domain.to_dict() == {name: found["accuracy"] for name, found in last["domains"].items()}
+    assert by_domain.mean() == pytest.approx(last["clients"])
+    assert len(table) == sum(graph.nodes for graph in Store(tmp_path / "store").manifest.domains)
+    assert table.node.is_unique
+    assert "served" in pa.ipc.open_file(through / "export/predictions.arrow").schema.names
+
+
+def test_other_whole_graphs_are_no_way_on(over_domains: Configure) -> None:
+    config = over_domains("parts", run__max_seconds=1e-9)
+    stopped(config)
+    graphs = Store(prepare(config).path).domain_graphs()
+    record = graphs.manifest.splits["public"]
+    manifest = replace(graphs.manifest, splits={"public": replace(record, unreachable=record.unreachable + 1)})
+    manifest.write(graphs.path)
+    with is_refused(says="the prepared whole graphs changed since this run started"):
+        run(config, resume=True)
+    # Made again they are what they were.
+    shutil.rmtree(graphs.path)
+    run(over_domains("parts"), resume=True)

@@ -18,9 +18,11 @@ from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_rounds, show_run
 from shoal.engine.studies.sweep_folder import figures_of
 
+Make = Callable[..., Config]
+
 
 @pytest.fixture
-def config_of(configure: Callable[..., Config], two_classes: Any, tmp_path: Path) -> Callable[..., Config]:
+def config_of(configure: Make, two_classes: Any, tmp_path: Path) -> Make:
     def config_of(name: str, **keys: Any) -> Config:
         own = {"run.root": str(tmp_path / name), "run.checkpoint_every": 1, "data.store": str(tmp_path / "store")}
         given = {key.replace("__", "."): value for key, value in keys.items()}
@@ -39,7 +41,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def test_metric_chooses_the_best_round(config_of: Callable[..., Config]) -> None:
+def test_metric_chooses_the_best_round(config_of: Make) -> None:
     folder = run(config_of("runs"))
     lines, scopes = read_metrics(folder), read_summary(folder)["scopes"]
     for scope, weighting in (("served", "nodes"), ("global", "nodes"), ("domains", "clients")):
@@ -74,7 +76,7 @@ def test_metric_chooses_the_best_round(config_of: Callable[..., Config]) -> None
         assert [event.value for event in events.Scalars(tag)] == pytest.approx(values)
 
 
-def test_metric_undefined_is_a_dash(config_of: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
+def test_metric_undefined_is_a_dash(config_of: Make, capsys: pytest.CaptureFixture[str]) -> None:
     """One item of each part at most: no client has two classes in any."""
     split = {"data__split": "per_client", "data__fractions": [0.9, 0.05, 0.05], "evaluation__domains": False}
     folder = run(config_of("runs", rounds=1, **split))
@@ -109,13 +111,10 @@ def test_more_classes_are_refused_before_a_graph_is_made(dataset: str | list[str
         require_known(parse_config({**plain, "evaluation": {"metric": "roc_auc"}}, "test"))
 
 
-@pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("look", [prepare, show_plan])
-def test_metric_is_refused_when_the_graph_or_its_store_is_read(
-    configure: Callable[..., Config], tmp_path: Path, look: Callable[[Config], Any], ready: bool
-) -> None:
-    keys = {"data.store": str(tmp_path / "store")}
-    if ready:
-        prepare(configure(keys))
-    with refused("evaluation.metric", says="dataset 'files' has 4"):
-        look(configure({**keys, "evaluation.metric": "roc_auc"}))
+def test_metric_is_refused_of_a_graph_and_its_store(configure: Make, tmp_path: Path, look: Callable[..., Any]) -> None:
+    store = {"data.store": str(tmp_path / "store")}
+    for _ in range(2):
+        with refused("evaluation.metric", says="dataset 'files' has 4"):
+            look(configure({**store, "evaluation.metric": "roc_auc"}))
+        prepare(configure(store))

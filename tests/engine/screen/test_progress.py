@@ -1,12 +1,18 @@
-"""How far a long step is, on a plain log and on a terminal."""
+"""How far a long step or a run is, on a plain log and on a terminal."""
 
 import re
+import signal
 from io import StringIO
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
+from shoal.engine.rounds.costs import Live
+from shoal.engine.screen import live_view
 from shoal.engine.screen import progress as shown
+from shoal.engine.screen.interrupt import graceful
+from shoal.engine.screen.live_view import LiveView, columns
 from shoal.engine.screen.progress import progress, say, watch
 
 
@@ -48,3 +54,94 @@ def test_say_prints_markup_as_text(terminal: StringIO) -> None:
     line = f"/runs/[red]x: resuming after round 3{' and on' * 30}"
     say(line)
     assert terminal.getvalue() == line + "\n"
+
+
+LINE = {
+    "round": 2,
+    "cohort": [0, 1, 4],
+    "loss": 0.25,
+    "retries": 1,
+    "hosts": {"alive": 1, "of": 2},
+    "bytes_up": 2048,
+    "bytes_down": 3 * 2**20,
+    "seconds": {"round": 1.5},
+    "scopes": {"served": {"val": {"nodes": 0.5}}, "domains": {"val": {"nodes": 0.75, "clients": 0.25}}},
+}
+
+
+def test_view_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "SECONDS_BETWEEN_LINES", 0.0)
+    view = LiveView("name", 3, 1, None)
+    view.watch(Live(2, 3, 10, 1024, 0, (2, 2), 0))
+    view.advance(LINE)
+    view.watch(Live(3, 1, 10, 0, 0, (1, 2), 2))
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first.startswith("name: round 2: 3/10 clients, ")
+    assert first.endswith("1.0 KiB up, 0 B down, 2/2 hosts")
+    assert second.startswith("name: 2/3 rounds, ")
+    assert second.endswith(
+        "served val 50.0 %, domains val 25.0 %, loss 0.250, 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, "
+        "1/2 hosts, 1 retries"
+    )
+    assert third.endswith("1/2 hosts, 3 retries")
+
+
+def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LiveView("name", 3, 0, None)
+    for number in (1, 2, 3):
+        view.watch(Live(number, 3, 10, 0, 0, (1, 1), 0))
+        view.advance({**LINE, "round": number, "cohort": [], "loss": None})
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("width", "run", "this_round"),
+    [
+        (50, "--:--", "--:--"),
+        (80, "--:-- served val 50.0 %", "--:-- 3 clients, 2.0/s, 2.0 KiB up"),
+        (
+            120,
+            "--:-- served val 50.0 %, trained val 75.0 %, loss 0.250, 1 rounds/s",
+            "--:-- 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, 1/2 hosts, 1 retries",
+        ),
+    ],
+)
+def test_bars_fit_the_terminal(width: int, run: str, this_round: str) -> None:
+    """Both lines have a bar, a count and the time left, and no part of a note is cut."""
+    shown = StringIO()
+    scopes = {"trained": {"val": {"nodes": 0.75}}, "served": {"val": {"nodes": 0.5}}}
+    with Progress(*columns(), console=Console(file=shown, force_terminal=True, width=width)) as bars:
+        view = LiveView("a-name-that-is-rather-long", 300, 0, bars)
+        view.watch(Live(2, 3, 500, 1024, 0, (2, 2), 0))
+        view.advance({**LINE, "scopes": scopes})
+        bars.refresh()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    first, second = [line.rstrip() for line in plain.replace("\r", "\n").splitlines() if line.strip()][-2:]
+    assert max(len(first), len(second)) <= width
+    assert "2/300" in first
+    assert "3/500" in second
+    assert "━" in first
+    assert ":" in first
+    assert re.sub(r"[\d.]+ rounds", "1 rounds", first).endswith(run)
+    assert second.endswith(this_round)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_graceful_second_signal_interrupts(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt), graceful() as interrupt:  # noqa: PT012
+        assert not interrupt.asked
+        signal.raise_signal(number)
+        assert interrupt.asked
+        signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_graceful_without_a_signal_runs_to_the_end() -> None:
+    with graceful() as interrupt:
+        pass
+    assert not interrupt.asked
+    # Each run is asked by itself.
+    with graceful() as again:
+        signal.raise_signal(signal.SIGTERM)
+    assert (interrupt.asked, again.asked) == (False, True)

@@ -162,8 +162,7 @@ def test_a_row_a_domain(tmp_path: Path) -> None:
     # They stand in no other table.
     assert not [line for line in lines if line.startswith("domains ")]
 
-
-def test_domains_without_validation(tmp_path: Path) -> None:
+    # Without validation.
     scope = {"best": None, "last": {"round": 2, "test": of_domains(0.0)}, "last_five": {"rounds": []}}
     lines = printed(show_run, written(tmp_path / "a", summary(domains=scope)))
     assert not [line for line in lines if line.startswith(("best val", "mean of"))]

@@ -56,18 +56,13 @@ def test_seeds_are_of_training_alone_and_draws_of_all() -> None:
 @pytest.mark.parametrize(
     ("axes", "place", "says"),
     [
-        (["a="], "a=", "has the form key.sub=a,b,c"),
-        (["a"], "a", "has the form"),
-        (["=1"], "=1", "has the form"),
-        (["a b=1"], "a b=1", "has the form"),
+        *(([text], text, "has the form key.sub=a,b,c") for text in ("a=", "a", "=1", "a b=1")),
+        *(([text], text, "is a number of repetitions") for text in ("seeds=x", "seeds=0", "draws=1001")),
         (["a=1", "b=2", "a=3"], "a", "is in two axes"),
         (["seeds=2", "seed=3"], "seed", "is in two axes"),
         (["a+b=1+2,3"], "a+b=1+2,3", "3 has 1 values for 2 keys"),
         (["algorithm=fedgta{eps:1"], "fedgta{eps:1", "the brace is not closed"),
         (["algorithm=fedgta{0.5}"], "fedgta{0.5}", "name{option:a,b}"),
-        (["seeds=x"], "seeds=x", "seeds is a number of repetitions"),
-        (["seeds=0"], "seeds=0", "seeds is a number of repetitions"),
-        (["draws=1001"], "draws=1001", "draws is a number of repetitions"),
     ],
 )
 def test_combinations_wrong_axis_is_refused(axes: list[str], place: str, says: str) -> None:

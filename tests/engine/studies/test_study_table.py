@@ -1,22 +1,17 @@
 """Spreads, tests and marks against NumPy and SciPy, and tables of any width that never cut a cell."""
 
 import csv
-import fcntl
 import io
 import os
-import struct
-import subprocess
 import sys
-import termios
 
 import numpy as np
 import pytest
-from rooms import ROOT
 from scipy import stats
 from support.errors import refused
 
 from shoal.engine.studies.groups import Row, baseline_of, grouped, paired_p, spread_of, varied
-from shoal.engine.studies.study_table import Layout, table_of
+from shoal.engine.studies.study_table import Layout, on_screen, table_of
 from shoal.engine.studies.text_table import TextTable
 
 METHODS = {"fedavg": 0.7, "fedgta": 0.75, "local": 0.72}
@@ -193,42 +188,10 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     assert list(csv.reader(io.StringIO(WIDE.csv()))) == [list(WIDE.heads), *map(list, WIDE.rows)]
 
 
-# Prints a table for each line that it is sent.
-PRINTER = """
-import sys
-from shoal.engine.studies.study_table import on_screen
-from shoal.engine.studies.text_table import TextTable
-heads = ("algorithm", *(f"figure number {number}" for number in range(6)))
-rows = tuple((name, *(f"{number}.25 ± 0.{number}" for number in range(6))) for name in ("fedavg", "fedgta"))
-for _ in sys.stdin:
-    print(on_screen(TextTable(heads, rows, 1)), end="", flush=True)
-    print("end", flush=True)
-"""
-
-
-def widest(text: str) -> int:
-    assert all(text.count(f"{number}.25 ± 0.{number}") == 2 for number in range(6)), "no cell is cut or lost"
-    return max(map(len, text.splitlines()))
-
-
-def test_as_wide_as_the_terminal_or_as_the_table() -> None:
-    command = [sys.executable, "-c", PRINTER]
-    whole = widest(subprocess.run(command, cwd=ROOT, input="\n", capture_output=True, text=True, check=True).stdout)
-    assert whole > 80
+def test_as_wide_as_the_terminal_or_as_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_screen(WIDE) == WIDE.text()
     ours, theirs = os.openpty()
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=theirs, text=True, bufsize=1)
-    assert process.stdin is not None
-    lines = os.fdopen(ours, encoding="utf-8", newline="\n")
-    found = {}
-    for columns in (60, 80, 200):
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        process.stdin.write("\n")
-        text = ""
-        while (line := lines.readline().rstrip("\r\n")) != "end":
-            text += line + "\n"
-        found[columns] = widest(text)
-    process.stdin.close()
-    assert process.wait(60) == 0
-    assert found[60] <= 60 < found[80] <= 80 < found[200] == whole
+    monkeypatch.setenv("COLUMNS", "60")
+    with os.fdopen(ours), os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        assert on_screen(WIDE) == WIDE.text(60) != WIDE.text()
