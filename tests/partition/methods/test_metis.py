@@ -89,7 +89,6 @@ def test_a_failure_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     deadline = time.monotonic() + 20
     while not (children := psutil.Process(process.pid).children()):

@@ -42,7 +42,6 @@ def assert_square() -> Callable[[Graph], None]:
         assert graph.y.tolist() == [0, 1, -1, 2]
         assert graph.y.dtype == np.int64
         assert (graph.classes, graph.synthetic) == (3, False)
-        assert graph.split is not None
         assert graph.split.tolist() == [1, 2, 0, 3]
 
     return check
@@ -58,7 +57,6 @@ def given_weights() -> torch.Tensor:
 def assert_weighted(assert_square: Callable[[Graph], None]) -> Callable[[Graph], None]:
     def check(graph: Graph) -> None:
         assert_square(graph)
-        assert graph.edge_weight is not None
         assert graph.edge_weight.dtype == np.float32
         # Of 0: 1, 2, 3; of 1: 0, 2; of 2: 0, 1, 3; of 3: 0, 2.
         assert graph.edge_weight.tolist() == [0.5, 0.25, 4, 0.5, 2, 0.25, 2, 3, 4, 3]

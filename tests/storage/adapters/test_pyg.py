@@ -93,10 +93,8 @@ def test_masks_may_be_absent_and_clients_there(square: Square) -> None:
     bare = {"train_mask": None, "val_mask": None, "test_mask": None}
     graph = from_pyg(Data(**square(**bare, assignment=torch.tensor([1, 0, 0, 1]))))
     assert graph.split is None
-    assert graph.assignment is not None
     assert graph.assignment.tolist() == [1, 0, 0, 1]
     some = from_pyg(Data(**square(val_mask=None)))
-    assert some.split is not None
     assert some.split.tolist() == [1, 0, 0, 3]
 
 
@@ -216,7 +214,6 @@ def test_many_graphs_in_and_out() -> None:
     assert graph.indptr.tolist() == [0, 1, 2, 2, 3, 5, 6]
     assert graph.indices.tolist() == [1, 0, 4, 3, 5, 4]
     assert graph.y.tolist() == [2, 0, 1]
-    assert graph.graph_of is not None
     assert graph.graph_of.tolist() == [0, 0, 1, 2, 2, 2]
     assert np.array_equal(graph.x, [[1, 0], [0, 1], [5, 6], [1, 1], [2, 2], [3, 3]])
     out = to_pyg(graph)

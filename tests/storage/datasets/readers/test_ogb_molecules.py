@@ -54,9 +54,7 @@ def test_molecules_as_published(tmp_path: Path) -> None:
     graph = load(write(tmp_path))
     assert (graph.name, graph.items, graph.nodes, graph.classes) == ("ogbg-molhiv", 3, 8, 2)
     assert graph.y.tolist() == [1, 0, 0]
-    assert graph.graph_of is not None
     assert graph.graph_of.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
-    assert graph.split is not None
     assert graph.split.tolist() == [TEST, VAL, TRAIN]
     found = {(v, int(u)) for v in range(8) for u in graph.indices[slice(*graph.indptr[v : v + 2])]}
     expected = {(FIRST[g] + a, FIRST[g] + b) for g, pairs in PAIRS.items() for a, b in pairs}
@@ -80,7 +78,6 @@ def test_atoms_are_one_hot_feature_by_feature(tmp_path: Path) -> None:
 
 def test_columns_have_names_by_which_datasets_are_joined(tmp_path: Path) -> None:
     graph = load(write(tmp_path))
-    assert graph.vocabulary is not None
     assert len(graph.vocabulary) == sum(WIDTHS)
     assert graph.vocabulary[[0, 118, 119, 173]].tolist() == [
         "atom atomic number 0", "atom atomic number 118", "atom chirality 0", "atom in a ring 1",

@@ -83,7 +83,6 @@ def test_geom_gcn_equals_pyg_and_needs_one_split(name: str, tmp_path: Path) -> N
     write_geom_gcn(tmp_path, name)
     assert_equals_pyg(graph, (Actor(str(tmp_path / "actor")) if name == "actor" else WebKB(str(tmp_path), name))[0])
     assert graph.x.tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 1, 1], [1, 0, 0, 0]]
-    assert graph.split is not None
     assert graph.split.tolist() == PARTS.tolist()
     assert (graph.name, edge_set(graph)) == (name, {(0, 1), (1, 0), (0, 2), (2, 0), (2, 3), (3, 2)})
 
@@ -93,7 +92,6 @@ def test_heterophilous_equals_pyg(name: str, tmp_path: Path) -> None:
     write_heterophilous(tmp_path, name)
     graph = load(DataSource(name, root=str(tmp_path)))
     assert_equals_pyg(graph, HeterophilousGraphDataset(str(tmp_path), name)[0])
-    assert graph.split is not None
     assert (graph.split.tolist(), graph.y.tolist(), graph.name) == ([2, 3, 1], [1, 0, 1], name)
 
 

@@ -43,7 +43,6 @@ def dense(x: Any) -> Any:
 def assert_small(graph: Graph) -> None:
     assert graph.indptr.tolist() == [0, 1, 3, 4, 4, 5, 6]
     assert graph.indices.tolist() == [1, 0, 2, 1, 5, 4]
-    assert graph.graph_of is not None
     assert (graph.graph_of.tolist(), graph.graph_of.dtype) == ([0, 0, 0, 1, 2, 2], np.int64)
     assert (graph.y.tolist(), graph.classes) == ([1, 0, 1], 2)
 
@@ -52,7 +51,6 @@ def test_labels_of_nodes_are_one_hot(tmp_path: Path) -> None:
     graph = load(write(tmp_path, "nci1"))
     assert_small(graph)
     assert dense(graph.x).tolist() == ONE_HOT
-    assert graph.vocabulary is not None
     assert graph.vocabulary.tolist() == [f"nci1 label 0.{label}" for label in (2, 3, 4)]
     assert (graph.cleaning.self_loops, graph.cleaning.duplicates, graph.cleaning.reversed_added) == (1, 1, 2)
 
@@ -62,7 +60,6 @@ def test_attributes_stand_before_labels_where_they_are_asked_for(tmp_path: Path)
     assert dense(load(source).x).tolist() == ONE_HOT
     graph = load(DataSource("proteins", root=source.root, node_attributes=True))
     assert dense(graph.x).tolist() == [[a, *row] for a, row in zip([0.5, 1, -2, 0, 0, 30], ONE_HOT)]
-    assert graph.vocabulary is not None
     assert graph.vocabulary[0] == "proteins attribute 0"
     assert_small(graph)
 
@@ -74,7 +71,6 @@ def test_degrees_where_there_is_nothing_else(tmp_path: Path, cap: int | None, wi
     graph = load(DataSource("imdb-binary", root=source.root, degree_cap=cap))
     assert_small(graph)
     assert dense(graph.x).tolist() == np.eye(width)[np.minimum(DEGREES, width - 1)].tolist()
-    assert graph.vocabulary is not None
     assert graph.vocabulary.tolist() == [f"degree {k}" for k in range(width)]
 
 

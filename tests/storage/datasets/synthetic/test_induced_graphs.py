@@ -200,8 +200,6 @@ def test_few_shots_take_training_graphs_away_and_nothing_else(level: str) -> Non
     all_of, few = cut(level), cut(level, shots=4)
     assert np.array_equal(all_of.x, few.x)
     assert np.array_equal(all_of.indices, few.indices)
-    assert all_of.split is not None
-    assert few.split is not None
     for label in range(3):
         trained, kept = (np.flatnonzero((all_of.y == label) & (split == TRAIN)) for split in (all_of.split, few.split))
         assert kept.tolist() == trained[:4].tolist()

@@ -81,7 +81,6 @@ def test_communities_too_small_for_their_edges_leave_some_out() -> None:
 
 def edges_of(graph: Graph, number: int) -> tuple[int, np.ndarray]:
     """Nodes of a graph, and its edges counted from its first node, `[E, 2]`, both directions."""
-    assert graph.graph_of is not None
     nodes = np.flatnonzero(graph.graph_of == number)
     rows = [(v - nodes[0], u - nodes[0]) for v in nodes for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]]]
     return len(nodes), np.array(rows, dtype=np.int64).reshape(-1, 2)
@@ -92,7 +91,6 @@ def test_many_graphs_are_what_was_asked_for() -> None:
     graph = load(options)
     assert (graph.items, graph.nodes, graph.classes, graph.synthetic) == (items_ahead(options), 9000, 3, True)
     assert np.bincount(graph.y).tolist() == [100, 100, 100]
-    assert graph.graph_of is not None
     sizes = np.bincount(graph.graph_of)
     assert sizes.min() >= 1
     # A gamma distribution of shape 2 has a standard deviation of its mean over the root of 2.
@@ -126,7 +124,6 @@ def test_features_of_many_show_the_class_by_the_signal() -> None:
 
 def test_small_graphs_are_full_and_lonely_nodes_have_no_edge() -> None:
     full = load(DataSource("sbm-graphs", graphs=20, nodes=80, classes=2, degree=70.0, homophily=0.5))
-    assert full.graph_of is not None
     sizes = np.bincount(full.graph_of)
     assert full.entries == (sizes * (sizes - 1)).sum()
     assert load(DataSource("sbm-graphs", graphs=50, nodes=50, classes=2)).entries == 0

@@ -51,8 +51,6 @@ def test_brings_back_what_was_written(layout: str, tmp_path: Path) -> None:
     graph = load(write(tmp_path, layout))
     assert_square(graph)
     assert graph.x.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert graph.split is not None
-    assert graph.assignment is not None
     assert (graph.split.tolist(), graph.split.dtype) == ([1, 2, 0, 3], np.int8)
     assert (graph.assignment.tolist(), graph.assignment.dtype) == ([0, 0, 1, 1], np.int32)
     assert graph.cleaning.reversed_added == 4
@@ -280,11 +278,8 @@ def test_refuses_a_header_of_more_than_there_is(layout: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_graphs(layout: str, tmp_path: Path) -> None:
     graph = load(write(tmp_path, layout, **many()))
-    assert graph.graph_of is not None
     assert (graph.graph_of.tolist(), graph.graph_of.dtype) == ([0, 0, 1, 2], np.int64)
     assert (graph.nodes, graph.items, graph.entries, graph.classes) == (4, 3, 2, 2)
-    assert graph.split is not None
-    assert graph.assignment is not None
     assert (graph.y.tolist(), graph.split.tolist(), graph.assignment.tolist()) == ([1, -1, 0], [1, 0, 3], [1, 0, 1])
     again = load(DataSource("files", path=str(save_graph(graph, tmp_path / "again"))))
     for field in ("indptr", "indices", "x", "y", "split", "assignment", "graph_of"):

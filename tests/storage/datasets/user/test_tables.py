@@ -39,11 +39,8 @@ def assert_is_it(graph: Graph) -> None:
     assert (graph.y.tolist(), graph.classes) == ([1, -1, 2, 0], 3)
     assert graph.x.tolist() == [[1.5, 4], [2, 5], [-3, 6], [0, 7]]
     assert graph.x.dtype == np.float32
-    assert graph.vocabulary is not None
     assert graph.vocabulary.tolist() == ["height", "weight"]
-    assert graph.split is not None
     assert graph.split.tolist() == [1, 0, 2, 3]
-    assert graph.assignment is not None
     assert graph.assignment.tolist() == [1, 0, 0, 1]
 
 
@@ -129,7 +126,6 @@ def test_weights_of_edges(tmp_path: Path) -> None:
     kept = write(tmp_path, "\n".join(["source,target,weight", *(f"{row},{weight}" for row, weight in rows)]))
     graph = load(kept)
     assert_is_it(graph)
-    assert graph.edge_weight is not None
     # zoe-7; ann-7, ann-bob; 7-zoe, 7-ann, 7-bob; bob-ann, bob-7.
     assert graph.edge_weight.tolist() == [4, 3, 0.5, 4, 3, 2, 0.5, 2]
     dropped = replace(kept, edge_weights="drop")
