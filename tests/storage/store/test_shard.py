@@ -44,13 +44,11 @@ def test_round_trip(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str
     assert shard.item_label is shard.label
     with pytest.raises(ValueError, match="its items are nodes"):
         _ = shard.graph_ptr
-    np.testing.assert_array_equal(shard.node, part.node)
-    np.testing.assert_array_equal(shard.label, graph.y[part.node])
-    np.testing.assert_array_equal(shard.indptr, part.indptr)
-    np.testing.assert_array_equal(shard.indices, part.indices)
-    np.testing.assert_array_equal(shard.x, graph.x[part.node].astype(dtype))
-    found = [a.dtype.name for a in (shard.node, shard.label, shard.indptr, shard.indices, shard.x)]
-    assert found == ["int64", "int32", "int32", "int32", dtype]
+    given = part.node, graph.y[part.node], part.indptr, part.indices, graph.x[part.node].astype(dtype)
+    found = shard.node, shard.label, shard.indptr, shard.indices, shard.x
+    for mine, truth in zip(found, given):
+        np.testing.assert_array_equal(mine, truth)
+    assert [array.dtype.name for array in found] == ["int64", "int32", "int32", "int32", dtype]
 
 
 def test_what_no_shard_holds(tmp_path: Path) -> None:
@@ -166,12 +164,6 @@ def test_numbers_out_of_bounds(tmp_path: Path, changed: dict[str, Any], graphs: 
         opened(**{**sound, **changed})
 
 
-def shard_of(graph: Graph, nodes: np.ndarray) -> Shard:
-    part = part_of(graph, nodes)
-    label, x = np.zeros(len(nodes), dtype=np.int32), np.zeros((len(nodes), 1), dtype=np.float32)
-    return Shard(0, part.node, label, part.indptr.astype(np.int32), part.indices, x)
-
-
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 25), density=st.floats(0, 0.5), share=st.floats(0, 1))
 def test_as_if_the_client_had_no_other_node(
@@ -179,14 +171,15 @@ def test_as_if_the_client_had_no_other_node(
 ) -> None:
     graph = make_graph(seed, nodes, density)
     part = np.random.default_rng(seed).choice(3, size=nodes)
-    shard = shard_of(graph, np.flatnonzero(part < 2))
+    own = part_of(graph, np.flatnonzero(part < 2))
+    label, x = np.zeros(len(own.node), dtype=np.int32), np.zeros((len(own.node), 1), dtype=np.float32)
+    shard = Shard(0, own.node, label, own.indptr.astype(np.int32), own.indices, x)
     train = np.flatnonzero(part[shard.node] == 0).astype(np.int32)
     found, row = training_graph(shard, train)
     alone = part_of(graph, np.flatnonzero(part == 0))
-    np.testing.assert_array_equal(found.node, alone.node)
-    np.testing.assert_array_equal(found.indptr, alone.indptr)
-    np.testing.assert_array_equal(found.indices, alone.indices)
     np.testing.assert_array_equal(shard.node[row], found.node)
+    for name in ("node", "indptr", "indices"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
     assert (found.indptr.dtype, found.indices.dtype, row.dtype) == (np.int64, np.int32, np.int64)
 
 
@@ -233,32 +226,28 @@ def test_no_pairs(tmp_path: Path) -> None:
     assert (shard.items, shard.item_label.tolist()) == (0, [])
 
 
-HELD_OUT = "a pair that is held out is joined by an edge, or a training edge is missing"
-
-
-@pytest.mark.parametrize(
-    ("key", "changed", "fault"),
-    [
-        ("starts", [0, 2, 1, 5, 5], "the row pointer does not fit the pairs"),
-        ("starts", [0, 2, 4, 4, 4], "the row pointer does not fit the pairs"),
-        ("starts", [1, 2, 4, 5, 5], "the row pointer does not fit the pairs"),
-        ("partner", [1, 4, 2, 3, 3], "a row of a pair lies outside 0 to 3"),
-        ("partner", [-1, 3, 2, 3, 3], "a row of a pair lies outside 0 to 3"),
-        ("label", [1, 2, 1, 1, 0], "a pair is neither an edge nor none"),
-        ("part", [1, 0, 1, 2, 2], "a pair is in none of three parts"),
-        ("part", [1, 4, 1, 2, 2], "a pair is in none of three parts"),
-        ("partner", [3, 1, 2, 3, 3], "pairs are not in ascending order"),
-        ("partner", [1, 1, 2, 3, 3], "pairs are not in ascending order"),
-        ("partner", [1, 3, 2, 3, 2], "pairs are not in ascending order"),
-        ("partner", [1, 3, 2, 3, 1], "pairs are not in ascending order"),
-        ("part", [2, 3, 1, 2, 2], HELD_OUT),
-        ("label", [0, 0, 1, 1, 0], HELD_OUT),
-        ("part", [1, 3, 1, 1, 2], HELD_OUT),
+PAIRS_OUT_OF_BOUNDS: dict[str, list[dict[str, list[int]]]] = {
+    "the row pointer does not fit the pairs": [
+        {"starts": starts} for starts in ([0, 2, 1, 5, 5], [0, 2, 4, 4, 4], [1, 2, 4, 5, 5])
     ],
-)
-def test_pairs_out_of_bounds(tmp_path: Path, key: str, changed: list[int], fault: str) -> None:
+    "a row of a pair lies outside 0 to 3": [{"partner": [1, 4, 2, 3, 3]}, {"partner": [-1, 3, 2, 3, 3]}],
+    "a pair is neither an edge nor none": [{"label": [1, 2, 1, 1, 0]}],
+    "a pair is in none of three parts": [{"part": [1, 0, 1, 2, 2]}, {"part": [1, 4, 1, 2, 2]}],
+    "pairs are not in ascending order": [
+        {"partner": partner} for partner in ([3, 1, 2, 3, 3], [1, 1, 2, 3, 3], [1, 3, 2, 3, 2], [1, 3, 2, 3, 1])
+    ],
+    "a pair that is held out is joined by an edge, or a training edge is missing": [
+        *({"part": part} for part in ([2, 3, 1, 2, 2], [1, 3, 1, 1, 2])),
+        {"label": [0, 0, 1, 1, 0]},
+    ],
+}
+
+
+@pytest.mark.parametrize("fault", PAIRS_OUT_OF_BOUNDS)
+def test_pairs_out_of_bounds(tmp_path: Path, fault: str) -> None:
     shard = open_shard(written(tmp_path / "a.arrow"), 3)
-    assert bounds_of(replace(shard, pairs=pairs_of(**{**SOUND, key: changed})), LIMITS) == [fault]
+    for changed in PAIRS_OUT_OF_BOUNDS[fault]:
+        assert bounds_of(replace(shard, pairs=pairs_of(**{**SOUND, **changed})), LIMITS) == [fault]
 
 
 def test_bounds_are_compared_when_a_file_is_first_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.errors import refused
+from support.shards import flip
 
 from shoal.storage.datasets.registry import load
 from shoal.storage.datasets.sources import download
@@ -19,15 +20,15 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
 from shoal.storage.datasets.synthetic.twin import Twin
 
-FILES = ("csr/indptr.npy", "csr/indices.npy", "csr/cleaning.json", "y.npy", "split.npy")
 
-
-def flip(path: Path) -> None:
+def overwrite(path: Path) -> None:
     """Same size, same time of change."""
-    stat, content = path.stat(), bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
+    stat = path.stat()
+    flip(path, -5)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+FILES = ("csr/indptr.npy", "csr/indices.npy", "csr/cleaning.json", "y.npy", "split.npy")
 
 
 @pytest.fixture(params=["arxiv-like", "ogbn-arxiv"])
@@ -46,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 3), lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("damage", [overwrite, lambda path: os.truncate(path, 3), lambda path: path.write_bytes(b"")])
 def test_a_damaged_one_is_named(options: DataSource, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     load(options)
     damage(folder(tmp_path) / name)
@@ -61,7 +62,7 @@ def test_a_deleted_one_is_made_again(options: DataSource, tmp_path: Path, name: 
     (place / name).unlink()
     after = load(options)
     assert np.array_equal(after.y, before.y)
-    flip(place / "y.npy")
+    overwrite(place / "y.npy")
     with refused(place / "y.npy", says="not as it was made"):
         load(options)
 
@@ -116,31 +117,28 @@ def published(root: Path, address: str, *names: str) -> list[Path]:
     return download.published(DataSource("d", root=str(root)), files, address.format)
 
 
-def test_downloads_what_is_missing_and_only_that(url: str, tmp_path: Path) -> None:
+def test_downloads_what_is_missing_and_unpacks_archives(url: str, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/own.npy").write_bytes(b"own")
     paths = published(tmp_path, url + "/{}", "own.npy", "a.npy")
     assert [path.read_bytes() for path in paths] == [b"own", b"published"]
-    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["a.npy", "own.npy"]
-
-
-def test_unpacks_an_archive_of_several_files(url: str, tmp_path: Path) -> None:
-    paths = published(tmp_path, url + "/both.zip", "a.npy", "b.npy")
+    paths = published(tmp_path / "other", url + "/both.zip", "a.npy", "b.npy")
     assert [path.read_bytes() for path in paths] == [b"first", b"second"]
-    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["a.npy", "b.npy"]
+    found = [sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("raw", "other/raw")]
+    assert found == [["a.npy", "own.npy"], ["a.npy", "b.npy"]]
 
 
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("cut.npy", "ended after 4 of 9 bytes"),
-        ("none.npy", "404"),
-        ("bad.zip", "not a zip file"),
-        ("both.zip", "it has no x.npy"),
-    ],
-)
-def test_a_failed_download_is_one_line_and_leaves_no_piece(url: str, tmp_path: Path, address: str, reason: str) -> None:
-    with refused(tmp_path / "raw/x.npy", says=reason):
+FAILURES = {
+    "cut.npy": "ended after 4 of 9 bytes",
+    "none.npy": "404",
+    "bad.zip": "not a zip file",
+    "both.zip": "it has no x.npy",
+}
+
+
+@pytest.mark.parametrize("address", FAILURES)
+def test_a_failed_download_is_one_line_and_leaves_no_piece(url: str, tmp_path: Path, address: str) -> None:
+    with refused(tmp_path / "raw/x.npy", says=FAILURES[address]):
         published(tmp_path, f"{url}/{address}", "x.npy")
     assert not list(tmp_path.rglob("*.part")) + list(tmp_path.rglob("x.npy"))
 
