@@ -1,7 +1,8 @@
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,25 +12,11 @@ from shoal.storage.graph.graph import Graph, clean_edges
 MakeGraph = Callable[..., Graph]
 
 
-def build(
-    nodes: int,
-    edges: Sequence[tuple[int, int]] | np.ndarray,
-    y: Sequence[int] | None = None,
-    classes: int = 1,
-    assignment: np.ndarray | None = None,
-) -> Graph:
-    edge_index = np.asarray(edges, dtype=np.int64).reshape(-1, 2).T
-    indptr, indices, cleaning = clean_edges(edge_index, nodes, "test")
-    return Graph(
-        name="small",
-        indptr=indptr,
-        indices=indices,
-        x=np.zeros((nodes, 1), dtype=np.float32),
-        y=np.zeros(nodes, dtype=np.int64) if y is None else np.asarray(y, dtype=np.int64),
-        classes=classes,
-        assignment=assignment,
-        cleaning=cleaning,
-    )
+def build(nodes: int, edges: Any, y: Any = None, classes: int = 1, assignment: np.ndarray | None = None) -> Graph:
+    indptr, indices, cleaning = clean_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2).T, nodes, "test")
+    label = np.zeros(nodes, dtype=np.int64) if y is None else np.asarray(y, dtype=np.int64)
+    x = np.zeros((nodes, 1), dtype=np.float32)
+    return Graph("small", indptr, indices, x, label, classes, assignment=assignment, cleaning=cleaning)
 
 
 @pytest.fixture(scope="session")
@@ -53,13 +40,11 @@ def mapped_graph(tmp_path: Path) -> Callable[[Graph], Graph]:
     """Puts the edges of a graph on disk."""
 
     def mapped(graph: Graph) -> Graph:
-        np.save(tmp_path / "indptr.npy", graph.indptr)
-        np.save(tmp_path / "indices.npy", graph.indices)
-        return replace(
-            graph,
-            indptr=np.load(tmp_path / "indptr.npy", mmap_mode="r"),
-            indices=np.load(tmp_path / "indices.npy", mmap_mode="r"),
-        )
+        found = {}
+        for name in ("indptr", "indices"):
+            np.save(tmp_path / f"{name}.npy", getattr(graph, name))
+            found[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+        return replace(graph, **found)
 
     return mapped
 

@@ -1,6 +1,4 @@
-import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,27 +19,6 @@ from shoal.storage.store.split import random_split, write_split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 
 OPTIONS = SplitOptions("stratified", 0, fractions=(0.5, 0.2, 0.3))
-# A tiny limit of memory means thousands of syncs, which a disk would take minutes for.
-IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
-
-
-@pytest.fixture(scope="session")
-def memory_folder() -> str | None:
-    """Where folders that are made with `tempfile` lie in memory; None if there is no such place."""
-    return IN_MEMORY
-
-
-@pytest.fixture
-def fast_path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        yield Path(folder)
-
-
-@pytest.fixture(scope="session")
-def blocks_of() -> BlocksOf:
-    """Edges `[2, E]` in blocks of a size, from any number on."""
-    return lambda edges, size: lambda first: (edges[:, at : at + size] for at in range(first, edges.shape[1], size))
 
 
 def build_graph(seed: int, nodes: int, density: float, features: int = 3, classes: int = 2) -> Graph:
@@ -63,10 +40,8 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
     """A store of 30 nodes: clients of 20, 9 and 1 nodes, one split, one kernel of two hops."""
 
     def make(dtype: str = "float32", layout: Layout = "dense", x: np.ndarray | None = None, rows: str = "all") -> Store:
-        root, propagation = (
-            tmp_path / ("store" if layout == "dense" else layout),
-            PropagationOptions(2, dtype=dtype, rows=rows),
-        )
+        root = tmp_path / ("store" if layout == "dense" else layout)
+        propagation = PropagationOptions(2, dtype=dtype, rows=rows)
         graph = build_graph(0, 30, 0.2)
         graph = graph if x is None else replace(graph, x=x)
         assignment = np.repeat(np.arange(3, dtype=np.int32), [20, 9, 1])
@@ -82,22 +57,12 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             counts.append([len(split.train), len(split.val), len(split.test)])
             splits.append(write_split(root / split_path(OPTIONS.split_name, client), split))
             hops.append(write_hops(root / hops_path(propagation.name, client), shard, propagation))
-        Manifest(
-            identity={"dataset": {"dataset": "small"}, "partition": {"method": "file"}},
-            name="small",
-            synthetic=True,
-            nodes=30,
-            features=graph.features,
-            classes=2,
-            dtype=dtype,
-            cleaning={},
-            quality={},
-            clients=clients,
-            splits={OPTIONS.split_name: SplitRecord(counts, [2], 0, splits)},
-            hops={propagation.name: hops},
-            layout=layout,
-            feature_values=entries_of(graph.x) if layout == "sparse" else 0,
-        ).write(root)
+        identity = {"dataset": {"dataset": "small"}, "partition": {"method": "file"}}
+        split = {OPTIONS.split_name: SplitRecord(counts, [2], 0, splits)}
+        values = entries_of(graph.x) if layout == "sparse" else 0
+        of_graph = ("small", True, 30, graph.features, 2, dtype, {}, {})
+        manifest = Manifest(identity, *of_graph, clients, split, {propagation.name: hops})
+        replace(manifest, layout=layout, feature_values=values).write(root)
         return Store(root)
 
     return make

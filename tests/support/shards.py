@@ -8,7 +8,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.store import Store
 
@@ -20,7 +19,7 @@ def adjacency(graph: Graph | Shard) -> sp.csr_array:
 
 def dense(x: Any) -> np.ndarray:
     """Rows of features or hops `[N, F]`, sparse ones written out."""
-    return np.asarray(x.toarray() if isinstance(x, CsrRows) else x)
+    return np.asarray(x.toarray() if hasattr(x, "toarray") else x)
 
 
 def dense_hops(edges: np.ndarray, x: np.ndarray) -> Iterator[np.ndarray]:

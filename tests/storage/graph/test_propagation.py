@@ -1,8 +1,7 @@
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
 from support.induced_parts import csr_rows
-from torch_geometric.data import Data
+from support.shards import dense
 from torch_geometric.nn import SGConv
-from torch_geometric.transforms import SIGN
-from torch_geometric.utils import add_self_loops
 
 from shoal.storage.graph import propagation, sparse_hops
-from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.propagation import hops, propagate
-from shoal.storage.graph.rows import CsrRows, Rows, dense_bytes, sparse_bytes
+from shoal.storage.graph.rows import CsrRows, dense_bytes, sparse_bytes
 from shoal.storage.kernels.spmm import converts_halves
 from shoal.storage.options.propagation import PropagationOptions
 
@@ -56,17 +52,14 @@ def one_hop(adjacency: np.ndarray, x: np.ndarray, r: float, **options: Any) -> n
     return out
 
 
-def test_four_nodes_by_hand() -> None:
+def test_four_nodes_by_hand_and_graphs_without_nodes_or_features() -> None:
     # 0 - 1 - 2, and 3 alone: degrees with self loop are 2, 3, 2, 1.
     graph = np.array([0, 1, 3, 4, 4]), np.array([1, 0, 2, 1], dtype=np.int32)
     x = np.array([[6.0], [12.0], [18.0], [5.0]], dtype=np.float32)
     for r, expected in ((0.0, [9, 12, 15, 5]), (1.0, [3 + 4, 3 + 4 + 9, 4 + 9, 5])):
         np.testing.assert_allclose(hops(*graph, x, PropagationOptions(1, r=r))[0][:, 0], expected, rtol=1e-6)
-
-
-def test_a_graph_without_nodes_or_features() -> None:
-    assert one_hop(np.zeros((0, 0)), features(0, 0, 3), 0.5).shape == (0, 3)
-    assert one_hop(np.zeros((2, 2)), features(0, 2, 0), 0.5).shape == (2, 0)
+    for nodes, width in ((0, 3), (2, 0)):
+        assert one_hop(np.zeros((nodes, nodes)), features(0, nodes, width), 0.5).shape == (nodes, width)
 
 
 def test_sums_of_float16_are_float32() -> None:
@@ -184,7 +177,7 @@ def test_inputs_may_be_read_only_maps_and_nothing_warns(tmp_path) -> None:
     out = np.lib.format.open_memmap(tmp_path / "out.npy", mode="w+", dtype=np.float32, shape=x.shape)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        propagate(arrays[0].astype(np.int32), arrays[1], arrays[2], 0.5, out)
+        propagate(arrays[0].astype(np.int32), *arrays[1:], 0.5, out)
     np.testing.assert_allclose(out, operator(adjacency, 0.5) @ x, rtol=1e-5, atol=1e-6)
 
 
@@ -223,24 +216,11 @@ def test_equals_sgconv_of_pyg(k: int, weighted: bool) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_equals_sign_of_pyg() -> None:
-    adjacency, x = random_graph(17, 40, 0.15), features(18, 40, 6)
-    # SIGN normalises the edges it is given and adds no self loops of its own.
-    with_loops = add_self_loops(edge_index(adjacency), num_nodes=40)[0]
-    data = SIGN(K=3)(Data(x=torch.from_numpy(x), edge_index=with_loops))
-    for number, hop in enumerate(hops(*csr(adjacency), x, PropagationOptions(3)), start=1):
-        np.testing.assert_allclose(hop, data[f"x{number}"].numpy(), rtol=1e-5, atol=1e-6)
+SHARES = st.floats(0, 1)
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    nodes=st.integers(1, 12),
-    width=st.integers(1, 5),
-    density=st.floats(0, 1),
-    r=st.floats(0, 1),
-    k=st.integers(0, 4),
-)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 5), SHARES, SHARES, st.integers(0, 4))
 def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: float, k: int) -> None:
     adjacency, x = random_graph(seed, nodes, density), features(seed, nodes, width)
     result = hops(*csr(adjacency), x, PropagationOptions(k, r))
@@ -252,43 +232,26 @@ def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: f
         np.testing.assert_allclose(hop, expected, rtol=1e-4, atol=1e-5)
 
 
-def dense(x: Rows) -> np.ndarray:
-    return x.toarray() if isinstance(x, CsrRows) else x
-
-
-def graph_of(make_graph: Callable[..., Graph], density: float) -> tuple[np.ndarray, np.ndarray]:
-    graph = make_graph(4, 60, density)
-    return graph.indptr.astype(np.int32), graph.indices
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("weights", ["none", "ones", "drawn"])
-@pytest.mark.parametrize(("r", "features", "share"), [(0.5, 900, 0.01), (0.0, 30, 0.1), (1.0, 7, 0.02), (0.3, 300, 0)])
+@pytest.mark.parametrize(("r", "width", "share"), [(0.5, 900, 0.01), (0.0, 30, 0.1), (1.0, 7, 0.02), (0.3, 300, 0)])
 def test_bits_of_the_dense_kernel(
-    make_graph: Callable[..., Graph],
-    dtype: Literal["float32", "float16"],
-    r: float,
-    features: int,
-    share: float,
-    weights: str,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: Any, r: float, width: int, share: float, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sparse_hops, "BLOCK_VALUES", 1000)
     rng = np.random.default_rng(0)
-    x = ((rng.random((60, features)) < share) * rng.standard_normal((60, features))).astype(dtype)
+    x = ((rng.random((60, width)) < share) * rng.standard_normal((60, width))).astype(dtype)
     x[:5] = 0
-    graph = graph_of(make_graph, 0.04)
+    graph = csr(random_graph(4, 60, 0.04))
     # The kernels do not mind that drawn ones differ both ways.
     drawn = rng.uniform(0.1, 3, len(graph[1])).astype(np.float32)
     weight = {"none": None, "ones": np.ones_like(drawn), "drawn": drawn}[weights]
-    propagation = PropagationOptions(4, r, dtype)
-    found = hops(*graph, csr_rows(x), propagation, weight)
-    expected = hops(*graph, x, propagation, None if weights == "ones" else weight)
-    for mine, truth in zip(found, expected, strict=True):
+    options = PropagationOptions(4, r, dtype)
+    expected = hops(*graph, x, options, None if weights == "ones" else weight)
+    for mine, truth in zip(hops(*graph, csr_rows(x), options, weight), expected, strict=True):
         assert mine.dtype == truth.dtype == dtype
         np.testing.assert_array_equal(dense(mine), truth)
-        entries = np.count_nonzero(truth)
-        smaller = sparse_bytes(60, entries, dtype) < dense_bytes(60, features, dtype)
+        smaller = sparse_bytes(60, np.count_nonzero(truth), dtype) < dense_bytes(60, width, dtype)
         # Float16 rounds some numbers to zero, which are kept.
         assert isinstance(mine, CsrRows) == smaller or dtype == "float16"
         if isinstance(mine, CsrRows):
@@ -296,17 +259,18 @@ def test_bits_of_the_dense_kernel(
                 assert (np.diff(mine.columns[low:high]) > 0).all()
 
 
-@pytest.mark.parametrize("features", [60, 200])
-def test_hops_become_dense_and_stay_so(make_graph: Callable[..., Graph], features: int) -> None:
-    x = csr_rows(np.eye(60, features, dtype=np.float32))
-    layouts = [isinstance(hop, CsrRows) for hop in hops(*graph_of(make_graph, 0.04), x, PropagationOptions(6))]
+@pytest.mark.parametrize("width", [60, 200])
+def test_hops_become_dense_and_stay_so(width: int) -> None:
+    x = csr_rows(np.eye(60, width, dtype=np.float32))
+    found = hops(*csr(random_graph(4, 60, 0.04)), x, PropagationOptions(6))
+    layouts = [isinstance(hop, CsrRows) for hop in found]
     assert layouts[0]
     assert layouts == sorted(layouts, reverse=True)
-    assert features > 60 or not layouts[-1]
+    assert width > 60 or not layouts[-1]
 
 
-@pytest.mark.parametrize("features", [3, 400])
-def test_too_large_for_float16(make_graph: Callable[..., Graph], features: int) -> None:
-    x = csr_rows(np.full((60, 1), 6e4, dtype=np.float16) * np.eye(1, features, dtype=np.float16))
+@pytest.mark.parametrize("width", [3, 400])
+def test_too_large_for_float16(width: int) -> None:
+    x = csr_rows(np.full((60, 1), 6e4, dtype=np.float16) * np.eye(1, width, dtype=np.float16))
     with refused("propagation.dtype", says="float16 ends at 65504, but a hop reaches"):
-        hops(*graph_of(make_graph, 0.1), x, PropagationOptions(1, 1.0, "float16"))
+        hops(*csr(random_graph(4, 60, 0.1)), x, PropagationOptions(1, 1.0, "float16"))

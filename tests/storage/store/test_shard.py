@@ -1,4 +1,6 @@
-from collections.abc import Callable
+"""Shards of nodes, of graphs and of pairs: what is written comes back, numbers out of bounds are refused."""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
@@ -13,10 +16,13 @@ from support.induced_parts import part_of
 
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import Induced, induced, kept_entries
+from shoal.storage.graph.pairs import Pairs
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import fixed_rows
 from shoal.storage.store.bounds import Limits
-from shoal.storage.store.shard import Shard, open_shard, training_graph, write_shard
+from shoal.storage.store.shard import Shard, bounds_of, open_shard, training_graph, write_shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import Cache, View
 
 NODES = np.arange(0, 20, 2)
 
@@ -38,13 +44,11 @@ def test_round_trip(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str
     assert shard.item_label is shard.label
     with pytest.raises(ValueError, match="its items are nodes"):
         _ = shard.graph_ptr
-    np.testing.assert_array_equal(shard.node, part.node)
-    np.testing.assert_array_equal(shard.label, graph.y[part.node])
-    np.testing.assert_array_equal(shard.indptr, part.indptr)
-    np.testing.assert_array_equal(shard.indices, part.indices)
-    np.testing.assert_array_equal(shard.x, graph.x[part.node].astype(dtype))
-    found = [a.dtype.name for a in (shard.node, shard.label, shard.indptr, shard.indices, shard.x)]
-    assert found == ["int64", "int32", "int32", "int32", dtype]
+    given = part.node, graph.y[part.node], part.indptr, part.indices, graph.x[part.node].astype(dtype)
+    found = shard.node, shard.label, shard.indptr, shard.indices, shard.x
+    for mine, truth in zip(found, given):
+        np.testing.assert_array_equal(mine, truth)
+    assert [array.dtype.name for array in found] == ["int64", "int32", "int32", "int32", dtype]
 
 
 def test_what_no_shard_holds(tmp_path: Path) -> None:
@@ -75,7 +79,6 @@ def test_a_shard_of_graphs(tmp_path: Path) -> None:
     record = write_shard(tmp_path / "a.arrow", 3, part, LABELS[GRAPHS], x[part.node], GRAPHS)
     shard = open_shard(tmp_path / "a.arrow", 3, record, Limits(nodes=6, features=1, classes=2, graphs=3))
     assert shard.node.tolist() == [0, 2, 1, 3, 4, 5]
-    assert shard.graph is not None
     assert (shard.graph.tolist(), shard.graph.dtype) == ([0, 0, 0, 1, 2, 2], np.int64)
     assert (shard.items, shard.graph_ptr.tolist(), shard.graph_ptr.dtype) == (3, [0, 3, 4, 6], np.int64)
     assert shard.item.tolist() == [0, 1, 2]
@@ -94,7 +97,6 @@ def test_weights_of_edges_out_of_bounds(tmp_path: Path) -> None:
         return open_shard(path, 0, record, limits)
 
     found = opened(weight).edge_weight
-    assert found is not None
     assert (found.tolist(), found.dtype) == (weight.tolist(), np.float32)
     assert opened(None, None).edge_weight is None
     for factors in ([1, 1, 0, 1], [1, 1, 1, -1], [np.inf, 1, 1, 1], [np.nan, 1, 1, 1]):
@@ -162,12 +164,6 @@ def test_numbers_out_of_bounds(tmp_path: Path, changed: dict[str, Any], graphs: 
         opened(**{**sound, **changed})
 
 
-def shard_of(graph: Graph, nodes: np.ndarray) -> Shard:
-    part = part_of(graph, nodes)
-    label, x = np.zeros(len(nodes), dtype=np.int32), np.zeros((len(nodes), 1), dtype=np.float32)
-    return Shard(0, part.node, label, part.indptr.astype(np.int32), part.indices, x)
-
-
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 25), density=st.floats(0, 0.5), share=st.floats(0, 1))
 def test_as_if_the_client_had_no_other_node(
@@ -175,12 +171,138 @@ def test_as_if_the_client_had_no_other_node(
 ) -> None:
     graph = make_graph(seed, nodes, density)
     part = np.random.default_rng(seed).choice(3, size=nodes)
-    shard = shard_of(graph, np.flatnonzero(part < 2))
+    own = part_of(graph, np.flatnonzero(part < 2))
+    label, x = np.zeros(len(own.node), dtype=np.int32), np.zeros((len(own.node), 1), dtype=np.float32)
+    shard = Shard(0, own.node, label, own.indptr.astype(np.int32), own.indices, x)
     train = np.flatnonzero(part[shard.node] == 0).astype(np.int32)
     found, row = training_graph(shard, train)
     alone = part_of(graph, np.flatnonzero(part == 0))
-    np.testing.assert_array_equal(found.node, alone.node)
-    np.testing.assert_array_equal(found.indptr, alone.indptr)
-    np.testing.assert_array_equal(found.indices, alone.indices)
     np.testing.assert_array_equal(shard.node[row], found.node)
+    for name in ("node", "indptr", "indices"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
     assert (found.indptr.dtype, found.indices.dtype, row.dtype) == (np.int64, np.int32, np.int64)
+
+
+# Rows 0-1-2 are joined, 1-3 was held out, 0-3 and 2-3 have no edge.
+SOUND: dict[str, Any] = {
+    "starts": [0, 2, 4, 5, 5],
+    "partner": [1, 3, 2, 3, 3],
+    "label": [1, 0, 1, 1, 0],
+    "part": [1, 3, 1, 2, 2],
+}
+NODE = np.array([10, 4, 7, 2])
+INDPTR, INDICES = np.array([0, 1, 3, 4, 4]), np.array([1, 0, 2, 1])
+LIMITS = Limits(nodes=20, features=2, classes=2, pairs=True)
+
+
+def pairs_of(starts: Sequence[int], partner: Sequence[int], label: Sequence[int], part: Sequence[int]) -> Pairs:
+    starts, partner = np.array(starts, np.int32), np.array(partner, np.int32)
+    return Pairs(starts, partner, np.array(label, np.int8), np.array(part, np.int8))
+
+
+def written(path: Path) -> Path:
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    write_shard(path, 3, Induced(NODE, INDPTR, INDICES), np.full(20, -1), x, pairs=pairs_of(**SOUND))
+    return path
+
+
+def test_pairs_come_back(tmp_path: Path) -> None:
+    shard = open_shard(written(tmp_path / "a.arrow"), 3, limits=LIMITS)
+    assert shard.pairs.ends.tolist() == [[0, 1], [0, 3], [1, 2], [1, 3], [2, 3]]
+    assert shard.pairs.held_out.tolist() == [False, False, False, True, False]
+    assert (shard.nodes, shard.items, shard.entries, shard.kind) == (4, 5, 4, "pairs")
+    assert (shard.item_label.tolist(), shard.item_label.dtype) == ([1, 0, 1, 1, 0], np.int32)
+    assert [shard.first_row_of(item) for item in range(5)] == [0, 0, 1, 1, 2]
+    for read in (lambda: shard.item, lambda: shard.graph_ptr):
+        with pytest.raises(ValueError, match=r"^client 3: its items are pairs"):
+            read()
+
+
+def test_no_pairs(tmp_path: Path) -> None:
+    part = Induced(np.arange(2), np.zeros(3, dtype=np.int64), np.empty(0, dtype=np.int32))
+    none = pairs_of([0, 0, 0], [], [], [])
+    write_shard(tmp_path / "a.arrow", 0, part, np.full(2, -1), np.ones((2, 2), dtype=np.float32), pairs=none)
+    shard = open_shard(tmp_path / "a.arrow", 0, limits=LIMITS)
+    assert (shard.items, shard.item_label.tolist()) == (0, [])
+
+
+PAIRS_OUT_OF_BOUNDS: dict[str, list[dict[str, list[int]]]] = {
+    "the row pointer does not fit the pairs": [
+        {"starts": starts} for starts in ([0, 2, 1, 5, 5], [0, 2, 4, 4, 4], [1, 2, 4, 5, 5])
+    ],
+    "a row of a pair lies outside 0 to 3": [{"partner": [1, 4, 2, 3, 3]}, {"partner": [-1, 3, 2, 3, 3]}],
+    "a pair is neither an edge nor none": [{"label": [1, 2, 1, 1, 0]}],
+    "a pair is in none of three parts": [{"part": [1, 0, 1, 2, 2]}, {"part": [1, 4, 1, 2, 2]}],
+    "pairs are not in ascending order": [
+        {"partner": partner} for partner in ([3, 1, 2, 3, 3], [1, 1, 2, 3, 3], [1, 3, 2, 3, 2], [1, 3, 2, 3, 1])
+    ],
+    "a pair that is held out is joined by an edge, or a training edge is missing": [
+        *({"part": part} for part in ([2, 3, 1, 2, 2], [1, 3, 1, 1, 2])),
+        {"label": [0, 0, 1, 1, 0]},
+    ],
+}
+
+
+@pytest.mark.parametrize("fault", PAIRS_OUT_OF_BOUNDS)
+def test_pairs_out_of_bounds(tmp_path: Path, fault: str) -> None:
+    shard = open_shard(written(tmp_path / "a.arrow"), 3)
+    for changed in PAIRS_OUT_OF_BOUNDS[fault]:
+        assert bounds_of(replace(shard, pairs=pairs_of(**{**SOUND, **changed})), LIMITS) == [fault]
+
+
+def test_bounds_are_compared_when_a_file_is_first_read(tmp_path: Path) -> None:
+    x, wrong = np.ones((4, 2), dtype=np.float32), pairs_of(**{**SOUND, "part": [2, 3, 1, 2, 2]})
+    path = tmp_path / "a.arrow"
+    write_shard(path, 3, Induced(NODE, INDPTR, INDICES), np.full(20, -1), x, pairs=wrong)
+    with refused(path, says="a pair that is held out is joined by an edge"):
+        open_shard(path, 3, limits=LIMITS)
+    shard = open_shard(written(path), 3)
+    assert bounds_of(shard, replace(LIMITS, pairs=False)) == ["its items are pairs"]
+    assert bounds_of(replace(shard, pairs=None), LIMITS) == ["its items are nodes"]
+    assert bounds_of(shard, LIMITS) == []
+
+
+@pytest.fixture(params=["graphs", "pairs"])
+def view(request: pytest.FixtureRequest, tmp_path: Path) -> View:
+    """Of graphs 2, 5 and 6, of two, one and three nodes, or of the pairs above; only the last graph trains."""
+    if request.param == "graphs":
+        graph = np.array([2, 2, 5, 6, 6, 6])
+        label = np.array([1, 1, 0, 2, 2, 2], dtype=np.int32)
+        indptr, indices = np.array([0, 1, 2, 2, 3, 4, 4], dtype=np.int32), np.array([1, 0, 4, 3], dtype=np.int32)
+        x = np.arange(12, dtype=np.float32).reshape(6, 2)
+        shard, train = Shard(3, np.arange(10, 16), label, indptr, indices, x, graph), [2]
+    else:
+        shard, train = open_shard(written(tmp_path / "a.arrow"), 3), [2, 4]
+    split = Split(*(np.array(rows, dtype=np.int32) for rows in (train, [], [0, 1])))
+    return View("test", shard, split, [], 3, Cache(2**20))
+
+
+def test_items_of_a_view(view: View) -> None:
+    if view.pairs is None:
+        assert (view.nodes, view.items, view.graph_ptr.tolist()) == (6, 3, [0, 2, 3, 6])
+        assert (view.label.tolist(), view.train_label.tolist()) == ([1, 0, 2], [2])
+        assert view.rows_of(torch.tensor([2, 0])).tolist() == [3, 4, 5, 0, 1]
+    else:
+        assert (view.nodes, view.items, view.graph_ptr, view.pairs.dtype) == (4, 5, None, torch.int64)
+        assert view.pairs.tolist() == [[0, 1], [0, 3], [1, 2], [1, 3], [2, 3]]
+        assert (view.label.tolist(), view.train_label.tolist()) == ([1, 0, 1, 1, 0], [1, 0])
+        assert view.rows_of(torch.tensor([3, 0])).tolist() == [1, 3, 0, 1]
+        assert view.csr[1].tolist() == [1, 0, 2, 1]
+    assert view.rows_of(view.val).tolist() == []
+    view.touch([0], training=True, edges=True)
+
+
+def test_what_is_written_is_seen(view: View) -> None:
+    assert view.written() is None
+    items = view.graph_ptr if view.pairs is None else view.pairs
+    items.add_(1)
+    assert view.written() == ("graph_ptr" if view.pairs is None else "pairs")
+
+
+def test_rows_behind_torchs_back_are_those_of_a_training_item(view: View) -> None:
+    x = view.x
+    assert view.written() is None
+    x.numpy()[0] = 7
+    assert view.written() is None
+    x.numpy()[3 if view.pairs is None else 1] = 7
+    assert view.written() == "x"

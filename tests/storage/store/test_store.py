@@ -1,17 +1,26 @@
+"""A store, its manifest, and what is verified of both."""
+
+import json
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.errors import refused
+from support.shards import flip
 
+from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.arrow_file import record_of
+from shoal.storage.store.arrow_file import FileRecord, record_of
 from shoal.storage.store.hops import hops_bytes, write_hops
+from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
 from shoal.storage.store.writer import PROGRESS, Journal
@@ -36,35 +45,22 @@ def test_clients_of_any_size(store: Store) -> None:
     rows = store.split(SPLIT, 0)
     assert sorted([*rows.train, *rows.val, *rows.test]) == np.flatnonzero(store.shard(0).label >= 0).tolist()
     written = sum(hop.nbytes for client in range(3) for hop in store.hops(KERNEL, client))
-    assert (
-        hops_bytes(30, 3, PropagationOptions(2))
-        == written
-        == 2 * hops_bytes(30, 3, PropagationOptions(2, 0.5, "float16"))
-    )
-
-
-@pytest.mark.parametrize("client", [-1, 3])
-def test_no_such_client(store: Store, client: int) -> None:
-    for read in (store.shard, lambda c: store.split(SPLIT, c), lambda c: store.hops(KERNEL, c)):
-        with refused(store.path, says=f"no client {client}"):
-            read(client)
+    for dtype, factor in (("float32", 1), ("float16", 2)):
+        assert factor * hops_bytes(30, 3, PropagationOptions(2, 0.5, dtype)) == written
 
 
 def test_what_was_not_prepared(store: Store) -> None:
-    for read, path, says in (
+    refusals = [
         (lambda: store.split("public", 0), store.path, "no split 'public'"),
         (lambda: store.hops("r1-k1", 0), store.path, "no hops 'r1-k1'"),
         (store.whole, store.path / "whole", "no manifest.json"),
-    ):
+    ]
+    for client in (-1, 3):
+        for read in (store.shard, partial(store.split, SPLIT), partial(store.hops, KERNEL)):
+            refusals.append((partial(read, client), store.path, f"no client {client}"))
+    for read, path, says in refusals:
         with refused(path, says=says):
             read()
-
-
-def flip(path: Path) -> None:
-    """Changes a bit that no reader of Arrow files looks at, behind the six letters that they begin with."""
-    content = bytearray(path.read_bytes())
-    content[7] ^= 1
-    path.write_bytes(content)
 
 
 OPENINGS = {
@@ -128,12 +124,6 @@ def noted(make_store: Callable[..., Store]) -> Store:
     return noted
 
 
-def flip_middle(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_sound_store_has_no_fault(noted: Store) -> None:
     steps: list[None] = []
     assert verify(noted, lambda: steps.append(None)) == []
@@ -147,7 +137,7 @@ def test_one_flipped_bit_of_any_file_is_found(noted: Store, folder: str) -> None
     noted.data(SPLIT, KERNEL, 1)
     path, cut = noted.path / folder / "00001.arrow", noted.path / "clients/00000.arrow"
     size = cut.stat().st_size
-    flip_middle(path)
+    flip(path, path.stat().st_size // 2)
     cut.write_bytes(cut.read_bytes()[:-8])
     shorter = f"{cut}: {size - 8} bytes, the manifest says {size}"
     assert verify(noted) == [shorter, f"{path}: checksum does not match the manifest"]
@@ -157,7 +147,7 @@ def test_one_flipped_bit_of_any_file_is_found(noted: Store, folder: str) -> None
 
 def test_what_only_the_journal_names(noted: Store) -> None:
     path = noted.path / "assignment.npy"
-    flip_middle(path)
+    flip(path, path.stat().st_size // 2)
     assert verify(noted) == [f"{path}: checksum does not match {PROGRESS}"]
     # It is needed for shards only, and made again with them.
     path.unlink()
@@ -167,7 +157,7 @@ def test_what_only_the_journal_names(noted: Store) -> None:
 def test_a_damaged_journal_is_named_and_left_as_it_is(noted: Store) -> None:
     path = noted.path / PROGRESS
     sound = path.read_bytes()
-    flip_middle(path)
+    flip(path, path.stat().st_size // 2)
     (fault,) = verify(noted)
     assert fault.startswith(f"{path}: line 2 is damaged (")
     path.write_bytes(sound[:-5])
@@ -180,8 +170,89 @@ def test_what_nothing_names(noted: Store) -> None:
     for name in strays:
         (noted.path / name).parent.mkdir(exist_ok=True, parents=True)
         (noted.path / name).touch()
-    assert unnamed_files(noted) == sorted(noted.path / name for name in strays)
-    assert verify(noted) == []
+    assert (unnamed_files(noted), verify(noted)) == (sorted(noted.path / name for name in strays), [])
     # A noted of the whole graph is verified by itself.
     shutil.copy(noted.path / "manifest.json", noted.path / "whole")
     assert unnamed_files(noted) == sorted(noted.path / name for name in strays[:3])
+
+
+@pytest.fixture
+def manifest(make_store: Callable[..., Store]) -> Manifest:
+    return make_store().manifest
+
+
+def test_content_is_of_what_a_run_reads(manifest: Manifest) -> None:
+    content = manifest.content(SPLIT, KERNEL)
+    assert re.fullmatch("[0-9a-f]{32}", content)
+    split, hops = manifest.splits[SPLIT], manifest.hops[KERNEL]
+    splits, kernels = {"public": split, **manifest.splits}, {"r1.0-k1-float32": hops, **manifest.hops}
+    more = replace(manifest, splits=splits, hops=kernels)
+    for same in (more, replace(manifest, provenance={"created": "today"}, quality={"cut_fraction": 1})):
+        assert same.content(SPLIT, KERNEL) == content
+    file, client = FileRecord(1, "0" * 32), manifest.clients[0]
+    changes = ({"identity": {}}, {"nodes": 31}, {"features": 4}, {"classes": 3}, {"dtype": "float16"})
+    others = [
+        *(replace(manifest, **change) for change in changes),
+        replace(manifest, clients=[replace(client, file=file), *manifest.clients[1:]]),
+        replace(manifest, splits={SPLIT: replace(split, files=[file, *split.files[1:]])}),
+        replace(manifest, splits={SPLIT: replace(split, counts=[[1, 1, 1], *split.counts[1:]])}),
+        replace(manifest, hops={KERNEL: [file, *hops[1:]]}),
+    ]
+    contents = [other.content(SPLIT, KERNEL) for other in others]
+    assert len({content, *contents}) == len(others) + 1
+    assert manifest.content(SPLIT, None) not in contents
+    assert replace(manifest, hops={}).content(SPLIT, None) == manifest.content(SPLIT, None) != content
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "damaged"),
+        (b'{"format": 1,', "damaged"),
+        (b"\xff\xfe\x00", "damaged"),
+        *((sealed({"format": version}).encode(), "not a manifest of format 2") for version in (1, 3, "2", None)),
+        (b'{"format": 1, "clients": []}', "made by an older Shoal"),
+    ],
+)
+def test_other_content_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    with refused(tmp_path, says="no manifest.json"):
+        read_manifest(tmp_path)
+    (tmp_path / NAME).write_bytes(content)
+    with refused(tmp_path / NAME, says=says):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({key: None} for key in ("nodes", "clients", "splits", "identity")),
+        *({"clients": clients} for clients in ([7], [{"client": 0}], [{"client": 0, "file": None}])),
+    ],
+)
+def test_changed_manifest_is_damaged(tmp_path: Path, manifest: Manifest, change: dict[str, Any]) -> None:
+    manifest.write(tmp_path)
+    plain = unsealed((tmp_path / NAME).read_text())
+    changed = {key: value for key, value in (plain | change).items() if value is not None}
+    # With the seal of what it was, and with one of its own.
+    for text in (json.dumps({**changed, SEAL: "0" * 16}), sealed(changed)):
+        (tmp_path / NAME).write_text(text)
+        with refused(tmp_path / NAME, says="damaged"):
+            read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "item", "task"), [("graphs", "graph", "graph"), ("pairs", "pair", "edge")])
+def test_other_items_are_written(tmp_path: Path, manifest: Manifest, kind: str, item: str, task: str) -> None:
+    assert (manifest.items, manifest.item_name, manifest.task) == (30, "node", "node")
+    assert (manifest.limits.graphs, manifest.limits.pairs) == (None, False)
+    manifest.write(tmp_path)
+    optional = {"graphs", "pairs", "weighted", "layout", "domains", "label_names"}
+    assert not optional & set(unsealed((tmp_path / NAME).read_text()))
+    clients = [replace(client, **{kind: number}) for number, client in enumerate(manifest.clients)]
+    many = replace(manifest, clients=clients, **{kind: 3})
+    many.write(tmp_path)
+    again = read_manifest(tmp_path)
+    assert [p.name for p in tmp_path.glob("manifest*")] == [NAME]
+    assert (again, again.items, again.item_name, again.task) == (many, 3, item, task)
+    assert (again.limits.graphs, again.limits.pairs) == ((3, False) if kind == "graphs" else (None, True))
+    assert [client.items for client in again.clients] == [0, 1, 2]
+    assert many.content(SPLIT, KERNEL) != manifest.content(SPLIT, KERNEL)

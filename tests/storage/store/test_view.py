@@ -1,34 +1,47 @@
+"""Views of clients: tensors in maps of files, a cache, writes that are noticed; sparse stores against dense ones."""
+
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-import scipy.sparse as sp
 import torch
 from support.errors import refused
+from support.shards import adjacency
 from torch import Tensor
 
-from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import digest
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.rows import CsrRows, Rows, csr_of
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.store import arrow_file
+from shoal.storage.store.arrow_file import rows_column
+from shoal.storage.store.bounds import Limits
 from shoal.storage.store.cache import apart
+from shoal.storage.store.hops import write_hops
+from shoal.storage.store.manifest import NAME, Manifest, SplitRecord, read_manifest
 from shoal.storage.store.shard import Shard, open_shard, write_shard
 from shoal.storage.store.split import Split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
+from shoal.storage.store.verify import verify
 from shoal.storage.store.view import Cache, View
 
+MakeStore = Callable[..., Store]
 SPLIT = "stratified-50-20-30-seed0"
 
 
 def view_of(store: Store, client: int = 0, cache: Cache | None = None) -> View:
-    propagation = next(iter(store.manifest.hops))
-    shard, split, hops = store.shard(client), store.split(SPLIT, client), store.hops(propagation, client)
-    return View(("test", client), shard, split, hops, 2, cache or Cache(2**20))
+    data = store.data(SPLIT, next(iter(store.manifest.hops)), client)
+    return View(("test", client), *data, 2, cache or Cache(2**20))
 
 
 def lies_in_map_of(path: Path, tensor: Tensor) -> bool:
@@ -43,39 +56,35 @@ def lies_in_map_of(path: Path, tensor: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_tensors_lie_in_the_files_and_never_change_them(make_store: Callable[..., Store], dtype: str) -> None:
+def test_tensors_lie_in_the_files_and_never_change_them(make_store: MakeStore, dtype: str) -> None:
     store = make_store(dtype)
     shard = store.path / shard_path(0)
     hops = store.path / hops_path(next(iter(store.manifest.hops)), 0)
     before = {path: digest(path) for path in (shard, hops)}
     view = view_of(store)
-    crow, col = view.adjacency.crow_indices(), view.adjacency.col_indices()
-    in_shard = [view.x, crow, col]
-    in_hops = [view.hop(1), view.hop(2)]
+    tensors = tensors_of(view)
     assert view.x.dtype == view.hop(2).dtype == getattr(torch, dtype)
-    assert crow.dtype == col.dtype == torch.int32
-    assert all(lies_in_map_of(shard, tensor) for tensor in in_shard)
-    assert all(lies_in_map_of(hops, tensor) for tensor in in_hops)
+    assert tensors[1].dtype == tensors[2].dtype == torch.int32
+    assert all(lies_in_map_of(path, tensor) for path, tensor in zip([shard] * 3 + [hops] * 2, tensors))
     assert not lies_in_map_of(shard, view.label)
 
-    values = [tensor.clone() for tensor in (*in_shard, *in_hops)]
-    for tensor in (*in_shard, *in_hops):
+    values = [tensor.clone() for tensor in tensors]
+    for tensor in tensors:
         tensor.fill_(3)
         assert (tensor == 3).all()
     assert {path: digest(path) for path in before} == before
-    again = view_of(store)
-    fresh = again.x, again.adjacency.crow_indices(), again.adjacency.col_indices(), again.hop(1), again.hop(2)
-    assert all(torch.equal(a, b) for a, b in zip(fresh, values))
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(view_of(store)), values))
+
+
+def tensors_of(view: View) -> list[Tensor]:
+    return [view.x, view.adjacency.crow_indices(), view.adjacency.col_indices(), view.hop(1), view.hop(2)]
 
 
 @pytest.mark.parametrize("client", [0, 1, 2])
-def test_adjacency_degree_label_equal_the_whole_graph_sliced(
-    make_store: Callable[..., Store], make_graph: Callable[..., Graph], client: int
-) -> None:
+def test_slices_of_the_whole_graph(make_store: MakeStore, make_graph: Callable[..., Graph], client: int) -> None:
     graph, store = make_graph(0, 30, 0.2), make_store()
     view, split = view_of(store, client), store.split(SPLIT, client)
-    ones = sp.csr_array((np.ones(graph.entries), graph.indices, graph.indptr), shape=(graph.nodes, graph.nodes))
-    expected = ones[view.node][:, view.node].toarray()
+    expected = adjacency(graph)[view.node][:, view.node].toarray()
     np.testing.assert_array_equal(view.adjacency.to_dense().numpy(), expected)
     np.testing.assert_array_equal(view.degree.numpy(), expected.sum(1) + 1)
     np.testing.assert_array_equal(view.label.numpy(), graph.y[view.node])
@@ -89,7 +98,7 @@ def test_adjacency_degree_label_equal_the_whole_graph_sliced(
         assert not lies_in_map_of(store.path / split_path(SPLIT, client), getattr(view, name))
 
 
-def test_views_share_ones_and_a_memo(make_store: Callable[..., Store]) -> None:
+def test_views_share_ones_and_a_memo(make_store: MakeStore) -> None:
     store, cache = make_store(), Cache(2**20)
     first, second = view_of(store, 0, cache), view_of(store, 1, cache)
     assert view_of(store, 0, cache).degree is first.degree
@@ -124,13 +133,8 @@ class Builds:
 
 def test_what_nobody_asks_for_any_more_makes_room() -> None:
     builds = Builds(Cache(100))
-    for asked, built in (
-        ("ababa", "ab"),
-        # b, which was used longest ago, goes, so that the newest one is kept.
-        ("cac", "abc"),
-        # c goes, which passed; a was used after b was asked for.
-        ("ba", "abcb"),
-    ):
+    # b, which was used longest ago, goes, so that c is kept; then c, which passed: a was used after b was asked for.
+    for asked, built in (("ababa", "ab"), ("cac", "abc"), ("ba", "abcb")):
         builds.get(asked)
         assert (builds.built, builds.cache.bytes) == (built, 80)
     # The newest stays whatever its size.
@@ -223,7 +227,7 @@ def test_touched_files_are_in_memory(tmp_path: Path) -> None:
     assert resident(path) >= view.x.nbytes + len(indices) * 4
 
 
-WRITES: dict[str, Callable[[View], object]] = {
+DENSE_WRITES: dict[str, Callable[[View], object]] = {
     "x": lambda view: view.x.mul_(2),
     "hop(1)": lambda view: view.hop(1)[3:4].zero_(),
     "train": lambda view: view.train.add_(1),
@@ -239,16 +243,9 @@ WRITES: dict[str, Callable[[View], object]] = {
 
 
 def whole_view() -> View:
-    shard = Shard(
-        0,
-        np.arange(4),
-        np.array([0, 1, 0, 1], np.int32),
-        np.array([0, 1, 2, 3, 4], np.int32),
-        np.array([1, 0, 3, 2], np.int32),
-        np.arange(12, dtype=np.float32).reshape(4, 3),
-    )
-    split = Split(*(np.array(rows, np.int32) for rows in ([1, 2], [0], [3])))
-    return View("whole", shard, split, [np.ones((4, 3), np.float32)], 2, Cache(2**20))
+    rows = [np.array(each, np.int32) for each in ([0, 1, 0, 1], [0, 1, 2, 3, 4], [1, 0, 3, 2], [1, 2], [0], [3])]
+    shard = Shard(0, np.arange(4), *rows[:3], np.arange(12, dtype=np.float32).reshape(4, 3))
+    return View("whole", shard, Split(*rows[3:]), [np.ones((4, 3), np.float32)], 2, Cache(2**20))
 
 
 def read_everything(view: View) -> None:
@@ -260,10 +257,10 @@ def read_everything(view: View) -> None:
     view.cache("own", lambda: (torch.ones(2).add_(1), [torch.ones(3)]))
 
 
-@pytest.mark.parametrize("what", WRITES)
-def test_what_is_written_to_is_named(what: str) -> None:
+@pytest.mark.parametrize("what", DENSE_WRITES)
+def test_what_is_written_into_is_named(what: str) -> None:
     view = whole_view()
-    WRITES[what](view)
+    DENSE_WRITES[what](view)
     assert view.written() == what
     view = whole_view()
     if "own" not in what:
@@ -272,7 +269,7 @@ def test_what_is_written_to_is_named(what: str) -> None:
         assert view.written() is None
         read_everything(view)
     assert view.written() is None
-    WRITES[what](view)
+    DENSE_WRITES[what](view)
     assert view.written() == what
     # An entry that was dropped is built again.
     view._cache.clear()
@@ -319,22 +316,190 @@ print((psutil.Process().memory_info().rss - before) / 1e6)
 """
 
 
-def growth(make: str) -> float:
-    done = subprocess.run([sys.executable, "-c", GROWTH.format(make)], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
 def test_memory_does_not_grow_by_more_than_what_stays() -> None:
-    assert growth("apart") < 10
+    code = GROWTH.format("apart")
+    assert float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) < 10
 
 
 def test_it_waits_and_gives_back_what_was_made_or_raised() -> None:
     assert apart(threading.current_thread) is not threading.current_thread()
     # What is made may itself want something made.
     assert apart(lambda: apart(threading.current_thread)) is apart(threading.current_thread)
-    with refused(says="no such shard"):
-        apart(fail)
+    with pytest.raises(ZeroDivisionError):
+        apart(lambda: 1 / 0)
 
 
-def fail() -> None:
-    raise ShoalError("no such shard")
+FEATURES = 64
+
+
+def words(dtype: str = "float32") -> np.ndarray:
+    """Few words a node; the 9 nodes of the second client have none."""
+    rng = np.random.default_rng(5)
+    x = ((rng.random((30, FEATURES)) < 0.08) * rng.random((30, FEATURES))).astype(dtype)
+    x[20:29] = 0
+    return x
+
+
+RECORDED = {
+    "float32": "0dc8c8bab36c838b887c0ff53a709687 101617b8fc6daebbdf7569f1e6804155 b6943bda848d505f592f32442c54f42c",
+    "float16": "275015744b6e3fbd4d07840978757e1c 97f652827f7962e0b1d49c1cbdd9d143 068e31dee47c18a80152e5cb1d197bff",
+}
+
+
+@pytest.mark.parametrize("dtype", RECORDED)
+def test_the_bytes_of_dense_files(tmp_path: Path, dtype: Any) -> None:
+    """Recorded before there were sparse ones."""
+    part = Induced(np.array([4, 1, 7]), np.array([0, 1, 3, 4]), np.array([1, 0, 2, 1], dtype=np.int32))
+    label = np.array([0, 1, 0, 0, -1, 0, 0, 1])
+    x = np.array([[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0]], dtype=dtype)
+    write_shard(tmp_path / "a.arrow", 0, part, label, x)
+    shard = open_shard(tmp_path / "a.arrow", 0)
+    write_hops(tmp_path / "all.arrow", shard, PropagationOptions(2, 0.5, dtype))
+    write_hops(tmp_path / "few.arrow", shard, PropagationOptions(2, 0.5, dtype, "labelled"))
+    assert [digest(tmp_path / f"{name}.arrow") for name in ("a", "all", "few")] == RECORDED[dtype].split()
+    split = SplitRecord([], [], 0, [])
+    manifest = Manifest({"dataset": {}}, "small", True, 3, 4, 2, "float32", {}, {}, [], splits={"s": split})
+    manifest.write(tmp_path)
+    assert digest(tmp_path / NAME) == "c997536fa17d80171d6eb5d20378a514"
+    assert manifest.content("s", None) == "a7f7e3dbcb78bb1b5261856761886e6c"
+    assert read_manifest(tmp_path) == manifest
+
+
+def test_a_sparse_store_is_sound_and_counts_its_bytes(make_store: MakeStore) -> None:
+    plain, sparse = make_store(x=words()), make_store("float32", "sparse", csr_of(words()))
+    assert verify(sparse) == []
+    assert plain.manifest.feature_bytes == sum(plain.shard(client).x.nbytes for client in range(3))
+    # A row pointer begins with a 0 in every file.
+    assert sparse.manifest.feature_bytes == sum(sparse.shard(client).x.nbytes - 4 for client in range(3))
+    layouts = {type(hop) for client in range(3) for hop in sparse.hops(next(iter(sparse.manifest.hops)), client)}
+    assert layouts == {CsrRows, np.ndarray}
+
+
+def test_the_manifest_says_so(make_store: MakeStore) -> None:
+    store = make_store("float32", "sparse", words())
+    again = read_manifest(store.path)
+    assert (again.layout, again.feature_values) == ("sparse", np.count_nonzero(words()))
+    (propagation,) = again.hops
+    assert again.content(SPLIT, propagation) != replace(again, layout="dense").content(SPLIT, propagation)
+    dense_store = Store(store.path, manifest=replace(again, layout="dense"))
+    with refused(store.path / shard_path(0), says="x is not dense;"):
+        dense_store.shard(0)
+
+
+SOUND: dict[str, Any] = {"indptr": [0, 2, 2, 5], "columns": [1, 3, 0, 1, 2], "features": 4}
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"columns": [1, 4, 0, 1, 2]}, "a column of x lies outside 0 to 3"),
+        ({"columns": [-1, 3, 0, 1, 2]}, "a column of x lies outside 0 to 3"),
+        ({"columns": [3, 1, 0, 1, 2]}, "columns of x are not in ascending order"),
+        ({"columns": [1, 3, 0, 2, 2]}, "columns of x are not in ascending order"),
+        ({"indptr": [0, 3, 2, 5]}, "the row pointer of x does not fit its values"),
+        ({"features": 5}, "x is [3, 5] and not [3, 4]"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_columns_out_of_bounds(tmp_path: Path, changed: dict[str, Any], fault: str, dtype: str) -> None:
+    path, limits = tmp_path / "a.arrow", Limits(nodes=3, features=4, classes=2, layout="sparse")
+
+    def opened(indptr: list[int], columns: list[int], features: int) -> Rows:
+        x = CsrRows(np.array(indptr, np.int32), np.array(columns, np.int32), np.ones(5, dtype), features)
+        neighbors = pa.ListArray.from_arrays(pa.array([0, 0, 0, 0], pa.int32()), pa.array([], pa.int32()))
+        label = pa.array([0, 1, -1], pa.int32())
+        file = {"node": pa.array([0, 1, 2]), "label": label, "neighbors": neighbors, "x": rows_column(x)}
+        return open_shard(path, 0, arrow_file.write(path, "shard", file), limits).x
+
+    assert opened(**SOUND).nbytes == 16 + 20 + 5 * np.dtype(dtype).itemsize
+    with refused(path, says=fault):
+        opened(**{**SOUND, **changed})
+
+
+def test_another_list_is_no_features(tmp_path: Path) -> None:
+    path, lists = tmp_path / "a.arrow", pa.array([[1], []], pa.list_(pa.int32()))
+    numbers = {"node": pa.array([0, 1]), "label": pa.array([0, 1], pa.int32())}
+    arrow_file.write(path, "shard", {**numbers, "neighbors": lists, "x": lists})
+    with refused(path, says="column 'x' is list<"):
+        open_shard(path, 0)
+
+
+def test_what_no_shard_holds(tmp_path: Path) -> None:
+    part = Induced(np.array([0]), np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int32))
+    indptr = np.array([0, 1], dtype=np.int32)
+    many = CsrRows(indptr, np.broadcast_to(np.int32(0), 2**31), np.broadcast_to(np.float32(0), 2**31), 3)
+    large = CsrRows(indptr, np.zeros(1, dtype=np.int32), np.array([np.inf], dtype=np.float16), 3)
+    for x, says in ((many, "client 5: 2147483648 feature values"), (large, "float16 ends at 65504, but client 5")):
+        with refused(says=says):
+            write_shard(tmp_path / "a.arrow", 5, part, np.array([0]), x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("client", [0, 1, 2])
+@pytest.mark.parametrize("rows", ["all", "labelled"])
+def test_views_give_the_same_numbers(make_store: MakeStore, dtype: str, client: int, rows: str) -> None:
+    stores = make_store(dtype, x=words(), rows=rows), make_store(dtype, "sparse", csr_of(words()), rows)
+    plain, sparse = (view_of(store, client) for store in stores)
+    for part in ("node", "csr", "train"):
+        assert all(map(np.array_equal, getattr(sparse, part), getattr(plain, part)))
+    assert sparse.features == plain.features == FEATURES
+    w = torch.randn(FEATURES, 3, generator=torch.Generator().manual_seed(0))
+    for k in range(3):
+        for call in (
+            lambda view, k=k: view.hop(k),
+            lambda view, k=k: view.block(k),
+            lambda view, k=k: view.block(k, 3, 7),
+            lambda view, k=k: view.block(k, 5, 1000),
+            lambda view, k=k: view.rows(k, view.train),
+            lambda view, k=k: view.rows(k, torch.tensor([0, 0])),
+            lambda view, k=k: view.whole(k),
+        ):
+            mine, truth = call(sparse), call(plain)
+            assert (mine.dtype, mine.shape) == (truth.dtype, truth.shape)
+            assert torch.equal(mine.to_dense(), truth)
+            torch.testing.assert_close(mine.float() @ w, truth.float() @ w)
+    sparse.touch([0, 1, 2], training=True)
+    sparse.touch([0, 1, 2], training=False, edges=True)
+    assert sparse.written() is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_whole_hop_is_kept_with_its_transpose(make_store: MakeStore, dtype: str) -> None:
+    view = view_of(make_store(dtype, "sparse", words()))
+    whole = view.whole(0)
+    transposed = whole.transposed
+    assert view.whole(0).transposed is transposed
+    assert torch.equal(transposed.to_dense(), view.x.to_dense().float().T)
+    kept = sum(part.nbytes for part in (transposed.crow_indices(), transposed.col_indices(), transposed.values()))
+    assert view._cache.bytes == kept + (0 if dtype == "float32" else whole.parts()[2].nbytes)
+
+
+@pytest.mark.parametrize(
+    ("of", "named"), [(lambda whole: whole.csr, "x"), (lambda whole: whole.transposed, "cache(('whole', 0))")]
+)
+def test_writes_into_a_whole_hop_are_seen(make_store: MakeStore, of: Any, named: str) -> None:
+    view = view_of(make_store("float32", "sparse", words()))
+    whole = view.whole(0)
+    assert named != "x" or view.written() is None
+    of(whole).values()[-1:].zero_()
+    assert view.written() == named
+
+
+WRITES: dict[str, Callable[[SparseMatrix], object]] = {
+    "values": lambda x: x.csr.values().mul_(2),
+    "columns": lambda x: x.csr.col_indices().zero_(),
+    "row starts": lambda x: x.csr.crow_indices().zero_(),
+    "a block, seen in the training row": lambda x: x.block(0, 19).csr.values().zero_(),
+    "values behind torch's back": lambda x: x.csr.values().numpy().fill(7),
+    "columns behind torch's back": lambda x: x.csr.col_indices().numpy().fill(63),
+    "row starts behind torch's back": lambda x: x.csr.crow_indices().numpy().fill(1),
+}
+
+
+@pytest.mark.parametrize("k", [0, 1])
+@pytest.mark.parametrize("what", WRITES)
+def test_what_is_written_to_is_named(make_store: MakeStore, k: int, what: str) -> None:
+    view = view_of(make_store("float32", "sparse", words()))
+    assert view.written() is None
+    WRITES[what](view.hop(k))
+    assert view.written() == (f"hop({k})" if k else "x")

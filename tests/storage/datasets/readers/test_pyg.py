@@ -1,24 +1,27 @@
-"""PyG's arrays, from small files in the published form, and `pyg:CLASS/NAME` over real files."""
+"""Small files in the published forms as PyG reads them, and `pyg:CLASS/NAME` over real files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.io
 import scipy.sparse as sp
 from support.errors import refused
 from support.pyg_graphs import assert_equals_pyg, edge_set
-from torch_geometric.datasets import Actor, Flickr, HeterophilousGraphDataset, KarateClub, WebKB
+from torch_geometric.datasets import Actor, Flickr, HeterophilousGraphDataset, KarateClub, LINKXDataset, WebKB
 
 from shoal.storage.datasets.features.feature_options import MadeFeatures
+from shoal.storage.datasets.readers.matlab_graphs import ARCHIVES, LINKX, LINKX_URL, linkx_path
 from shoal.storage.datasets.readers.pyg import FLICKR, GEOM_GCN, HETEROPHILOUS, PUBLISHED
 from shoal.storage.datasets.registry import labels_ahead, load, published_contents
 from shoal.storage.datasets.sources.source import DataSource
 
 PARTS = np.array([2, 1, 3, 1])
 WORDS = {"cornell": ["1,0,0,1", "0,0,1,0", "0,1,1,1", "1,0,0,0"], "actor": ["0,3", "2", "1,2,3", "0"]}
+MASKS = ("train", "val", "test")
 NODES = "out1_node_feature_label.txt"
 
 
@@ -35,9 +38,7 @@ def write_flickr(root: Path) -> None:
     (folder / "role.json").write_text(json.dumps(dict(zip(("tr", "va", "te"), map(np.ndarray.tolist, parts)))))
 
 
-def write_geom_gcn(
-    root: Path, name: str, order: tuple[int, ...] = (0, 1, 2, 3), nodes: int = 4, splits: int = 10
-) -> None:
+def write_geom_gcn(root: Path, name: str, order: Sequence[int] = range(4), nodes: int = 4, splits: int = 10) -> None:
     folder = root / name / "raw"
     folder.mkdir(parents=True, exist_ok=True)
     words = WORDS["actor" if name == "actor" else "cornell"]
@@ -46,34 +47,31 @@ def write_geom_gcn(
     (folder / "out1_graph_edges.txt").write_text("node_id\tnode_id\n0\t1\n1\t0\n2\t3\n3\t3\n2\t0\n")
     for number in range(splits):
         parts = np.roll(PARTS, number)[:nodes]
-        masks: dict[str, Any] = {
-            f"{key}_mask": (parts == part).astype(np.uint8) for part, key in enumerate(("train", "val", "test"), 1)
-        }
+        masks = {f"{key}_mask": (parts == part).astype(np.uint8) for part, key in enumerate(MASKS, 1)}
         np.savez(folder / f"{GEOM_GCN[name]}_split_0.6_0.2_{number}.npz", **masks)
 
 
 def write_heterophilous(root: Path, name: str, **changes: Any) -> None:
     others = np.zeros((9, 3), dtype=bool)
-    masks = {
-        f"{key}_masks": np.vstack([np.arange(3) == k, others]) for key, k in zip(("train", "val", "test"), (2, 0, 1))
-    }
-    arrays = {
-        "node_features": np.arange(6, dtype=np.float32).reshape(3, 2),
-        "node_labels": np.array([1, 0, 1]),
-        "edges": np.array([[0, 1], [1, 2]]),
-        **masks,
-    } | changes
+    arrays = {f"{key}_masks": np.vstack([np.arange(3) == k, others]) for key, k in zip(MASKS, (2, 0, 1))}
+    arrays |= {"node_labels": np.array([1, 0, 1]), "edges": np.array([[0, 1], [1, 2]])}
+    arrays |= {"node_features": np.arange(6, dtype=np.float32).reshape(3, 2)} | changes
     path = root / PUBLISHED[name].files[0]
     path.parent.mkdir(parents=True)
     np.savez(path, **arrays)
 
 
-def test_flickr_equals_pyg(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", FLICKR)
+def test_flickr_equals_pyg_and_damaged_files_are_named(damaged: str, tmp_path: Path) -> None:
     write_flickr(tmp_path)
     graph = load(DataSource("flickr", root=str(tmp_path)))
     assert not (tmp_path / "flickr/processed").exists()
     assert_equals_pyg(graph, Flickr(str(tmp_path / "flickr"))[0])
     assert (graph.name, graph.classes) == ("flickr", 4)
+    path = tmp_path / "flickr/raw" / damaged
+    path.write_bytes(b"<html>quota exceeded</html>")
+    with refused(path, says="; delete it"):
+        load(DataSource("flickr", root=str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", GEOM_GCN)
@@ -83,7 +81,6 @@ def test_geom_gcn_equals_pyg_and_needs_one_split(name: str, tmp_path: Path) -> N
     write_geom_gcn(tmp_path, name)
     assert_equals_pyg(graph, (Actor(str(tmp_path / "actor")) if name == "actor" else WebKB(str(tmp_path), name))[0])
     assert graph.x.tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 1, 1], [1, 0, 0, 0]]
-    assert graph.split is not None
     assert graph.split.tolist() == PARTS.tolist()
     assert (graph.name, edge_set(graph)) == (name, {(0, 1), (1, 0), (0, 2), (2, 0), (2, 3), (3, 2)})
 
@@ -93,17 +90,7 @@ def test_heterophilous_equals_pyg(name: str, tmp_path: Path) -> None:
     write_heterophilous(tmp_path, name)
     graph = load(DataSource(name, root=str(tmp_path)))
     assert_equals_pyg(graph, HeterophilousGraphDataset(str(tmp_path), name)[0])
-    assert graph.split is not None
     assert (graph.split.tolist(), graph.y.tolist(), graph.name) == ([2, 3, 1], [1, 0, 1], name)
-
-
-@pytest.mark.parametrize("file", FLICKR)
-def test_damaged_file_is_named(file: str, tmp_path: Path) -> None:
-    write_flickr(tmp_path)
-    path = tmp_path / "flickr/raw" / file
-    path.write_bytes(b"<html>quota exceeded</html>")
-    with refused(path, says="; delete it"):
-        load(DataSource("flickr", root=str(tmp_path)))
 
 
 def test_wrong_values_name_the_files(tmp_path: Path) -> None:
@@ -118,14 +105,15 @@ def test_wrong_values_name_the_files(tmp_path: Path) -> None:
         load(DataSource("tolokers", root=str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "ours"),
-    [
-        ("pyg:Planetoid/Cora", "planetoid/Cora/raw/ind.cora.allx", "cora"),
-        ("pyg:Amazon/Computers", "amazon/Computers/raw/amazon_electronics_computers.npz", "computers"),
-    ],
-)
-def test_pyg_equals_ours(published_root: Callable[[str], str], name: str, file: str, ours: str) -> None:
+OURS = {
+    "pyg:Planetoid/Cora": ("planetoid/Cora/raw/ind.cora.allx", "cora"),
+    "pyg:Amazon/Computers": ("amazon/Computers/raw/amazon_electronics_computers.npz", "computers"),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_pyg_equals_ours(published_root: Callable[[str], str], name: str) -> None:
+    file, ours = OURS[name]
     root = published_root(file)
     source = DataSource(name, root=root)
     graph, other = load(source), load(DataSource(ours, root=root))
@@ -175,3 +163,91 @@ def test_pyg_without_features_takes_made_ones(published_root: Callable[[str], st
 def test_wrong_pyg_name_option_or_file_is_named(name: str, options: dict[str, Any], place: str, says: str) -> None:
     with refused(place, says=says):
         load(DataSource(name, root="/nowhere", user_options=options))
+
+
+# Status, gender, major, second major, dormitory, year, school: of one student nothing but the status is known.
+STUDENTS = np.array(
+    [[1, 2, 80, 0, 33, 2008, 51], [1, 1, 80, 92, 33, 2006, 7], [3, 0, 0, 0, 0, 0, 0], [2, 2, 70, 0, 12, 2008, 51]]
+)
+
+
+def write_papers(root: Path) -> Path:
+    """Five papers in a ring, the third of two areas, the fifth of none; paper 1 cites itself."""
+    ring = np.zeros((5, 5))
+    for paper in range(5):
+        ring[paper, (paper + 1) % 5] = ring[(paper + 1) % 5, paper] = 1
+    ring[1, 1] = 1
+    group = np.array([[1, 0, 0], [0, 0, 1], [1, 1, 0], [0, 1, 0], [0, 0, 0]])
+    words = sp.csc_matrix(np.arange(20).reshape(5, 4) % 3 == 0, dtype=float)
+    file = root / ARCHIVES["acmv9"]
+    file.parent.mkdir()
+    scipy.io.savemat(file, {"network": sp.csc_matrix(ring), "attrb": words, "group": group})
+    return file
+
+
+def write_linkx(root: Path, name: str, **changes: Any) -> Path:
+    path = root / linkx_path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    friends = np.array([[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]])
+    arrays: dict[str, Any] = {"A": sp.csc_matrix(friends, dtype=np.float64), "local_info": STUDENTS.astype(np.int32)}
+    if name == "genius":
+        arrays = {
+            "edge_index": np.array([[0, 1, 2], [1, 2, 3]]),
+            "node_feat": np.arange(48, dtype=np.float64).reshape(4, 12) / 7,
+            "label": np.array([[0, 1, 1, 0]]),
+        }
+    scipy.io.savemat(path, arrays | changes, do_compression=True)
+    return path
+
+
+def test_papers_of_one_area_stay(tmp_path: Path) -> None:
+    write_papers(tmp_path)
+    graph = load(DataSource("ACMv9", root=str(tmp_path)))
+    assert (graph.cleaning.nodes_dropped, graph.y.tolist()) == (2, [0, 2, 1])
+    # 0-1 is left of the ring, with a loop at 1; papers 2 and 4 take the other edges with them.
+    assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 2, 2], [1, 0])
+    assert graph.cleaning.self_loops == 1
+    np.testing.assert_array_equal(graph.x.toarray(), (np.arange(20).reshape(5, 4) % 3 == 0)[[0, 1, 3]])
+
+
+@pytest.mark.parametrize(("name", "papers", "two"), [("acmv9", 9360, 581), ("dblpv7", 5484, 15)])
+def test_published_counts(published_root: Callable[[str], str], name: str, papers: int, two: int) -> None:
+    root = published_root(str(ARCHIVES[name]))
+    graph = load(DataSource(name, root=root))
+    arrays = scipy.io.loadmat(Path(root, ARCHIVES[name]))
+    kept = arrays["group"].sum(1) == 1
+    assert (arrays["group"].sum(1) == 2).sum() == two
+    assert graph.cleaning.nodes_dropped == (~kept).sum()
+    assert (graph.nodes, graph.features, graph.classes) == (papers - graph.cleaning.nodes_dropped, 6775, 5)
+    network = sp.csr_array(arrays["network"])[kept][:, kept]
+    assert graph.entries == network.nnz - np.count_nonzero(network.diagonal())
+
+
+@pytest.mark.parametrize("name", LINKX)
+def test_reads_what_pyg_reads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_linkx(tmp_path, name)
+    # The splits of one of them are a pickle, which is not read.
+    monkeypatch.setattr(LINKXDataset, "splits", {})
+    graph = load(DataSource(name, root=str(tmp_path)))
+    (data,) = LINKXDataset(str(tmp_path), name)
+    assert_equals_pyg(graph, data)
+    assert graph.y.tolist() == ([0, 1, 1, 0] if name == "genius" else [1, 0, -1, 1])
+    assert (graph.name, graph.split, graph.classes) == (name, None, 2)
+    assert LINKXDataset.datasets[name]["data.mat"] == f"{LINKX_URL}/{LINKX[name]}"
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    papers = write_papers(tmp_path)
+    cut = papers.read_bytes()[:200]
+    scipy.io.savemat(papers, {"network": np.eye(4), "attrb": np.eye(5), "group": np.eye(5)})
+    with refused(papers, says="a graph of 4 papers"):
+        load(DataSource("acmv9", root=str(tmp_path)))
+    papers.write_bytes(cut)
+    with refused(papers):
+        load(DataSource("acmv9", root=str(tmp_path)))
+    students = write_linkx(tmp_path, "reed98", local_info=STUDENTS[:3])
+    with refused(students, says="3 students in a graph of 4 by 4"):
+        load(DataSource("reed98", root=str(tmp_path)))
+    users = write_linkx(tmp_path, "genius", label=np.array([[0, 1, 1]]))
+    with refused(f"{users} (y)"):
+        load(DataSource("genius", root=str(tmp_path)))

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 from support.errors import refused
 from support.pyg_graphs import Trap
+from support.shards import dense
 
 from shoal.storage.datasets.registry import load
 from shoal.storage.datasets.sources.source import DataSource
@@ -41,8 +42,7 @@ def write(folder: Path, layout: str, **changes: Any) -> DataSource:
 
 def assert_square(graph: Graph) -> None:
     assert graph.indptr.tolist() == [0, 2, 4, 6, 8]
-    assert graph.indices.tolist() == [1, 3, 0, 2, 1, 3, 0, 2]
-    assert graph.y.tolist() == [0, 1, -1, 2]
+    assert (graph.indices.tolist(), graph.y.tolist()) == ([1, 3, 0, 2, 1, 3, 0, 2], [0, 1, -1, 2])
     assert (graph.name, graph.classes, graph.y.dtype, graph.synthetic) == ("files", 3, np.int64, False)
 
 
@@ -51,18 +51,11 @@ def test_brings_back_what_was_written(layout: str, tmp_path: Path) -> None:
     graph = load(write(tmp_path, layout))
     assert_square(graph)
     assert graph.x.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert graph.split is not None
-    assert graph.assignment is not None
     assert (graph.split.tolist(), graph.split.dtype) == ([1, 2, 0, 3], np.int8)
     assert (graph.assignment.tolist(), graph.assignment.dtype) == ([0, 0, 1, 1], np.int32)
     assert graph.cleaning.reversed_added == 4
-
-
-def test_split_and_assignment_may_be_absent_and_features_of_a_folder_stay_on_disk(tmp_path: Path) -> None:
-    graph = load(write(tmp_path, "folder", split=None, assignment=None))
-    assert graph.split is None
-    assert graph.assignment is None
-    assert isinstance(graph.x, np.memmap)
+    # Features of a folder stay on the disk.
+    assert isinstance(graph.x, np.memmap) == (layout == "folder")
 
 
 @pytest.mark.parametrize("fmt", ["csr", "csc", "coo"])
@@ -72,8 +65,7 @@ def test_sparse_features_of_a_folder(fmt: str, tmp_path: Path) -> None:
     sp.save_npz(tmp_path / "x.npz", sp.coo_array(x).asformat(fmt))
     graph = load(options)
     assert_square(graph)
-    assert isinstance(graph.x, sp.csr_array)
-    assert graph.x.dtype == np.float32
+    assert (graph.x.format, graph.x.dtype) == ("csr", np.float32)
     assert (graph.x.toarray() == x).all()
 
 
@@ -93,22 +85,14 @@ def test_labels_as_floats_column_or_bytes(y: Any, tmp_path: Path) -> None:
 
 def many(**changes: Any) -> dict[str, Any]:
     """The nodes of the square as three graphs, 0-1, 2 and 3, with a label, a part and a client each."""
-    own = {
-        "edge_index": [[0], [1]],
-        "graph": [0, 0, 1, 2],
-        "y": [1, -1, 0],
-        "split": [1, 0, 3],
-        "assignment": [1, 0, 1],
-    }
-    return own | changes
+    own = {"edge_index": [[0], [1]], "graph": [0, 0, 1, 2], "y": [1, -1, 0]}
+    return own | {"split": [1, 0, 3], "assignment": [1, 0, 1]} | changes
 
 
 @pytest.mark.parametrize(
     ("array", "value", "says"),
     [
         ("edge_index", [[0, 4], [1, 2]], "names node 4"),
-        ("edge_index", [[0, 1], [1, 2], [2, 3]], "shape [2, E]"),
-        ("edge_index", [[0.0], [1.0]], "integers"),
         ("x", [1.0, 2.0, 3.0, 4.0], "[N, F], found float64 [4]"),
         ("x", np.empty((4, 0)), "[N, F]"),
         ("x", [["a"], ["b"], ["c"], ["d"]], "must be numbers"),
@@ -119,7 +103,6 @@ def many(**changes: Any) -> dict[str, Any]:
         ("y", ["a", "b", "a"], "shape [3], but x has 4 rows"),
         ("y", [b"a", b"b", b"a", b"b"], "must be integers"),
         ("y", [0, -1, -2, 0], "row 2 is -2, not in -1"),
-        ("y", [-1, -1, -1, -1], "no node has a label"),
         ("split", [1, 2, 3], "shape [3]"),
         ("split", [1, 2, 0, 4], "row 3 is 4, not in 0..3"),
         ("split", [1, -1, 0, 2], "row 1 is -1"),
@@ -156,12 +139,13 @@ def test_many_graphs_are_refused(array: str, value: Any, says: str, tmp_path: Pa
         load(write(tmp_path, "npz", **many(**{array: value})))
 
 
+@pytest.mark.parametrize("row_normalize", [False, True])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_refuses_features_that_are_not_finite_in_float32(value: float, tmp_path: Path) -> None:
+def test_refuses_features_that_are_not_finite_in_float32(value: float, row_normalize: bool, tmp_path: Path) -> None:
     x = arrays()["x"].astype(np.float64)
     x[3, 0] = value
     with refused(f"{tmp_path}/x.npy", says="row 3 "):
-        load(write(tmp_path, "folder", x=x))
+        load(replace(write(tmp_path, "folder", x=x), row_normalize=row_normalize))
     (tmp_path / "x.npy").unlink()
     sp.save_npz(tmp_path / "x.npz", sp.csr_array(x))
     with refused(f"{tmp_path}/x.npz", says="row 3 "):
@@ -227,9 +211,7 @@ def test_saved_graph_takes_the_place_of_another(tmp_path: Path) -> None:
     save_graph(sparse, tmp_path)
     again = load(options)
     assert sp.issparse(again.x)
-    assert again.split is None
-    assert again.assignment is None
-    assert again.synthetic
+    assert (again.split, again.assignment, again.synthetic) == (None, None, True)
     save_graph(graph, tmp_path)
     assert_square(load(options))
     save_graph(load(options), tmp_path)
@@ -240,6 +222,9 @@ def test_half_saved_graph_is_none(tmp_path: Path) -> None:
     """The disk takes no split.npy: a folder lies there."""
     options = write(tmp_path, "folder")
     graph = load(options)
+    (tmp_path / "SYNTHETIC.json").write_text("{")
+    with refused(tmp_path / "SYNTHETIC.json"):
+        load(options)
     (tmp_path / "split.npy").unlink()
     (tmp_path / "split.npy.unfinished").mkdir()
     with refused(tmp_path / "split.npy", says="cannot be written"):
@@ -251,13 +236,6 @@ def test_half_saved_graph_is_none(tmp_path: Path) -> None:
         save_graph(graph, tmp_path / "file")
 
 
-def test_unreadable_note_is_named(tmp_path: Path) -> None:
-    options = write(tmp_path, "folder")
-    (tmp_path / "SYNTHETIC.json").write_text("{")
-    with refused(tmp_path / "SYNTHETIC.json"):
-        load(options)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_order_of_bytes_and_axes_is_not_the_graph(layout: str, tmp_path: Path) -> None:
     turned = {name: np.asfortranarray(array.astype(array.dtype.newbyteorder(">"))) for name, array in arrays().items()}
@@ -267,32 +245,15 @@ def test_the_order_of_bytes_and_axes_is_not_the_graph(layout: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_refuses_a_header_of_more_than_there_is(layout: str, tmp_path: Path) -> None:
-    options = write(tmp_path, layout)
-    path = tmp_path / ("mine.npz" if layout == "npz" else "y.npy")
-    content = path.read_bytes()
-    assert content.count(b"'shape': (4,), }              ") > 0
-    path.write_bytes(content.replace(b"'shape': (4,), }              ", b"'shape': (4398046511104,), }  "))
-    with refused(path, says="cannot be read"):
-        load(options)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_graphs(layout: str, tmp_path: Path) -> None:
     graph = load(write(tmp_path, layout, **many()))
-    assert graph.graph_of is not None
     assert (graph.graph_of.tolist(), graph.graph_of.dtype) == ([0, 0, 1, 2], np.int64)
     assert (graph.nodes, graph.items, graph.entries, graph.classes) == (4, 3, 2, 2)
-    assert graph.split is not None
-    assert graph.assignment is not None
     assert (graph.y.tolist(), graph.split.tolist(), graph.assignment.tolist()) == ([1, -1, 0], [1, 0, 3], [1, 0, 1])
-    again = load(DataSource("files", path=str(save_graph(graph, tmp_path / "again"))))
-    for field in ("indptr", "indices", "x", "y", "split", "assignment", "graph_of"):
-        np.testing.assert_array_equal(getattr(again, field), getattr(graph, field))
-
-
-def test_sparse_features_of_many_graphs(tmp_path: Path) -> None:
-    """There are as many rows as nodes, and not as labels."""
-    options = write(tmp_path, "folder", **many(x=None))
-    sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.eye(4)))
-    assert (load(options).x.toarray() == np.eye(4)).all()
+    # Sparse features have as many rows as nodes, and not as labels.
+    for made in (graph, replace(graph, x=sp.csr_array(graph.x))):
+        again = load(DataSource("files", path=str(save_graph(made, tmp_path / "again"))))
+        assert sp.issparse(again.x) == sp.issparse(made.x)
+        np.testing.assert_array_equal(dense(again.x), graph.x)
+        for field in ("indptr", "indices", "y", "split", "assignment", "graph_of"):
+            np.testing.assert_array_equal(getattr(again, field), getattr(graph, field))

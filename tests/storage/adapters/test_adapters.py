@@ -1,0 +1,503 @@
+"""Graphs of PyG and NetworkX, and of DGL and torch_sparse by duck types of their interface: this torch has no build."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from support.errors import refused
+from support.shards import adjacency, dense
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import KarateClub
+from torch_geometric.nn import GCNConv
+from torch_geometric.transforms import ToSparseTensor
+
+from shoal.storage.adapters import (
+    from_dgl,
+    from_networkx,
+    from_pyg,
+    from_sparse_tensor,
+    to_dgl,
+    to_pyg,
+    to_sparse_tensor,
+)
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.pairs import Pairs
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.store import Store
+
+
+def club() -> Any:
+    graph = nx.DiGraph()
+    for node, label in (("c", "owl"), ("a", None), (7, "ant"), ("b", "owl")):
+        graph.add_node(node, h=len(str(node)) + 0.5, w=2, both=[1.0, 3.0], train_mask=node == "c", assignment=0)
+        if label:
+            graph.nodes[node]["label"] = label
+    graph.add_edges_from([("c", "a"), ("a", "c"), ("a", 7), ("b", 7), ("b", "b")])
+    return graph
+
+
+def test_brings_back_what_is_there() -> None:
+    graph = from_networkx(club(), ["h", "w"], name="club")
+    assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 3, 5, 6], [1, 0, 2, 1, 3, 2])
+    assert (graph.y.tolist(), graph.label_names) == ([1, -1, 0, 1], ("ant", "owl"))
+    assert (graph.x.tolist(), graph.name) == ([[1.5, 2]] * 4, "club")
+    assert (graph.vocabulary.tolist(), graph.split.tolist()) == (["h", "w"], [1, 0, 0, 0])
+    assert graph.assignment.tolist() == [0] * 4
+    assert from_networkx(club(), "both").x.tolist() == [[1, 3]] * 4
+    assert from_networkx(club(), "h").x.tolist() == [[1.5]] * 4
+    assert from_networkx(nx.MultiGraph(club()), "h").indices.tolist() == [1, 0, 2, 1, 3, 2]
+
+
+def test_weights_of_edges_and_one_where_there_is_none() -> None:
+    graph = club()
+    graph["b"][7]["weight"] = 2.5
+    # Of c: a; of a: c and 7; of 7: a and b; of b: 7. The loop at b is taken out.
+    found = from_networkx(graph, "h").edge_weight
+    assert found.tolist() == [1, 1, 1, 1, 2.5, 2.5]
+    assert from_networkx(club(), "h").edge_weight is None
+
+
+def test_numbers_of_the_library_are_labels() -> None:
+    graph = nx.karate_club_graph()
+    nx.set_edge_attributes(graph, 1, "weight")
+    nx.set_node_attributes(graph, dict(graph.degree()), "degree")
+    found = from_networkx(graph, "degree", y="club")
+    assert found.label_names == ("Mr. Hi", "Officer")
+    assert (found.nodes, found.entries) == (34, 156)
+    nx.set_node_attributes(graph, {node: node % 2 for node in graph}, "parity")
+    found = from_networkx(graph, "degree", y="parity")
+    assert (found.label_names, found.y.tolist()) == (None, [0, 1] * 17)
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "says"),
+    [
+        (lambda g: g.nodes["a"].pop("h"), "graph.nodes['a']['h']", "missing"),
+        (lambda g: g.nodes[7].update(h=[1, 2]), "graph.nodes[7]['h']", "of another length"),
+        (lambda g: g.nodes[7].update(h="x"), "graph.nodes[...]['h']", "features must be numbers"),
+        (lambda g: g.nodes[7].pop("assignment"), "graph.nodes[7]['assignment']", "missing"),
+        (lambda g: g["a"][7].update(weight=-1), "graph", "edge 'a', 7 has weight -1"),
+        (lambda g: g["a"][7].update(weight="far"), "graph", "edge 'a', 7 has weight 'far'"),
+        (lambda g: g["a"][7].update(weight=float("inf")), "graph", "has weight inf"),
+        (lambda g: g["a"][7].update(weight=float("nan")), "graph", "has weight nan"),
+        (lambda g: g["a"]["c"].update(weight=3), "graph.edges", "weighs 1 and 3"),
+        (lambda g: g.clear(), "graph", "has no nodes"),
+    ],
+)
+def test_networkx_refuses(change: Any, place: str, says: str) -> None:
+    graph = club()
+    change(graph)
+    with refused(place, says=says):
+        from_networkx(graph, "h")
+
+
+Square = Callable[..., dict[str, Any]]
+Check = Callable[[Graph], None]
+NAMES = {"x": "feat", "y": "label"}
+
+
+class DGLGraph:
+    """As dgl.DGLGraph: ndata takes tensors of one row a node, edges come as sources and targets."""
+
+    is_homogeneous = True
+
+    def __init__(self, edges: tuple[Tensor, Tensor], num_nodes: int) -> None:
+        source, target = edges
+        assert source.dtype == target.dtype in (torch.int64, torch.int32)
+        assert num_nodes > max(source.max(), target.max()) if len(source) else True
+        self._edges, self._nodes = (source, target), num_nodes
+        self.ndata: dict[str, Tensor] = {}
+        self.edata: dict[str, Tensor] = {}
+
+    def num_nodes(self) -> int:
+        return self._nodes
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        return self._edges
+
+
+DGL = SimpleNamespace(graph=lambda data, *, num_nodes: DGLGraph(data, num_nodes), NID="_ID")
+
+
+def given(square: Square, **changes: Any) -> DGLGraph:
+    tensors = square(**changes)
+    made = DGLGraph(tuple(tensors.pop("edge_index")), 4)
+    made.ndata.update({NAMES.get(key, key): tensor for key, tensor in tensors.items()})
+    return made
+
+
+def test_graph_in(square: Square, assert_square: Check) -> None:
+    made = given(square, edge_index=square()["edge_index"].int())
+    assert_square(from_dgl(made))
+    made.ndata["h"], made.ndata["c"] = made.ndata.pop("feat"), made.ndata.pop("label")
+    assert_square(from_dgl(made, "mine", x="h", y="c"))
+
+
+def test_shard_out_keeps_the_numbers_of_its_nodes(make_store: Callable[..., Store]) -> None:
+    store = make_store()
+    shard = store.shard(1)
+    out = to_dgl(shard, store.split(next(iter(store.manifest.splits)), 1), module=DGL)
+    assert out.ndata["_ID"].tolist() == shard.node.tolist()
+    assert sorted(out.ndata["_ID"].tolist()) == list(range(20, 29))
+    assert out.ndata["train_mask"].any()
+    lonely = to_dgl(store.shard(2), module=DGL)
+    assert (lonely.num_nodes(), len(lonely.edges()[0])) == (1, 0)
+
+
+@pytest.mark.parametrize("key", ["weight", "w"])
+def test_weights_in_and_out(key: str, square: Square, given_weights: Tensor, assert_weighted: Check) -> None:
+    made = given(square)
+    made.edata[key] = given_weights
+    assert_weighted(from_dgl(made))
+    out = to_dgl(from_dgl(made), module=DGL)
+    assert (out.num_nodes(), len(out.edges()[0]), len(out.edata["weight"])) == (4, 10, 10)
+    assert set(out.ndata) == {"feat", "label", "train_mask", "val_mask", "test_mask"}
+    assert_weighted(from_dgl(out))
+    out.edata["w"] = out.edata["weight"]
+    with refused("graph.edata"):
+        from_dgl(out)
+    made.edata[key] = -given_weights
+    with refused(f"graph.edata['{key}']"):
+        from_dgl(made)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "message"),
+    [
+        ("feat", {"x": None}, "missing"),
+        ("label", {"y": None}, "missing"),
+        ("feat", {"x": torch.ones(3, 2)}, "3 rows for 4 nodes"),
+        ("label", {"y": torch.ones(4, 2)}, "multi-label"),
+        ("test_mask", {"test_mask": torch.ones(4, 2, dtype=torch.bool)}, "2 splits"),
+    ],
+)
+def test_dgl_refuses(key: str, changes: dict[str, Any], message: str, square: Square) -> None:
+    with refused(f"graph.ndata['{key}']", says=message):
+        from_dgl(given(square, **changes))
+
+
+def test_refuses_several_kinds_of_nodes_and_labels_of_graphs(square: Square) -> None:
+    made = given(square)
+    made.is_homogeneous = False
+    with refused("graph", says="to_homogeneous"):
+        from_dgl(made)
+    graph = replace(from_pyg(Data(**square())), graph_of=np.zeros(4, dtype=np.int64), y=np.array([1]), split=None)
+    with refused("graph", says="many graphs"):
+        to_dgl(graph, module=object())
+
+
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+class SparseTensor:
+    """As torch_sparse.SparseTensor: from rows or from a row pointer, entries in row order."""
+
+    def __init__(
+        self, *, col: Tensor, sparse_sizes: tuple[int, int], row: Tensor | None = None, rowptr: Tensor | None = None,
+        value: Tensor | None = None, is_sorted: bool = False,
+    ) -> None:  # fmt: skip
+        if rowptr is not None:
+            assert rowptr.dtype == col.dtype == torch.int64
+            row = torch.repeat_interleave(torch.arange(sparse_sizes[0]), rowptr.diff())
+        keys = row * sparse_sizes[1] + col
+        assert not is_sorted or bool((keys.diff() >= 0).all()), "announced as sorted, but is not"
+        order = keys.argsort()
+        self.entries = row[order], col[order], None if value is None else value[order]
+        self.sizes = sparse_sizes
+
+    def coo(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.entries
+
+    def sparse_sizes(self) -> tuple[int, int]:
+        return self.sizes
+
+
+MODULE = SimpleNamespace(SparseTensor=SparseTensor)
+
+
+def adjacency_of(square: Square, sizes: tuple[int, int] = (4, 4)) -> SparseTensor:
+    target, source = square()["edge_index"]
+    return SparseTensor(row=source, col=target, value=torch.rand(5), sparse_sizes=sizes)
+
+
+def test_adjacency_alone(square: Square) -> None:
+    bare = from_sparse_tensor(adjacency_of(square), square()["x"], square()["y"], name="mine")
+    assert (bare.split, bare.name, bare.entries) == (None, "mine", 10)
+
+
+def test_values_are_weights(square: Square, given_weights: Tensor, assert_weighted: Check) -> None:
+    tensors = square()
+    target, source = tensors["edge_index"]
+    given = SparseTensor(row=source, col=target, value=given_weights, sparse_sizes=(4, 4))
+    masks = {key: tensors[key] for key in MASKS}
+    assert_weighted(from_sparse_tensor(given, tensors["x"], tensors["y"], masks))
+    graph = from_pyg(Data(**square(edge_index=None, adj_t=given)))
+    assert_weighted(graph)
+    assert_weighted(from_sparse_tensor(to_sparse_tensor(graph, MODULE), tensors["x"], tensors["y"], masks))
+
+
+def test_adjacency_out_is_what_came_in(square: Square) -> None:
+    graph = from_pyg(Data(**square()))
+    row, col, value = to_sparse_tensor(graph, MODULE).coo()
+    assert (value, graph.edge_weight) == (None, None)
+    assert (row.tolist(), col.tolist()) == ([0, 0, 0, 1, 1, 2, 2, 2, 3, 3], [1, 2, 3, 0, 2, 0, 1, 3, 0, 2])
+    again = from_sparse_tensor(to_sparse_tensor(graph, MODULE), square()["x"], square()["y"])
+    assert (again.indices.tolist(), again.cleaning.reversed_added) == (graph.indices.tolist(), 0)
+
+
+def test_sparse_refuses(square: Square) -> None:
+    tensors = square()
+    x, y = tensors["x"], tensors["y"]
+    with refused("adjacency", says="square, found [4, 5]"):
+        from_sparse_tensor(adjacency_of(square, (4, 5)), x, y)
+    with refused("adjacency", says="found list"):
+        from_sparse_tensor([[0, 1]], x, y)
+    with refused("adjacency", says="names node 3, but the 3 nodes"):
+        from_sparse_tensor(adjacency_of(square), x[:3], y[:3])
+    with refused("masks['val_mask']"):
+        from_sparse_tensor(adjacency_of(square), x, y, {key: torch.ones(4, dtype=torch.bool) for key in MASKS})
+
+
+@pytest.mark.parametrize(("library", "out"), [("dgl", to_dgl), ("torch_sparse", to_sparse_tensor)])
+def test_without_a_library_one_line(library: str, out: Callable[[Graph], Any], square: Square) -> None:
+    if importlib.util.find_spec(library) is not None:
+        pytest.skip(f"{library} is installed")
+    with refused(library):
+        out(from_pyg(Data(**square())))
+
+
+def test_data_in(square: Square, assert_square: Check) -> None:
+    graph = from_pyg(Data(**square()), "mine")
+    assert_square(graph)
+    assert (graph.name, graph.cleaning.reversed_added, graph.assignment) == ("mine", 5, None)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_adjacency_instead_of_edges(layout: torch.layout, square: Square, assert_square: Check) -> None:
+    data = ToSparseTensor(layout=layout)(Data(**square()))
+    assert data.edge_index is None
+    assert_square(from_pyg(data))
+
+
+def test_weights_of_data_in_and_out(square: Square, given_weights: torch.Tensor, assert_weighted: Check) -> None:
+    weighted = Data(**square(edge_weight=given_weights))
+    graph = from_pyg(weighted)
+    assert_weighted(graph)
+    assert_weighted(from_pyg(Data(**square(edge_weight=given_weights[:, None].double()))))
+    assert_weighted(from_pyg(ToSparseTensor(layout=torch.sparse_csr)(weighted)))
+    out = to_pyg(graph)
+    assert out.edge_weight.dtype == torch.float32
+    assert_weighted(from_pyg(out))
+    # PyG's own algebra reads what came out as it reads what went in, both ways.
+    conv = GCNConv(2, 3)
+    both = torch.cat([weighted.edge_index, weighted.edge_index.flip(0)], dim=1)
+    expected = conv(weighted.x, both, given_weights.repeat(2))
+    torch.testing.assert_close(conv(out.x, out.edge_index, out.edge_weight), expected)
+    # Ones say nothing.
+    assert "edge_weight" not in to_pyg(from_pyg(Data(**square(edge_weight=torch.ones(5)))))
+    small = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=0, edge_weight=torch.tensor([2.0]))]
+    with refused("data[0].edge_weight"):
+        from_pyg(small)
+
+
+X = torch.arange(8, dtype=torch.float32).reshape(4, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"y": torch.tensor([0.0, 1.0, torch.nan, 2.0])},
+        {"y": torch.tensor([[0], [1], [-1], [2]])},
+        {"y": torch.tensor([0, 1, -1, 2], dtype=torch.int8)},
+        {"y": torch.tensor([0.0, 1.0, torch.nan, 2.0], dtype=torch.bfloat16)},
+        *({"x": X.to(dtype)} for dtype in (torch.float64, torch.bfloat16, torch.int64)),
+        {"x": X.clone().requires_grad_()},
+    ],
+)
+def test_features_and_labels_of_any_type(changes: dict[str, Any], square: Square, assert_square: Check) -> None:
+    graph = from_pyg(Data(**square(**changes)))
+    assert graph.x.dtype == np.float32
+    assert_square(graph)
+
+
+def test_sparse_features_and_no_edges(square: Square) -> None:
+    sparse = from_pyg(Data(**square(x=X.to_sparse_csr())))
+    assert sp.issparse(sparse.x)
+    assert np.array_equal(sparse.x.toarray(), X)
+    alone = from_pyg(Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=torch.ones(1, 2), y=torch.zeros(1)))
+    assert (alone.nodes, alone.entries, alone.classes) == (1, 0, 1)
+    assert to_pyg(alone).edge_index.shape == (2, 0)
+
+
+def test_masks_may_be_absent_and_clients_there(square: Square) -> None:
+    bare = {"train_mask": None, "val_mask": None, "test_mask": None}
+    graph = from_pyg(Data(**square(**bare, assignment=torch.tensor([1, 0, 0, 1]))))
+    assert graph.split is None
+    assert graph.assignment.tolist() == [1, 0, 0, 1]
+    some = from_pyg(Data(**square(val_mask=None)))
+    assert some.split.tolist() == [1, 0, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("x", None, "missing"),
+        ("y", None, "missing"),
+        ("edge_index", None, "missing"),
+        ("x", [[1.0], [2.0]], "must be a tensor or an array, found list"),
+        ("x", torch.tensor([[1.0], [torch.nan], [2.0], [3.0]]), "row 1 "),
+        ("y", torch.tensor([0, 1, 2]), "x has 4 rows"),
+        ("edge_index", torch.tensor([[0, 4], [1, 2]]), "names node 4"),
+        ("train_mask", torch.ones(4, 10, dtype=torch.bool), "10 splits; take one"),
+        ("val_mask", torch.ones(3, dtype=torch.bool), "4 nodes, found bool [3]"),
+        ("test_mask", torch.tensor([0, 1, 3]), "found int64 [3]"),
+        ("val_mask", torch.tensor([True, False, False, False]), "node 0 is in another mask"),
+        ("assignment", torch.tensor([0, 1, -1, 1]), "row 2 is -1"),
+    ],
+)
+def test_data_refuses(attribute: str, value: Any, message: str, square: Square) -> None:
+    with refused(f"data.{attribute}", says=message):
+        from_pyg(Data(**square(**{attribute: value})))
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "message"),
+    [
+        (HeteroData(), "data", "found HeteroData; "),
+        (KarateClub(), "data", "found KarateClub; "),
+        (None, "data", "found NoneType; "),
+        ([], "data", "an empty list"),
+        ([HeteroData()], "data[0]", "found HeteroData"),
+        (Data(x=X, y=X[:, 0], adj_t=torch.eye(4)), "data.adj_t", "found Tensor"),
+        (Data(x=X, y=X[:, 0], adj_t=torch.ones(4, 5).to_sparse_csr()), "data.adj_t", "found [4, 5]"),
+    ],
+)
+def test_refuses_what_is_no_data_or_no_adjacency(data: Any, place: str, message: str) -> None:
+    with refused(place, says=message):
+        from_pyg(data)
+
+
+def test_graph_in_and_out_is_what_it_was(square: Square) -> None:
+    karate = KarateClub()[0]
+    out = to_pyg(from_pyg(karate))
+    assert out.validate()
+    assert torch.equal(out.edge_index, karate.coalesce().edge_index)
+    assert all(torch.equal(out[key], karate[key]) for key in ("x", "y", "train_mask"))
+    assert not out.val_mask.any()
+    clients = torch.tensor([1, 0, 0, 1], dtype=torch.int32)
+    assert torch.equal(to_pyg(from_pyg(Data(**square(assignment=clients)))).assignment, clients)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_shard_out(dtype: str, make_store: Callable[..., Store], make_graph: Callable[..., Graph]) -> None:
+    """Edges by the node's own numbers are those of the whole graph between nodes of the client."""
+    store, graph = make_store(dtype), make_graph(0, 30, 0.2)
+    for client in range(store.clients):
+        shard, split = store.shard(client), store.split(next(iter(store.manifest.splits)), client)
+        data = to_pyg(shard, split)
+        assert data.validate()
+        assert data.num_nodes == shard.nodes
+        node = data.n_id.numpy()
+        given = node[np.array(adjacency(graph)[node][:, node].nonzero())]
+        assert sorted(zip(*data.n_id[data.edge_index].tolist())) == sorted(zip(*given.tolist()))
+        assert torch.equal(data.x, torch.from_numpy(graph.x[node]).to(getattr(torch, dtype)))
+        assert np.array_equal(data.y, graph.y[node])
+        for mask, rows in zip((data.train_mask, data.val_mask, data.test_mask), (split.train, split.val, split.test)):
+            assert torch.equal(mask.nonzero().flatten(), torch.from_numpy(rows).long())
+    assert "train_mask" not in to_pyg(store.shard(0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_features_out_are_dense_or_csr(dtype: str, layout: str, make_store: Callable[..., Store]) -> None:
+    """However a shard keeps them; writing into them leaves the file."""
+    x = np.random.default_rng(0).integers(0, 2, (30, 40)).astype(np.float32)
+    store = make_store(dtype, layout, x)
+    shard = store.shard(0)
+    expected = torch.from_numpy(x[shard.node]).to(getattr(torch, dtype))
+    plain, sparse = to_pyg(shard), to_pyg(shard, sparse=True)
+    assert torch.equal(plain.x, expected)
+    assert (sparse.x.layout, sparse.x.dtype) == (torch.sparse_csr, expected.dtype)
+    assert torch.equal(sparse.x.to_dense(), expected)
+    assert np.array_equal(from_pyg(sparse).x.toarray(), x[shard.node])
+    sparse.x.values().zero_()
+    assert np.array_equal(dense(shard.x), expected.numpy())
+    plain.x.zero_()
+    assert np.array_equal(dense(store.shard(0).x), expected.numpy())
+
+
+def three() -> list[Data]:
+    """An edge, a node alone, and a path of three nodes given one way."""
+    return [
+        Data(torch.tensor([[1.0, 0], [0, 1]]), torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([2])),
+        Data(torch.tensor([[5.0, 6]]), torch.empty(2, 0, dtype=torch.int64), y=torch.tensor([[0]])),
+        Data(torch.tensor([[1.0, 1], [2, 2], [3, 3]]), torch.tensor([[0, 2], [1, 1]]), y=1),
+    ]
+
+
+def test_many_graphs_in_and_out() -> None:
+    graph = from_pyg(three(), "mine")
+    assert (graph.name, graph.nodes, graph.items, graph.classes) == ("mine", 6, 3, 3)
+    assert graph.indptr.tolist() == [0, 1, 2, 2, 3, 5, 6]
+    assert (graph.indices.tolist(), graph.y.tolist()) == ([1, 0, 4, 3, 5, 4], [2, 0, 1])
+    assert graph.graph_of.tolist() == [0, 0, 1, 2, 2, 2]
+    assert np.array_equal(graph.x, [[1, 0], [0, 1], [5, 6], [1, 1], [2, 2], [3, 3]])
+    out = to_pyg(graph)
+    assert (out.batch.tolist(), out.y.tolist()) == ([0, 0, 1, 2, 2, 2], [2, 0, 1])
+
+
+def small_shard(label: list[int], **own: Any) -> Shard:
+    """Nodes 4, 5 and 9, with an edge between the first two."""
+    arrays = [np.array(array, dtype=np.int32) for array in (label, [0, 1, 2, 2], [1, 0])]
+    return Shard(0, np.array([4, 5, 9]), *arrays, np.ones((3, 2), dtype=np.float32), **own)
+
+
+def test_a_client_of_many_graphs_has_masks_of_graphs() -> None:
+    shard = small_shard([1, 1, 0], graph=np.array([3, 3, 7]))
+    out = to_pyg(shard, Split(*(np.array(rows, dtype=np.int32) for rows in ([1], [], [0]))))
+    assert (out.batch.tolist(), out.y.tolist(), out.n_id.tolist()) == ([0, 0, 1], [1, 0], [4, 5, 9])
+    assert (out.train_mask.tolist(), out.test_mask.tolist()) == ([False, True], [True, False])
+
+
+def test_a_client_of_pairs_has_labels_and_masks_of_pairs() -> None:
+    columns = [1, 2, 2], [1, 0, 0], [1, 3, 2]
+    partner, label, part = (np.array(column, dtype=np.int8) for column in columns)
+    pairs = Pairs(np.array([0, 2, 3, 3], dtype=np.int32), partner.astype(np.int32), label, part)
+    shard = small_shard([-1] * 3, pairs=pairs)
+    out = to_pyg(shard, Split(*(np.array([row], dtype=np.int32) for row in (0, 2, 1))))
+    assert out.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert (out.edge_label_index.tolist(), out.edge_label.tolist()) == ([[0, 0, 1], [1, 2, 2]], [1, 0, 0])
+    assert (out.n_id.tolist(), out.y, out.num_nodes) == ([4, 5, 9], None, 3)
+    masks = [out.train_mask.tolist(), out.val_mask.tolist(), out.test_mask.tolist()]
+    assert masks == [[True, False, False], [False, False, True], [False, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        *((key, None, "missing") for key in ("x", "y", "edge_index")),
+        ("x", torch.ones(1, 3), "found [1, 3]"),
+        ("x", torch.ones(0, 2), "found [0, 2]"),
+        ("x", torch.ones(2), "found [2]"),
+        ("y", torch.tensor([0, 1]), "must be the one label of the graph, found [2]"),
+        ("y", "a", "found str"),
+        ("edge_index", torch.tensor([[0], [1]]), "names a node outside 0 to 0"),
+        ("edge_index", torch.tensor([[-1], [0]]), "names a node outside 0 to 0"),
+        ("edge_index", torch.ones(2, 1), "must be integers"),
+        ("edge_index", torch.zeros(1, 2, dtype=torch.int64), "shape [2, E]"),
+    ],
+)
+def test_a_wrong_graph_among_many_is_named(key: str, value: Any, says: str) -> None:
+    graphs = three()
+    setattr(graphs[1], key, value)
+    with refused(f"data[1].{key}", says=says):
+        from_pyg(graphs)
