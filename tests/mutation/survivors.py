@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
+from itertools import chain
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -36,50 +37,37 @@ from mutants import mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path("tests/mutation/equivalent.txt")
-# Tests beside tests/<folder>/test_<file>.py, for all paths that begin so.
+# Tests beside tests/<folder>/test_<file>.py, for all paths that begin so; below algorithms/ and tests/algorithms/.
 TESTS = {
-    "algorithms/base.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/client.py": [
-        "tests/algorithms/training/test_local_training.py",
-        "tests/algorithms/test_client_model.py",
-        "tests/algorithms/models/test_sparse_features.py",
-    ],
-    "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/rng.py": ["tests/algorithms/training/test_local_training.py"],
-    "algorithms/protocol.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/models/": ["tests/algorithms/models"],
-    "algorithms/models/layers/dropout.py": ["tests/algorithms/training/batched/test_batched_training.py"],
-    "algorithms/methods/fedgta/label_tiles.py": ["tests/algorithms/methods/fedgta/test_label_sketch.py"],
-    "algorithms/training/analytic/": ["tests/algorithms/training/analytic"],
-    "algorithms/methods/": ["tests/algorithms/methods/test_every_method.py"],
-    "algorithms/methods/local.py": [
-        "tests/algorithms/methods/test_local.py",
-        "tests/algorithms/methods/registry/test_load.py",
-    ],
-    "algorithms/losses/finch.py": ["tests/algorithms/methods/test_fpl.py"],
-    "algorithms/methods/fednh.py": ["tests/algorithms/methods/test_fednh.py"],
-    "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_averaged_rows.py"],
-    "algorithms/methods/fedproc.py": ["tests/algorithms/methods/test_averaged_rows.py"],
-    "algorithms/methods/shared/class_prototypes.py": [
-        "tests/algorithms/methods/test_fedproto.py",
-        "tests/algorithms/methods/test_feddistill.py",
-    ],
-    "algorithms/methods/feddc.py": [
-        "tests/algorithms/methods/test_scaffold.py",
-        "tests/algorithms/methods/shared/test_mean_gradient.py",
-    ],
-    "algorithms/methods/scaffold.py": ["tests/algorithms/methods/shared/test_mean_gradient.py"],
-    "algorithms/methods/fedgta/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
-    "algorithms/methods/fedkd.py": ["tests/algorithms/methods/shared/test_copilot.py"],
-    "algorithms/methods/fml.py": ["tests/algorithms/methods/shared/test_copilot.py"],
-    "algorithms/methods/fedgkc.py": ["tests/algorithms/methods/fedgkc"],
-    "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
-    "algorithms/methods/gcfl_plus/": ["tests/algorithms/methods/gcfl_plus"],
-    "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
-    "algorithms/methods/fgssl.py": ["tests/algorithms/methods/test_fgssl.py"],
-    "algorithms/methods/adafgl/": ["tests/algorithms/methods/adafgl"],
-    "algorithms/methods/fedsage_plus/": ["tests/algorithms/methods/fedsage_plus"],
-    "algorithms/methods/fedpub/": ["tests/algorithms/methods/fedpub"],
+    "base.py": "test_protocol.py",
+    "client.py": "training/test_local_training.py test_client_model.py models/test_sparse_features.py",
+    "context.py": "test_protocol.py",
+    "rng.py": "training/test_local_training.py",
+    "protocol.py": "test_protocol.py",
+    "models/": "models",
+    "models/layers/dropout.py": "training/batched/test_batched_training.py",
+    "methods/fedgta/label_tiles.py": "methods/fedgta/test_label_sketch.py",
+    "training/analytic/": "training/analytic",
+    "methods/": "methods/test_every_method.py",
+    "methods/local.py": "methods/test_local.py methods/registry/test_load.py",
+    "losses/finch.py": "methods/test_fpl.py",
+    "methods/fednh.py": "methods/test_fednh.py",
+    "methods/fedproto.py": "methods/test_averaged_rows.py",
+    "methods/fedproc.py": "methods/test_averaged_rows.py",
+    "methods/shared/class_prototypes.py": "methods/test_fedproto.py methods/test_feddistill.py",
+    "methods/feddc.py": "methods/test_scaffold.py methods/shared/test_mean_gradient.py",
+    "methods/scaffold.py": "methods/shared/test_mean_gradient.py",
+    "methods/fedgta/fedgta.py": "methods/test_fedgta_rounds.py",
+    "methods/fedkd.py": "methods/shared/test_copilot.py",
+    "methods/fml.py": "methods/shared/test_copilot.py",
+    "methods/fedgkc.py": "methods/fedgkc",
+    "methods/fggp/": "methods/fggp",
+    "methods/gcfl_plus/": "methods/gcfl_plus",
+    "methods/fedpg/": "methods/fedpg",
+    "methods/fgssl.py": "methods/test_fgssl.py",
+    "methods/adafgl/": "methods/adafgl",
+    "methods/fedsage_plus/": "methods/fedsage_plus",
+    "methods/fedpub/": "methods/fedpub",
 }
 
 
@@ -179,8 +167,8 @@ class Tests:
 
 def tests_of(file: Path) -> list[str]:
     own = Path("tests") / file.parent / f"test_{file.stem}.py"
-    beside = [test for begin, tests in TESTS.items() if str(file).startswith(begin) for test in tests]
-    return [str(own)] * own.exists() + beside
+    beside = [tests.split() for begin, tests in TESTS.items() if str(file).startswith(f"algorithms/{begin}")]
+    return [str(own)] * own.exists() + [f"tests/algorithms/{test}" for test in chain(*beside)]
 
 
 def equivalent_of(file: Path) -> set[str]:
