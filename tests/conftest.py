@@ -15,6 +15,7 @@ from support.exhaustive import choose, pytest_addoption, pytest_configure  # noq
 from support.plain_fedavg import row_counts
 from support.small_graphs import write_graphs
 from support.small_pairs import OF_CLIENT, SHARES, write_nodes
+from support.user_graph import write_arrays
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
@@ -102,11 +103,8 @@ def write_graph(folder: Path, shuffle_hidden_labels: bool = False) -> Path:
     if shuffle_hidden_labels:
         hidden = np.flatnonzero(split != TRAIN)
         y[hidden] = rng.permutation(y[hidden])
-    folder.mkdir()
-    arrays = {"edge_index": edges, "x": x.astype(np.float32), "y": y, "split": split, "assignment": assignment}
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    return folder
+    x = x.astype(np.float32)
+    return write_arrays(folder, edge_index=edges, x=x, y=y, split=split, assignment=assignment)
 
 
 @pytest.fixture(scope="session")
@@ -174,15 +172,9 @@ def edge_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Keys of a config whose clients predict edges among their nodes."""
     folder = tmp_path_factory.mktemp("edge_task")
     path = write_nodes(folder / "nodes")
-    return {
-        "task": "edge",
-        "data.path": str(path),
-        "data.store": str(folder / "store"),
-        "data.split": "stratified",
-        "data.fractions": list(SHARES),
-        "partition.clients": len(OF_CLIENT),
-        "model.name": "gcn",
-    }
+    data = {"data.path": str(path), "data.store": str(folder / "store")}
+    split = {"data.split": "stratified", "data.fractions": list(SHARES), "partition.clients": len(OF_CLIENT)}
+    return {"task": "edge", **data, **split, "model.name": "gcn"}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The rooms of the code, who imports whom, and whether an arrow runs up: `python tests/rooms.py` draws them.
 
-A room is a folder of a package. `ORDER` lists the rooms of every package from the top; a room imports only rooms below
+A room is a folder of a package. `ORDER` has the rooms of every package from the top; a room imports only rooms below
 it, and what other packages it may import is in `PACKAGES`.
 """
 
@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,79 +20,30 @@ PACKAGES = {
     "storage": set(),
 }
 # The room named after a package is what lies in the folder itself.
+LISTED = {
+    "shoal": "shoal",
+    "engine": "cli studies runs preparing cluster screen callbacks hosts records rounds messages config",
+    "algorithms": """
+        methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods
+        methods/fedgta methods/fedpg methods/shared methods/registry training/batched training training/analytic losses
+        graphs models algorithms models/prompts models/decoupled models/user models/gnn models/items models/layers
+        models/inputs
+    """,
+    "partition": "partition out_of_core methods",
+    "storage": """
+        adapters datasets datasets/synthetic datasets/readers datasets/user datasets/sources out_of_core
+        datasets/features store user_code graph options files kernels storage
+    """,
+}
 ORDER = {
-    "shoal": ["shoal"],
-    "engine": [
-        "cli",
-        "studies",
-        "runs",
-        "preparing",
-        "cluster",
-        "screen",
-        "callbacks",
-        "hosts",
-        "records",
-        "rounds",
-        "messages",
-        "config",
-    ],
-    "algorithms": [
-        "methods/adafgl",
-        "methods/fedgpl",
-        "methods/fedpub",
-        "methods/fedsage_plus",
-        "methods/fggp",
-        "methods/gcfl_plus",
-        "methods",
-        "methods/fedgta",
-        "methods/fedpg",
-        "methods/shared",
-        "methods/registry",
-        "training/batched",
-        "training",
-        "training/analytic",
-        "losses",
-        "graphs",
-        "models",
-        "algorithms",
-        "models/prompts",
-        "models/decoupled",
-        "models/user",
-        "models/gnn",
-        "models/items",
-        "models/layers",
-        "models/inputs",
-    ],
-    "partition": ["partition", "out_of_core", "methods"],
-    "storage": [
-        "adapters",
-        "datasets",
-        "datasets/synthetic",
-        "datasets/readers",
-        "datasets/user",
-        "datasets/sources",
-        "out_of_core",
-        "datasets/features",
-        "store",
-        "user_code",
-        "graph",
-        "options",
-        "files",
-        "kernels",
-        "storage",
-    ],
+    package: [name if name == package else f"{package}/{name}" for name in names.split()]
+    for package, names in LISTED.items()
 }
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """An import of one room by another.
-
-    Attributes:
-        file: Where it stands, below the root.
-        source: The room of the file.
-        target: The room of what is imported.
-    """
+    """An import of the room `target` in a file, a path below the root, of the room `source`."""
 
     file: Path
     source: str
@@ -105,20 +57,16 @@ class Arrow:
             return other in PACKAGES[package]
         if self.source == self.target:
             return True
-        order = [name if name == package else f"{package}/{name}" for name in ORDER[package]]
-        return order.index(self.source) < order.index(self.target)
+        return ORDER[package].index(self.source) < ORDER[package].index(self.target)
 
 
 def modules() -> dict[str, Path]:
     """Every module of the packages by its dotted name; files below the root."""
     paths = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return {_dotted(path): path for path in paths}
-
-
-def _dotted(path: Path) -> str:
-    """The name that a file is imported by: every package lies below `shoal`."""
-    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-    return name if path.parts[0] == "shoal" else f"shoal.{name}"
+    # Every package lies below `shoal`.
+    parts = {path: path.with_suffix("").parts for path in paths}
+    below = {path: names if names[0] == "shoal" else ("shoal", *names) for path, names in parts.items()}
+    return {".".join(names).removesuffix(".__init__"): path for path, names in below.items()}
 
 
 def room_of(path: Path) -> str:
@@ -184,12 +132,10 @@ def main() -> None:
     known = modules()
     found = imports(known)
     between = arrows(found)
-    for package, names in ORDER.items():
-        for name in names:
-            room = package if name == package else f"{package}/{name}"
-            files = sorted(path.stem for path in known.values() if room_of(path) == room and path.stem != "__init__")
-            targets = sorted({arrow.target for arrow in between if arrow.source == room})
-            print(f"{room}: {', '.join(files)}\n    -> {', '.join(targets) or 'nothing'}")
+    for room in chain(*ORDER.values()):
+        files = sorted(path.stem for path in known.values() if room_of(path) == room and path.stem != "__init__")
+        targets = sorted({arrow.target for arrow in between if arrow.source == room})
+        print(f"{room}: {', '.join(files)}\n    -> {', '.join(targets) or 'nothing'}")
     up = [arrow for arrow in between if not arrow.allowed]
     print("arrows that run up:", "; ".join(f"{a.file} -> {a.target}" for a in up) or "none")
     rings = circles(found)

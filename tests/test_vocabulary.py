@@ -1,17 +1,11 @@
-"""Terms that the glossary retired stand in no name, message or heading; `python tests/test_vocabulary.py` lists them.
-
-What still has some is listed in `retired_terms.txt`. The list only shrinks: an entry that is no longer needed fails,
-and `--write` drops it. Prose is read by people, not by this test.
-"""
+"""Terms that the glossary retired stand in no name, message or heading. Prose is read by people, not by this test."""
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXCEPTIONS = Path(__file__).with_name("retired_terms.txt")
 PACKAGES = ("shoal", "engine", "algorithms", "partition", "storage")
 # Whole words of a name: `lent_rows` and `Memo` have one, `talent` and `memory` none.
 WORDS = (
@@ -37,10 +31,6 @@ def product() -> list[Path]:
     )
 
 
-def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
 def found() -> Found:
     """What is retired and still there: file, where in it (`name`, `message`, `heading`), and the term."""
     here: Found = set()
@@ -50,7 +40,7 @@ def found() -> Found:
         here |= {(name, "name", term) for identifier in identifiers(tree) for term in of_name(identifier, name)}
         here |= {(name, "name", term) for term in of_name(path.stem, name)}
         here |= {(name, "message", term) for text in messages(tree) for term in of_text(text)}
-    for path in documents():
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         name = str(path.relative_to(ROOT))
         headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?s)```.*?```", "", path.read_text()))
         here |= {(name, "heading", term) for text in headings for term in of_text(text)}
@@ -98,10 +88,7 @@ def messages(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield from texts(node.exc)
         elif isinstance(node, ast.Call):
-            called = node.func
-            name = (
-                called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-            )
+            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
             if name in LOGGING or name.endswith("Error"):
                 for argument in node.args:
                     yield from texts(argument)
@@ -113,24 +100,5 @@ def texts(node: ast.expr) -> Iterator[str]:
             yield part.value
 
 
-def exceptions() -> Found:
-    lines = EXCEPTIONS.read_text().splitlines() if EXCEPTIONS.exists() else []
-    entries = [line.split(maxsplit=2) for line in lines if line and not line.startswith("#")]
-    return {(path, where, term) for path, where, term in entries}
-
-
-def test_retired_terms_are_only_those_listed() -> None:
-    assert not sorted(found() - exceptions()), "see the glossary in docs/architecture.md for the words to take"
-
-
-def test_listed_exceptions_are_all_needed() -> None:
-    assert not sorted(exceptions() - found()), "python tests/test_vocabulary.py --write drops them"
-
-
-if __name__ == "__main__":
-    still = sorted(found())
-    print("\n".join(" ".join(entry) for entry in still))
-    if "--write" in sys.argv:
-        kept = still if not EXCEPTIONS.exists() else sorted(set(still) & exceptions())
-        head = "# Retired terms that are still there: file, where, term. tests/test_vocabulary.py\n"
-        EXCEPTIONS.write_text(head + "".join(f"{' '.join(entry)}\n" for entry in kept))
+def test_no_term_is_retired() -> None:
+    assert not sorted(found()), "see the glossary in docs/architecture.md for the words to take"

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from rooms import ROOT
 
-from attack.verdict import line_of
+from attack import line_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import device_choice, load_config
@@ -26,54 +26,44 @@ NAN, INF = float("nan"), float("inf")
 # Values that may come to stand at any key.
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 3, 10**12, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -0.0, NAN, INF, -INF, 1e308,
-    1e-320,
-    "", " ", "3", "true", "nan", "auto", "a" * 256, "a/" * 3000, "a\0b", "\u2028", "\ud800", "ä" * 130, "/dev/zero",
-    "/dev/null/x", "..", "~nobody/x", "1e400GiB", "-1GiB", "8 gigs", "cora", "files", "gcn", "fedavg", "global",
-    "x.py:Y",
-    [], [[]], [1, 2], [NAN, 0.1, 0.1], ["a", None], [0] * 300, [{"name": "gcn"}], {}, {"name": "sgc"}, {"a": {"b": 1}},
-    {"name": None}, {"name": ["x"]}, {"hidden": 10**12}, "${seed}", "${nowhere.at.all}", "${oc.env:NOWHERE}", "???",
+    1e-320, "", " ", "3", "true", "nan", "auto", "a" * 256, "a/" * 3000, "a\0b", "\u2028", "\ud800", "ä" * 130,
+    "/dev/zero", "/dev/null/x", "..", "~nobody/x", "1e400GiB", "-1GiB", "8 gigs", "cora", "files", "gcn", "fedavg",
+    "global", "x.py:Y", [], [[]], [1, 2], [NAN, 0.1, 0.1], ["a", None], [0] * 300, [{"name": "gcn"}], {},
+    {"name": "sgc"}, {"a": {"b": 1}}, {"name": None}, {"name": ["x"]}, {"hidden": 10**12}, "${seed}",
+    "${nowhere.at.all}", "${oc.env:NOWHERE}", "???",
 ]  # fmt: skip
 # Texts that may stand in the place of a value, and need not be YAML.
 RAW = [
     "!!int abc", "!!float x", "!!binary x", "!!timestamp x", "!!python/object:os.system {}", "!!set {a}", "!own 3",
-    "*gone",
-    "&a [*a]", "[" * 5000, "[" * 200 + "]" * 200, "{a: " * 300, "'", '"', '"\\x00"', "|\n  a\n  b", ">-", "- a\n  - b",
-    "0x" + "f" * 5000, "9" * 5000, "1e999", ".nan", "1:30", "0o17", "1_000", "2001-01-01", "<<", "=", "? a", "a: b: c",
-    "${" * 200, "${seed}${seed}", "${oc.create:{a:1}}", "${oc.env:HOME,${seed}}", "\t", "#", "---", "...\n---\n- a",
-    "{1: 2}", "{[a]: b}", "{a: 1, a: 2}", "~", "\x07", "\ufffe",
+    "*gone", "&a [*a]", "[" * 5000, "[" * 200 + "]" * 200, "{a: " * 300, "'", '"', '"\\x00"', "|\n  a\n  b", ">-",
+    "- a\n  - b", "0x" + "f" * 5000, "9" * 5000, "1e999", ".nan", "1:30", "0o17", "1_000", "2001-01-01", "<<", "=",
+    "? a", "a: b: c", "${" * 200, "${seed}${seed}", "${oc.create:{a:1}}", "${oc.env:HOME,${seed}}", "\t", "#", "---",
+    "...\n---\n- a", "{1: 2}", "{[a]: b}", "{a: 1, a: 2}", "~", "\x07", "\ufffe",
 ]  # fmt: skip
 KEYS = [
     "name", "seed", "rounds", "task", "callbacks", "callbacks.0.name", "callbacks.0.patience", "train.schedule",
     "train.schedule.name", "data.dataset", "data.root", "data.store", "data.overlay", "data.path", "data.split",
-    "data.split_seed",
-    "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options", "data.options.nodes",
-    "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree", "data.options.seed",
-    "data.options.scale", "data.options.scratch", "data.options.neighbors", "data.options.homophily",
-    "partition.method", "partition.clients", "partition.domains", "partition.chunks", "partition.seed",
-    "partition.alpha", "data.options.degree_cap", "data.options.graphs", "data.options.base",
+    "data.split_seed", "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options",
+    "data.options.nodes", "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree",
+    "data.options.seed", "data.options.scale", "data.options.scratch", "data.options.neighbors",
+    "data.options.homophily", "partition.method", "partition.clients", "partition.domains", "partition.chunks",
+    "partition.seed", "partition.alpha", "data.options.degree_cap", "data.options.graphs", "data.options.base",
     "data.options.samples", "data.options.width", "data.options.smallest", "data.options.largest",
-    "data.options.padding", "data.options.shots", "data.options.node_attributes",
-    "data.sparsity", "data.sparsity.features", "data.sparsity.edges", "data.sparsity.labels", "data.sparsity.seed",
-    "data.inductive", "data.edge_weights", "data.synthetic", "data.name", "data.features", "data.features.kind",
-    "data.features.width", "data.features.seed",
-    "partition.resolution", "partition.imbalance", "partition.file", "partition.options",
+    "data.options.padding", "data.options.shots", "data.options.node_attributes", "data.sparsity",
+    "data.sparsity.features", "data.sparsity.edges", "data.sparsity.labels", "data.sparsity.seed", "data.inductive",
+    "data.edge_weights", "data.synthetic", "data.name", "data.features", "data.features.kind", "data.features.width",
+    "data.features.seed", "partition.resolution", "partition.imbalance", "partition.file", "partition.options",
     "propagation.hops", "propagation.r", "propagation.rows", "model", "model.name", "model.init", "model.pretrained",
     "model.hidden", "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "model.prompt",
-    "model.head", "heterogeneity.rule",
-    "heterogeneity.clients", "heterogeneity.embedding", "train.epochs", "train.lr", "train.weight_decay",
-    "train.momentum",
-    "train.batch_size", "train.dropout", "train.optimizer", "algorithm", "algorithm.name", "algorithm.eps",
-    "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio", "participation.count",
-    "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains",
-    "evaluation.metric", "engine.backend",
-    "engine.hosts", "engine.threads", "engine.trainer", "engine.device", "engine.precision", "engine.cell_size",
-    "engine.memory_limit", "engine.cell_timeout", "engine.retries", "resources.cpus_per_host",
-    "resources.gpus_per_host", "resources.server_gpus",
-    "ray.address", "run.root", "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records",
-    "run.client_scores",
-    "run.max_seconds",
-    "run.tensorboard", "unknown", "data.unknown", "a.b.c",
-    "",
+    "model.head", "heterogeneity.rule", "heterogeneity.clients", "heterogeneity.embedding", "train.epochs", "train.lr",
+    "train.weight_decay", "train.momentum", "train.batch_size", "train.dropout", "train.optimizer", "algorithm",
+    "algorithm.name", "algorithm.eps", "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio",
+    "participation.count", "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains",
+    "evaluation.metric", "engine.backend", "engine.hosts", "engine.threads", "engine.trainer", "engine.device",
+    "engine.precision", "engine.cell_size", "engine.memory_limit", "engine.cell_timeout", "engine.retries",
+    "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_gpus", "ray.address", "run.root",
+    "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records", "run.client_scores", "run.max_seconds",
+    "run.tensorboard", "unknown", "data.unknown", "a.b.c", "",
 ]  # fmt: skip
 NAMES = {
     "task": ["node", "edge", "graph"],

@@ -1,10 +1,14 @@
 """What disks, copies and hands do to files, at random and the same for the same seed."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 Rng = np.random.Generator
 MOST_FLIPS, LONGEST_STRETCH = 8, 512
@@ -14,10 +18,7 @@ DIGITS = b"0123456789"
 def damaged(path: Path, number: int, rng: Rng) -> str:
     """Damages a file so that its bytes are others than before, or it is gone; says what was done.
 
-    Args:
-        path: A file; of those that lie beside it, one of the same suffix may be swapped with it.
-        number: Which damage: consecutive numbers go through all of them.
-        rng: Where, and how much.
+    Consecutive numbers go through all damages; one swaps the file with another of its suffix that lies beside it.
     """
     before = path.read_bytes()
     what = DAMAGES[number % len(DAMAGES)](path, before, rng)
@@ -96,16 +97,20 @@ def deleted(path: Path, before: bytes, rng: Rng) -> str:
     return "deleted"
 
 
-DAMAGES: tuple[Callable[[Path, bytes, Rng], str], ...] = (
-    flipped,
-    digit_changed,
-    overwritten,
-    truncated,
-    without_a_piece,
-    extended,
-    swapped,
-    deleted,
+DAMAGES: list[Callable[[Path, bytes, Rng], str]] = [flipped, digit_changed, overwritten, truncated]
+DAMAGES += [without_a_piece, extended, swapped, deleted]
+# Every damage twice, and four times more where there are minutes.
+SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
+some_seeds = pytest.mark.parametrize(
+    "seeds", [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 )
+
+
+def folder_in_memory() -> Path:
+    """Gone with the process; thousands of runs that each write to a disk and wait for it would take minutes."""
+    name = tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    atexit.register(shutil.rmtree, name, ignore_errors=True)
+    return Path(name)
 
 
 class Snapshot:

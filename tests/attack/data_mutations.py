@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from attack.verdict import line_of
+from attack import line_of
 from shoal.engine.config.config import parse_config
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.sampling import read_trace
@@ -29,16 +29,15 @@ NODES, FEATURES, CLASSES, CLIENTS = 24, 5, 3, 3
 HUGE = (2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 # One of so many is prepared to its end, which takes longer than all else.
 PREPARED = 8
+TYPES = "i1 u1 >i4 <u8 >i8 f2 f4 >f4 f8 c8 ? U3 S2 O M8[s] V4 i1,f4"
+Layout = Callable[[dict[str, np.ndarray], random.Random], dict[str, bytes]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A data set on disk.
+    """A data set on disk: contents by path below the data root, None for a folder, `pipe` for a pipe.
 
-    Attributes:
-        files: Contents by path below the data root; None is a folder, `pipe` a pipe.
-        layout: Key of `LAYOUTS`: how the files are read.
-        prepared: Whether a sound one is prepared to its end.
+    `layout`, a key of `LAYOUTS`, is how the files are read; a sound one may be `prepared` to its end.
     """
 
     files: dict[str, bytes | None]
@@ -71,12 +70,10 @@ def cases(seed: int) -> Iterator[Case]:
         for _ in range(rng.choice((0, 1, 1, 2))):
             name = rng.choice(sorted(arrays))
             arrays[name] = _changed(arrays[name], rng)
-        files: dict[str, bytes | None] = dict(LAYOUTS[layout](arrays, rng))
+        files: dict[str, Any] = dict(LAYOUTS[layout](arrays, rng))
         if rng.random() < 0.6:
             name = rng.choice(sorted(files))
-            content = files[name]
-            assert content is not None
-            files[name] = _damaged(content, rng, files)
+            files[name] = _damaged(files[name], rng, files)
         yield Case(files, layout, rng.randrange(PREPARED) == 0)
 
 
@@ -103,8 +100,7 @@ def _look_at(root: Path, case: Case) -> None:
         trace = read_trace(str(root / "trace.npy"), CLIENTS)
         assert (trace.dtype, trace.shape[1]) == (np.bool_, CLIENTS)
         return
-    dataset = {"npz": "files", "folder": "files", "sparse": "files", "split": "files", "partition": "files"}
-    name = dataset.get(case.layout, case.layout)
+    name = "files" if case.layout in ("npz", "folder", "sparse", "split", "partition") else case.layout
     path = str(root / "mine.npz") if case.layout == "npz" else str(root / "mine")
     graph = load(DataSource(name, root=str(root), path=path if name == "files" else None))
     assert graph.y.shape == (graph.nodes,)
@@ -140,6 +136,14 @@ def _npz(arrays: dict[str, Any], rng: random.Random) -> bytes:
     return content.getvalue()
 
 
+def _one_changed(arrays: dict[str, np.ndarray], rng: random.Random, chance: float) -> dict[str, np.ndarray]:
+    """The same arrays, of which perhaps one is another."""
+    if rng.random() >= chance:
+        return arrays
+    name = rng.choice(sorted(arrays))
+    return arrays | {name: _changed(arrays[name], rng)}
+
+
 def _received(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array for name, array in arrays.items() if name != "trace"}
 
@@ -166,14 +170,10 @@ def _sparse(x: np.ndarray, rng: random.Random) -> bytes:
     content = io.BytesIO()
     sp.save_npz(content, matrix.asformat(rng.choice(("csr", "csc", "coo", "bsr", "dia"))))
     with np.load(io.BytesIO(content.getvalue())) as file:
-        pieces = dict(file)
-    if rng.random() < 0.7:
-        name = rng.choice(sorted(pieces))
-        pieces[name] = _changed(pieces[name], rng)
-    return _npz(pieces, rng)
+        return _npz(_one_changed(dict(file), rng, 0.7), rng)
 
 
-def _with(name: str, array: str) -> Callable[[dict[str, np.ndarray], random.Random], dict[str, bytes]]:
+def _with(name: str, array: str) -> Layout:
     """The graph as a folder, and an array in a file of its own."""
 
     def layout(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, bytes]:
@@ -190,10 +190,8 @@ def _as_computers(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str
         "adj_indptr": np.arange(NODES + 1), "adj_indices": np.roll(ring, 1), "attr_data": x.data,
         "attr_indices": x.indices, "attr_indptr": x.indptr, "attr_shape": np.array(x.shape), "labels": arrays["y"],
     }  # fmt: skip
-    if rng.random() < 0.7:
-        name = rng.choice(sorted(pieces))
-        pieces[name] = _changed(pieces[name], rng)
-    return {"amazon/Computers/raw/amazon_electronics_computers.npz": _npz(pieces, rng)}
+    changed = _npz(_one_changed(pieces, rng, 0.7), rng)
+    return {"amazon/Computers/raw/amazon_electronics_computers.npz": changed}
 
 
 def _as_reddit(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, bytes]:
@@ -204,10 +202,7 @@ def _as_reddit(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, b
 
 
 def _as_flickr(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, bytes]:
-    edges = {"indptr": np.arange(NODES + 1), "indices": np.roll(np.arange(NODES), 1)}
-    if rng.random() < 0.4:
-        name = rng.choice(sorted(edges))
-        edges[name] = _changed(edges[name], rng)
+    edges = _one_changed({"indptr": np.arange(NODES + 1), "indices": np.roll(np.arange(NODES), 1)}, rng, 0.4)
     labels = {str(node): node % CLASSES for node in range(NODES)}
     roles: dict[str, Any] = {"tr": list(range(8)), "va": list(range(8, 12)), "te": list(range(12, NODES))}
     wrong: list[Any] = [-1, NODES, 10**12, 1.5, "x", None, [1], True]
@@ -229,7 +224,7 @@ def _as_planetoid(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str
     return {f"planetoid/Cora/raw/ind.cora.{part}": rng.randbytes(30) for part in parts}
 
 
-LAYOUTS: dict[str, Callable[[dict[str, np.ndarray], random.Random], dict[str, bytes]]] = {
+LAYOUTS: dict[str, Layout] = {
     "npz": _as_npz,
     "folder": _as_folder,
     "sparse": _as_sparse,
@@ -257,13 +252,9 @@ def _changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
             array[at] = rng.choice((np.nan, np.inf, -np.inf, 1e300, 0.5, -1.0, 1e10))
         return array
     if way < 7:
-        names = [
-            "i1", "u1", ">i4", "<u8", ">i8", "f2", "f4", ">f4", "f8", "c8", "?", "U3", "S2", "O", "M8[s]", "V4",
-            "i1,f4",
-        ]  # fmt: skip
         try:
             with np.errstate(invalid="ignore", over="ignore"):
-                return array.astype(rng.choice(names))
+                return array.astype(rng.choice(TYPES.split()))
         except (TypeError, ValueError, RuntimeError, OverflowError):
             return np.array([None] * 3, dtype=object)
     if way == 7:
@@ -277,7 +268,7 @@ def _changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
     return np.concatenate([array, array]) if array.ndim else array
 
 
-def _damaged(content: bytes, rng: random.Random, files: dict[str, bytes | None]) -> bytes | None:
+def _damaged(content: bytes, rng: random.Random, files: dict[str, Any]) -> bytes | None:
     """Other bytes in the place of a file's; None is a folder."""
     way = rng.randrange(12)
     at = rng.randrange(max(len(content), 1))

@@ -1,8 +1,6 @@
 """A run folder that is damaged at random: each command names what it cannot use, or has the right numbers."""
 
-import atexit
 import shutil
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.golden_digests import NOT_NUMBERS
+from integration.golden_digests import lines_of
+from support.small_runs import small_run
 
-from attack.damage import DAMAGES, Snapshot, damaged
-from attack.verdict import line_of
+from attack import line_of
+from attack.damage import Snapshot, damaged, folder_in_memory, some_seeds
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.records.checkpoint import load_last
-from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, SUMMARY, read_summary, require_whole_metrics
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
@@ -33,7 +32,6 @@ KINDS = {
 }
 SEALED = (".json", ".jsonl")
 READ_WHEN_FINISHED = ("config", "summary")
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @dataclass
@@ -44,47 +42,38 @@ class Case:
     folder: Path
     finished: Snapshot
     cut_off: Snapshot
-    expected: Any
+    expected: Any = None
 
     def numbers(self) -> Any:
         """Summary, metrics and last state of the run, to the bit."""
         require_whole_metrics(self.folder)
-        lines = [{k: v for k, v in line.items() if k not in NOT_NUMBERS} for line in read_metrics(self.folder)]
-        found = load_last(self.folder / "checkpoints", ROUNDS)
-        tensors, plain = found.state.to_tensors()
+        tensors, plain = load_last(self.folder / "checkpoints", ROUNDS).state.to_tensors()
         state = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-        return read_summary(self.folder)["scopes"], lines, state, plain
+        return read_summary(self.folder)["scopes"], lines_of(self.folder), state, plain
 
 
 @cache
 def made() -> Case:
     """The run, made once a process."""
-    name = tempfile.mkdtemp(dir=IN_MEMORY)
-    atexit.register(shutil.rmtree, name, ignore_errors=True)
-    place = Path(name)
+    place = folder_in_memory()
     options = {"nodes": 60, "features": 3, "classes": 3, "degree": 3.0}
-    config = parse_config(
-        {
-            "name": "damaged",
-            "rounds": ROUNDS,
-            "data": {"dataset": "sbm", "store": str(place / "store"), "root": name, "options": options},
-            "partition": {"method": "metis", "clients": 3},
-            "propagation": {"hops": 1},
-            "model": {"name": "sgc"},
-            "train": {"epochs": 1},
-            "algorithm": {"name": "fedgta"},
-            "engine": {"backend": "local"},
-            "run": {"root": str(place / "runs"), "tensorboard": False, "checkpoint_every": 1, "keep": 3},
-        },
-        "test",
+    plain = small_run(
+        place,
+        rounds=ROUNDS,
+        data={"store": str(place / "store"), "options": options},
+        partition={"method": "metis", "clients": 3},
+        train={"epochs": 1},
+        algorithm={"name": "fedgta"},
+        run={"checkpoint_every": 1, "keep": 3},
     )
+    config = parse_config(plain, "test")
     folder = run(config)
     finished = Snapshot(folder)
     (folder / SUMMARY).unlink()
     shutil.rmtree(folder / "checkpoints" / f"round-{ROUNDS:06d}")
     cut_off = Snapshot(folder)
     finished.restore()
-    case = Case(config, folder, finished, cut_off, None)
+    case = Case(config, folder, finished, cut_off)
     case.expected = case.numbers()
     return case
 
@@ -99,11 +88,11 @@ def put_back(case: Case, snapshot: Snapshot) -> None:
 def is_as_written(path: Path, sound: Snapshot) -> bool:
     """Whether a file of sealed lines holds what it held; an unfinished last line does not count."""
     try:
-        now = path.read_bytes()
-        lines = [now] if path.suffix == ".json" else now[: now.rfind(b"\n") + 1].splitlines()
-        before = sound.files[path]
-        return [unsealed(line) for line in lines] == [
-            unsealed(line) for line in ([before] if path.suffix == ".json" else before.splitlines())
+        now, before = path.read_bytes(), sound.files[path]
+        if path.suffix == ".json":
+            return unsealed(now) == unsealed(before)
+        return [unsealed(line) for line in now[: now.rfind(b"\n") + 1].splitlines()] == [
+            unsealed(line) for line in before.splitlines()
         ]
     except (OSError, ValueError):
         return False
@@ -136,13 +125,8 @@ def attack(seed: int, kind: str | None = None, resumed: bool | None = None) -> b
     return False
 
 
-# Every damage twice, and four times more where there are minutes.
-SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
-SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
-
-
 @pytest.mark.exhaustive(2)
-@pytest.mark.parametrize("seeds", SEEDS)
+@some_seeds
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_run_damaged_is_refused_or_sound(kind: str, seeds: range) -> None:
     refused = sum(attack(seed, kind, resumed=False) for seed in seeds)
@@ -151,14 +135,14 @@ def test_finished_run_damaged_is_refused_or_sound(kind: str, seeds: range) -> No
 
 
 @pytest.mark.exhaustive(2)
-@pytest.mark.parametrize("seeds", SEEDS)
+@some_seeds
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(READ_WHEN_FINISHED)))
 def test_unfinished_run_damaged_is_refused_or_resumed(kind: str, seeds: range) -> None:
     for seed in seeds:
         attack(seed, kind, resumed=True)
 
 
-@pytest.mark.parametrize("seeds", SEEDS)
+@some_seeds
 def test_run_without_a_sound_checkpoint_is_refused(seeds: range) -> None:
     case = made()
     for seed in seeds:

@@ -1,8 +1,5 @@
 """A store that is damaged at random: `run` names the file or has the bits of the undamaged one, `verify` finds all."""
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from integration.golden_digests import NOT_NUMBERS
+from integration.golden_digests import lines_of
+from support.small_runs import small_run
 
-from attack.damage import DAMAGES, Snapshot, damaged
-from attack.verdict import line_of
+from attack import line_of
+from attack.damage import Snapshot, damaged, folder_in_memory, some_seeds
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.records.metrics import read_metrics
-from shoal.engine.rounds.state import FederationState
+from shoal.engine.records.checkpoint import load_last
 from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
@@ -39,30 +35,11 @@ KINDS = {
     "sparse hops": "hops/r0.5-k1-float32/*.arrow",
 }
 READ_BY_PREPARE_ONLY = ("journal", "assignment")
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
-class KeepsState(LocalBackend):
-    """Keeps the last state of a run."""
-
-    last: FederationState
-
-    def end(self) -> None:
-        if self._server is not None:
-            self.last = self.state()
-        super().end()
 
 
 @dataclass
 class Case:
-    """A small prepared store, and what a run on it gives.
-
-    Attributes:
-        configs: By the rows of which hops are kept.
-        sound: The store's files.
-        manifest: The store's.
-        expected: What the runs of the configs end with.
-    """
+    """A small prepared store, and what runs on it give; `configs` by the rows of which hops are kept."""
 
     configs: Mapping[str, Config]
     store: Path
@@ -70,19 +47,13 @@ class Case:
     manifest: Manifest
     expected: Mapping[str, Any]
 
-    def outcome(self, kind: str) -> tuple[Any, Any]:
-        """What a run gave and what it should give."""
-        rows = "labelled" if kind == "hops of labelled rows" else "all"
-        return numbers_of(self.configs[rows]), self.expected[rows]
-
 
 def numbers_of(config: Config) -> Any:
     """Weights and metrics of a run, to the bit."""
-    backend = KeepsState()
-    folder = run(config, fresh=True, backend=backend)
-    weights = {name: tensor.numpy().tobytes() for name, tensor in backend.last.server.items()}
-    lines = [{key: value for key, value in line.items() if key not in NOT_NUMBERS} for line in read_metrics(folder)]
-    return weights, lines
+    folder = run(config, fresh=True)
+    server = load_last(folder / "checkpoints", config.rounds).state.server
+    weights = {name: tensor.numpy().tobytes() for name, tensor in server.items()}
+    return weights, lines_of(folder)
 
 
 def write_words(path: Path) -> None:
@@ -97,29 +68,16 @@ def config_of(folder: Path, rows: str, sparse: bool) -> Config:
     data: dict[str, Any] = {"dataset": "sbm", "options": {"nodes": 60, "features": 3, "classes": 3, "degree": 3.0}}
     if sparse:
         data = {"dataset": "files", "path": str(folder / "words.npz")}
-    return parse_config(
-        {
-            "name": rows,
-            "rounds": 1,
-            "data": {"store": str(folder / "store"), "root": str(folder), **data},
-            "partition": {"method": "metis", "clients": 3},
-            "propagation": {"hops": 1, "rows": rows},
-            "model": {"name": "gamlp", "hidden": 4},
-            "train": {"epochs": 1},
-            "algorithm": {"name": "fedgta"},
-            "engine": {"backend": "local"},
-            "run": {"root": str(folder / "runs"), "tensorboard": False},
-        },
-        "test",
-    )
+    changes = {"partition": {"method": "metis", "clients": 3}, "propagation": {"rows": rows}, "train": {"epochs": 1}}
+    model, method = {"name": "gamlp", "hidden": 4}, {"name": "fedgta"}
+    plain = small_run(folder, name=rows, rounds=1, **changes, model=model, algorithm=method)
+    return parse_config({**plain, "data": {"store": str(folder / "store"), "root": str(folder), **data}}, "test")
 
 
 @cache
 def made(sparse: bool = False) -> Case:
     """The store, made once a process; one with sparse features for those kinds that say so."""
-    # Thousands of runs that each write to the disk and wait for it would take minutes.
-    folder = Path(tempfile.mkdtemp(dir=IN_MEMORY))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = folder_in_memory()
     if sparse:
         write_words(folder / "words.npz")
     configs = {rows: config_of(folder, rows, sparse) for rows in ("all", "labelled")}
@@ -132,24 +90,12 @@ def made(sparse: bool = False) -> Case:
     return Case(configs, store, Snapshot(store), manifest, expected)
 
 
-def is_sparse(kind: str) -> bool:
-    """Whether files of this kind are those of a store with sparse features."""
-    return kind.startswith("sparse")
-
-
-def files_of(case: Case, kind: str) -> list[Path]:
-    """Files of one kind."""
-    files = sorted(case.store.glob(KINDS[kind]))
-    assert files
-    return files
-
-
 def answer(case: Case, kind: str) -> str | None:
     """The line that refuses a run, or None where it gives the numbers of the undamaged store; others are an error."""
+    rows = "labelled" if kind == "hops of labelled rows" else "all"
 
     def same() -> None:
-        outcome, expected = case.outcome(kind)
-        assert outcome == expected, "silently other numbers"
+        assert numbers_of(case.configs[rows]) == case.expected[rows], "silently other numbers"
 
     return line_of(same)
 
@@ -174,8 +120,8 @@ def attack(seed: int, kind: str | None = None) -> bool:
     """Damages one file of the finished store, of a kind if one is given; returns whether it is refused."""
     rng = np.random.default_rng([seed, 0])
     kind = kind or sorted(KINDS)[rng.integers(len(KINDS))]
-    case = made(is_sparse(kind))
-    files = files_of(case, kind)
+    case = made(kind.startswith("sparse"))
+    files = sorted(case.store.glob(KINDS[kind]))
     what = damaged(files[rng.integers(len(files))], seed, rng)
     try:
         changed = case.sound.changed()
@@ -192,13 +138,8 @@ def attack(seed: int, kind: str | None = None) -> bool:
     return line is not None
 
 
-# Every damage twice, and four times more where there are minutes.
-SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
-SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
-
-
 @pytest.mark.exhaustive(2)
-@pytest.mark.parametrize("seeds", SEEDS)
+@some_seeds
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_store_damaged_is_refused_or_sound(kind: str, seeds: range) -> None:
     refused = sum(attack(seed, kind) for seed in seeds)
@@ -206,12 +147,12 @@ def test_finished_store_damaged_is_refused_or_sound(kind: str, seeds: range) -> 
 
 
 @pytest.mark.exhaustive(4)
-@pytest.mark.parametrize("seeds", SEEDS)
+@some_seeds
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"manifest"}))
 def test_interrupted_prepare_damaged_is_refused_or_finished(kind: str, seeds: range) -> None:
     """Without a manifest every file is needed again; those that are not as they were written are made again."""
-    case = made(is_sparse(kind))
-    files = files_of(case, kind)
+    case = made(kind.startswith("sparse"))
+    files = sorted(case.store.glob(KINDS[kind]))
     for seed in seeds:
         rng = np.random.default_rng([seed, 1])
         path = files[rng.integers(len(files))]

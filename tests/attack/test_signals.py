@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from support.small_runs import small_run
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
@@ -22,23 +23,17 @@ MARK = "SHOAL_TEST_MARK"
 
 
 def config(folder: Path, backend: str) -> Path:
-    plain = {
-        "name": "signalled",
-        "rounds": 30,
-        "data": {
-            "dataset": "sbm",
-            "root": str(folder),
-            "store": str(folder / "store"),
-            "options": {"nodes": 2000, "features": 16, "classes": 3},
-        },
-        "partition": {"clients": 20, "method": "metis"},
-        "propagation": {"hops": 2},
-        "model": {"name": "sgc"},
-        "train": {"epochs": 5},
-        "algorithm": {"name": "fedavg"},
-        "engine": {"backend": backend, "hosts": 1},
-        "run": {"root": str(folder / "runs"), "tensorboard": False, "checkpoint_every": 5},
-    }
+    options = {"nodes": 2000, "features": 16, "classes": 3}
+    plain = small_run(
+        folder,
+        rounds=30,
+        data={"store": str(folder / "store"), "options": options},
+        partition={"clients": 20, "method": "metis"},
+        propagation={"hops": 2},
+        train={"epochs": 5},
+        engine={"backend": backend, "hosts": 1},
+        run={"checkpoint_every": 5},
+    )
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(plain))
     return path
@@ -109,9 +104,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.exhaustive(5)
 @pytest.mark.parametrize(("backend", "part"), [(backend, part) for backend in PARTS for part in range(PARTS[backend])])
-def test_signal_at_any_moment_leaves_a_run_to_resume(
-    tmp_path: Path, expected: list[Any], backend: str, part: int
-) -> None:
+def test_signal_at_any_moment_leaves_a_run_to_resume(tmp_path: Path, expected: Any, backend: str, part: int) -> None:
     path = config(tmp_path, backend)
     number, twice = NUMBERS[part % 2], TWICE[part % 3]
     seconds = (part + random.Random(f"{backend} {part}").random()) * SPANS[backend] / PARTS[backend]

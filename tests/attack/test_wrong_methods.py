@@ -74,11 +74,7 @@ def server_here(configure: Callable[..., Config]) -> Iterator[ServerHere]:
     + [pytest.param(False, name, id=f"host: {name}") for name in FROM_A_HOST],
 )
 def test_wrong_method_on_ray_is_the_same_line(
-    configure: Callable[..., Config],
-    server_here: ServerHere,
-    tmp_path: Path,
-    on_server: bool,
-    name: str,
+    configure: Callable[..., Config], server_here: ServerHere, tmp_path: Path, on_server: bool, name: str
 ) -> None:
     method, words = write(tmp_path, WRONG[name].text, *WRONG[name].words)
     config = configure({**MODEL, "engine.backend": "ray", "algorithm.name": method})

@@ -3,13 +3,14 @@
 import importlib
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.small_runs import small_run
+from support.user_graph import write_arrays
 
 from shoal.algorithms.client import ClientModel
 from shoal.algorithms.protocol import MODEL
@@ -24,14 +25,10 @@ NODES, FEATURES = 60, 40
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks."""
+    """Imports modules of the benchmarks."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.syspath_prepend(str(BENCHMARKS / "contenders"))
-
-    def module(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return module
+    return importlib.import_module
 
 
 def write_graph(folder: Path, density: float) -> None:
@@ -39,30 +36,26 @@ def write_graph(folder: Path, density: float) -> None:
     rng = np.random.default_rng(0)
     x = rng.random((NODES, FEATURES), dtype=np.float32) * (rng.random((NODES, FEATURES)) < density)
     edges = rng.integers(1, NODES, size=(2, 150))
-    arrays = {"x": x.astype(np.float32), "y": np.arange(NODES) % 3, "edge_index": edges}
-    arrays["assignment"] = np.arange(NODES) % 2
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
+    node = np.arange(NODES)
+    write_arrays(folder, x=x.astype(np.float32), y=node % 3, edge_index=edges, assignment=node % 2)
 
 
 @pytest.mark.parametrize("density", [0.05, 0.9])
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gcnii", "sgc", "gamlp"])
 def test_bare_graph_has_the_logits_and_gradient_of_shoal(tmp_path: Path, bench: Any, name: str, density: float) -> None:
-    write_graph(tmp_path, density)
-    data = {"dataset": "files", "path": str(tmp_path), "store": str(tmp_path / "store")}
-    config = {
-        "name": "bare",
-        "rounds": 1,
-        "data": data,
-        "partition": {"method": "file", "clients": 2},
-        "propagation": {"hops": 2 if name in ("sgc", "gamlp") else 0},
-        "model": {"name": name, "layers": 2, "hidden": 64, **({} if name in ("sgc", "gamlp") else {"head": "linear"})},
-        "train": {"dropout": 0.0},
-        "algorithm": {"name": "fedavg"},
-        "engine": {"backend": "local"},
-    }
-    store = prepare(parse_config(config, "test"))
-    job = make_job(parse_config(config, "test"), store, "test")
+    write_graph(tmp_path / "graph", density)
+    own = name in ("sgc", "gamlp")
+    plain = small_run(
+        tmp_path,
+        partition={"method": "file", "clients": 2},
+        propagation={"hops": 2 if own else 0},
+        model={"name": name, "layers": 2, "hidden": 64, **({} if own else {"head": "linear"})},
+        train={"dropout": 0.0},
+    )
+    data = {"dataset": "files", "path": str(tmp_path / "graph"), "store": str(tmp_path / "store")}
+    config = parse_config({**plain, "data": data}, "test")
+    store = prepare(config)
+    job = make_job(config, store, "test")
     (kind,) = job.build_models(store, job.algorithm())[MODEL]
     job.initial(kind, MODEL, 0)
     view, rounds_of = job.view(store, 1, Cache(0)), bench("task")

@@ -9,7 +9,8 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ OF_GRAPHS = (
     "fedpg",
 )  # fmt: skip
 SMALL_GRAPHS = "small-graphs"
+FEW, MOST = {"participation": {"ratio": 0.34}}, {"participation": {"ratio": 0.67}}
 
 Keys = dict[str, Any]
 
@@ -111,12 +113,12 @@ def matrix() -> dict[str, Keys]:
         for model in (DECOUPLED, COUPLED):
             runs[f"{method} {model['name']}"] = {"algorithm": {"name": method}, "model": model}
         if method != "global":
-            runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
+            runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, **FEW}
     for method in MIXABLE:
         runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
     for name in COPILOTS:
         method = {"name": name, "copilot": COUPLED}
-        runs[f"{name} participation 0.3"] = {"algorithm": method, "participation": {"ratio": 0.34}}
+        runs[f"{name} participation 0.3"] = {"algorithm": method, **FEW}
         runs[f"{name} several models"] = {"algorithm": method, "model": SEVERAL}
     extractor = {**COUPLED, "norm": "batch", "layers": 3, "head": "conv"}
     runs["fggp gcn"] = {"algorithm": FGGP, "model": extractor}
@@ -126,24 +128,16 @@ def matrix() -> dict[str, Keys]:
         "neighbours": {"gkic": "knn_only", "head_mode": "personal", "bank": "ring", "vote": "softmax_sum"},
         "generated": {"gkic": "gen_only", "similarity": "max", "draw": "gumbel", "contrast_form": "literal"},
     }.items():
-        few = {"participation": {"ratio": 0.34}, "model": extractor}
-        runs[f"fggp {name}"] = {"algorithm": {**FGGP, **options}, **few}
-    for name, model in ((name, model) for name in OF_ONE_GRAPH for model in (DECOUPLED, COUPLED)):
-        few = {"ratio": 0.67}
-        runs[f"{name} {model['name']}"] = {"algorithm": {"name": name}, "model": model, "participation": few}
+        runs[f"fggp {name}"] = {"algorithm": {**FGGP, **options}, "model": extractor, **FEW}
+    for name, model in product((*OF_ONE_GRAPH, *AVERAGING), (DECOUPLED, COUPLED)):
+        runs[f"{name} {model['name']}"] = {"algorithm": {"name": name}, "model": model, **MOST}
     for name in OF_MENDED_GRAPHS:
         method = {"name": name, "generator_rounds": 2, "hidden": 8}
-        runs[f"{name} gcn"] = {"algorithm": method, "model": COUPLED, "participation": {"ratio": 0.67}}
-    for name, model in ((name, model) for name in AVERAGING for model in (DECOUPLED, COUPLED)):
-        few = {"ratio": 0.67}
-        runs[f"{name} {model['name']}"] = {"algorithm": {"name": name}, "model": model, "participation": few}
+        runs[f"{name} gcn"] = {"algorithm": method, "model": COUPLED, **MOST}
+    half = {"propagation": {"hops": 2, "dtype": "float16"}, "data": {"dtype": "float16"}}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"trainer": "batched"}}
-        runs[f"{method} float16"] = {
-            "algorithm": {"name": method},
-            "propagation": {"hops": 2, "dtype": "float16"},
-            "data": {"dtype": "float16"},
-        }
+        runs[f"{method} float16"] = {"algorithm": {"name": method}, **half}
     for name, options in {
         "eps 0.9, last moments": {"name": "fedgta", "eps": 0.9, "moment_steps": "last", "moments": "central"},
         "cold start": {"name": "fedgta", "confidence": "normalized", "cold_start": "init"},
@@ -156,86 +150,66 @@ def matrix() -> dict[str, Keys]:
         "momentum": {"name": "fedopt", "optimizer": "momentum", "eta": 0.5, "weight": "uniform"},
         "as published": {"name": "fpl", "cluster_from": 1},
     }.items():
-        runs[f"{options['name']} {name}"] = {"algorithm": options, "participation": {"ratio": 0.67}}
+        runs[f"{options['name']} {name}"] = {"algorithm": options, **MOST}
     for model in ("sgc", "mlp", "sign", "s2gc", "gbp", "transformer"):
         runs[f"fedavg {model}"] = {"model": {"name": model, "hidden": 8}}
     for model in ("sage", "gin", "gat", "gcnii"):
         runs[f"fedavg {model}"] = {"model": {"name": model, "hidden": 8, "head": "linear"}}
     for model in ("gcn", "sage", "gin", "gat", "gcnii"):
         runs[f"fedavg {model} conv head"] = {"model": {"name": model, "hidden": 8, "layers": 2, "head": "conv"}}
-    apart = {"algorithm": {"name": "lg_fedavg"}, "model": {"name": "gin", "hidden": 8, "layers": 3, "head": "conv"}}
-    runs["lg_fedavg gin conv head"] = {**apart, "participation": {"ratio": 0.67}}
+    apart = {"name": "gin", "hidden": 8, "layers": 3, "head": "conv"}
+    runs["lg_fedavg gin conv head"] = {"algorithm": {"name": "lg_fedavg"}, "model": apart, **MOST}
     jumping = {**COUPLED, "layers": 4, "jumping": "max"}
     runs["fedavg gcn jumping"] = {"model": jumping}
     runs["fedavg gcn jumping autograd"] = {"model": jumping, "engine": {"trainer": "autograd"}}
     runs["fedavg autograd"] = {"model": COUPLED, "engine": {"trainer": "autograd"}}
     for model in (COUPLED, DECOUPLED):
         runs[f"fedavg sparse {model['name']}"] = {"model": model, "data": {"layout": "sparse"}}
+        runs[f"gcfl_plus {model['name']}"] = {"algorithm": GCFL_PLUS, "model": model}
+    masked = {"sparsity": {"features": 0.3, "edges": 0.4, "labels": 0.3, "seed": 1}}
     for name, model in (("fedgta", DECOUPLED), ("fedavg", COUPLED), ("global", COUPLED)):
-        masked = {"sparsity": {"features": 0.3, "edges": 0.4, "labels": 0.3, "seed": 1}}
-        runs[f"{name} sparsity"] = {"algorithm": {"name": name}, "model": model, "data": masked}
-    for name, model in (("fedgta", DECOUPLED), ("fedavg", COUPLED)):
-        runs[f"{name} inductive {model['name']}"] = {
-            "algorithm": {"name": name},
-            "model": model,
-            "data": {"inductive": True},
-            "participation": {"ratio": 0.67},
-        }
+        of_method = {"algorithm": {"name": name}, "model": model}
+        runs[f"{name} sparsity"] = {**of_method, "data": masked}
+        if name != "global":
+            runs[f"{name} inductive {model['name']}"] = {**of_method, "data": {"inductive": True}, **MOST}
     runs["fedavg batches, sgd"] = {
         "train": {"epochs": 2, "batch_size": 4, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "opt_state": "reset"}
     }
-    runs["fedproto fanouts"] = {
-        "algorithm": {"name": "fedproto"},
-        "model": {**COUPLED, "fanouts": [2, 3]},
-        "train": {"epochs": 2, "batch_size": 4},
-    }
-    for model in (DECOUPLED, COUPLED):
-        runs[f"gcfl_plus {model['name']}"] = {"algorithm": GCFL_PLUS, "model": model}
-    all_shared = {**GCFL_PLUS, "share": "all"}
-    runs["gcfl_plus away"] = {"algorithm": all_shared, "participation": {"ratio": 0.67}}
-    runs["graphs gcfl_plus gcn"] = {"task": "graph", "algorithm": GCFL_PLUS, "model": COUPLED}
-    for name, changes in {"": {}, "away ": {"participation": {"ratio": 0.67}}}.items():
-        runs[f"graphs fedstar {name}star"] = {
-            "task": "graph",
-            "algorithm": {"name": "fedstar"},
-            "model": {"name": "star", "hidden": 8},
-            "train": {"epochs": 2, "batch_size": 3},
-            **changes,
-        }
-    split = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "nodes": 0.7}}
-    for name, changes in {"": {}, "away ": {"participation": {"ratio": 0.67}}}.items():
-        for gnn in ("round_accumulate", "per_client_avg", *(("frozen", "per_batch_seq") if changes else ())):
-            runs[f"graphs fedgpl {name}{gnn}"] = {
-                "task": "graph",
-                "algorithm": {"name": "fedgpl", "gnn": gnn, "noise": "paper"},
-                "model": split,
-                "train": {"epochs": 2, "batch_size": 3},
-                **changes,
-            }
-    runs["graphs fedavg prompted"] = {"task": "graph", "model": {**COUPLED, "prompt": "gpf_plus"}}
-    for method in OF_GRAPHS:
-        of_method = {"name": method, "copilot": COUPLED} if method in COPILOTS else {"name": method}
-        for model in (DECOUPLED, COUPLED):
-            runs[f"graphs {method} {model['name']}"] = {"task": "graph", "algorithm": of_method, "model": model}
-    for readout, model in {"sum": "gin", "max": "sage", "attention": "gat"}.items():
-        runs[f"graphs fedavg {readout} {model}"] = {
-            "task": "graph",
-            "model": {"name": model, "hidden": 8, "readout": readout},
-            "train": {"epochs": 2, "batch_size": 3},
-            "participation": {"ratio": 0.67},
-        }
+    drawn, batches = {**COUPLED, "fanouts": [2, 3]}, {"epochs": 2, "batch_size": 4}
+    runs["fedproto fanouts"] = {"algorithm": {"name": "fedproto"}, "model": drawn, "train": batches}
+    runs["gcfl_plus away"] = {"algorithm": {**GCFL_PLUS, "share": "all"}, **MOST}
+    runs |= {f"graphs {name}": {"task": "graph", **changes} for name, changes in _runs_of_graphs()}
     return runs | _runs_of_pairs()
+
+
+def _runs_of_graphs() -> Iterator[tuple[str, Keys]]:
+    """Of small graphs, which are predicted."""
+    yield "gcfl_plus gcn", {"algorithm": GCFL_PLUS, "model": COUPLED}
+    yield "fedavg prompted", {"model": {**COUPLED, "prompt": "gpf_plus"}}
+    batches = {"train": {"epochs": 2, "batch_size": 3}}
+    star = {"algorithm": {"name": "fedstar"}, "model": {"name": "star", "hidden": 8}, **batches}
+    split = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "nodes": 0.7}}
+    both_ways = ("round_accumulate", "per_client_avg")
+    for away, changes, ways in (("", {}, both_ways), ("away ", MOST, (*both_ways, "frozen", "per_batch_seq"))):
+        yield f"fedstar {away}star", {**star, **changes}
+        for gnn in ways:
+            method = {"name": "fedgpl", "gnn": gnn, "noise": "paper"}
+            yield f"fedgpl {away}{gnn}", {"algorithm": method, "model": split, **batches, **changes}
+    for name, model in product(OF_GRAPHS, (DECOUPLED, COUPLED)):
+        method = {"name": name, "copilot": COUPLED} if name in COPILOTS else {"name": name}
+        yield f"{name} {model['name']}", {"algorithm": method, "model": model}
+    for readout, name in {"sum": "gin", "max": "sage", "attention": "gat"}.items():
+        yield f"fedavg {readout} {name}", {"model": {"name": name, "hidden": 8, "readout": readout}, **batches, **MOST}
 
 
 def _runs_of_pairs() -> dict[str, Keys]:
     """Of the one graph, whose edges are predicted."""
     data = {"split": "stratified", "fractions": [0.4, 0.3, 0.3]}
     common: Keys = {"task": "edge", "data": data, "train": {"epochs": 2, "batch_size": 8}}
-    few = {"participation": {"ratio": 0.67}}
     return {
         "edges fedavg gcn": {**common, "model": COUPLED},
         "edges fedproto gamlp": {**common, "algorithm": {"name": "fedproto"}},
-        "edges fedavg sage": {**common, **few, "model": {"name": "sage", "hidden": 8}},
+        "edges fedavg sage": {**common, **MOST, "model": {"name": "sage", "hidden": 8}},
         "edges global gcn": {**common, "algorithm": {"name": "global"}, "model": COUPLED},
     }
 
@@ -265,16 +239,17 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     layout = plain["data"].get("layout", "dense")
     if layout == "sparse":
         plain["data"]["path"] = str(graph.with_suffix(".npz"))
-    store = f"store-{plain['data'].get('dtype', 'float32')}-{layout}"
-    if "sparsity" in plain["data"]:
-        store = "store-masked"
-    if plain.get("task") == "edge":
-        store = "store-of-pairs"
-    if plain.get("task") == "graph":
+    task = plain.get("task", "node")
+    if task == "graph":
         plain["data"]["path"] = str(graph.with_name(SMALL_GRAPHS))
-        store = f"store-of-{SMALL_GRAPHS}"
-    plain["data"]["store"] = str(graph.parent / store)
+    kind = "masked" if "sparsity" in plain["data"] else plain["data"].get("dtype", "float32")
+    plain["data"]["store"] = str(graph.parent / f"store-of-{task}s-{kind}-{layout}")
     return parse_config(plain, name)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """What a run's rounds report, but for how long they took and where."""
+    return [{k: v for k, v in line.items() if k not in NOT_NUMBERS} for line in read_metrics(folder)]
 
 
 def digest_of(folder: Path) -> dict[str, Any]:
@@ -286,7 +261,7 @@ def digest_of(folder: Path) -> dict[str, Any]:
     models = load_file(exported / "models.safetensors")
     with pa.OSFile(str(exported / "predictions.arrow")) as file:
         predictions = pa.ipc.open_file(file).get_batch(0)
-    lines = [{k: v for k, v in line.items() if k not in NOT_NUMBERS} for line in read_metrics(folder)]
+    lines = lines_of(folder)
     sha = hashlib.sha256()
     for name in sorted(models):
         sha.update(name.encode() + models[name].tobytes())

@@ -83,14 +83,17 @@ class Runs:
         return len(logs[0].read_text().splitlines()) if logs else 0
 
 
+def last_state(run: Path, rounds: int) -> dict[str, bytes]:
+    """The state after the last round."""
+    state = load_file(run / "checkpoints" / f"round-{rounds:06d}" / "state.safetensors")
+    return {name: tensor.tobytes() for name, tensor in state.items()}
+
+
 def assert_same_numbers(run: Path, other: Path) -> None:
-    states = [
-        load_file(next((path / "checkpoints").glob(f"round-{ROUNDS:06d}")) / "state.safetensors")
-        for path in (run, other)
-    ]
+    states = [last_state(path, ROUNDS) for path in (run, other)]
     assert states[0].keys() == states[1].keys()
-    for name, tensor in states[0].items():
-        assert tensor.tobytes() == states[1][name].tobytes(), name
+    for name, content in states[0].items():
+        assert content == states[1][name], name
     logs = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (run, other)]
     for line in (line for log in logs for line in log):
         for name in ("seconds", "retries", "hosts", "memory", "seal"):

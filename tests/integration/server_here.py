@@ -11,11 +11,7 @@ from shoal.engine.rounds.state import FederationState
 
 
 class ServerHere(LocalBackend):
-    """A backend whose hosts are actors; a server that is one as well takes seconds to start, for every run.
-
-    Attributes:
-        ray: The backend that the hosts belong to.
-    """
+    """Hosts are actors, of the backend `ray`; a server that is one as well takes seconds to start, for every run."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.run_folder import read_summary
@@ -15,27 +16,18 @@ def test_mlp_is_far_below_sgc_and_sgc_below_gamlp(tmp_path: Path) -> None:
     """One client on the official split of 51 thousand nodes, so that nothing but the models differs."""
     accuracy = {}
     for model in ("mlp", "sgc", "gamlp"):
-        plain = {
-            "name": model,
-            "rounds": 30,
-            "data": {
-                "dataset": "arxiv-like",
-                "root": str(tmp_path),
-                "split": "public",
-                "options": {"scale": 0.3},
-            },
-            "partition": {"method": "random", "clients": 1},
-            "propagation": {"hops": 3},
-            "model": {"name": model, **({} if model == "sgc" else {"hidden": 128})},
-            "train": {"epochs": 3, "lr": 0.01, "weight_decay": 0.0, "dropout": 0.2},
-            "algorithm": "fedavg",
-            "evaluation": {"every": 30},
-            "engine": {"backend": "local"},
-            "run": {"root": str(tmp_path / "runs"), "tensorboard": False},
-        }
-        summary = read_summary(run(parse_config(plain, "test")))
-        accuracy[model] = summary["scopes"]["global"]["last"]["test"]["rows"]
-    print(accuracy)
+        plain = small_run(
+            tmp_path,
+            rounds=30,
+            data={"dataset": "arxiv-like", "split": "public", "options": {"scale": 0.3}},
+            partition={"method": "random", "clients": 1},
+            propagation={"hops": 3},
+            model={"name": model, **({} if model == "sgc" else {"hidden": 128})},
+            train={"epochs": 3, "lr": 0.01, "weight_decay": 0.0, "dropout": 0.2},
+            evaluation={"every": 30},
+        )
+        scopes = read_summary(run(parse_config(plain, "test")))["scopes"]
+        accuracy[model] = scopes["global"]["last"]["test"]["rows"]
     assert accuracy["mlp"] + 0.2 < accuracy["sgc"]
     assert accuracy["sgc"] + 0.005 < accuracy["gamlp"]
     # Nodes of another class than their community leave room above.

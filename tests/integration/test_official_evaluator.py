@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.run_folder import read_summary
@@ -28,18 +29,13 @@ def test_accuracies_are_ogb_s(tmp_path: Path) -> None:
     from ogb.nodeproppred import Evaluator
 
     write_ogb_layout(tmp_path, Twin.of("arxiv-like", DataSource("arxiv-like", scale=0.02)))
-    plain = {
-        "name": "official",
-        "rounds": 3,
-        "data": {"dataset": "ogbn-arxiv", "root": str(tmp_path), "split": "public"},
-        "partition": {"method": "metis", "clients": 4},
-        "propagation": {"hops": 2},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "evaluation": {"every": 1},
-        "engine": {"backend": "local"},
-        "run": {"root": str(tmp_path / "runs"), "tensorboard": False},
-    }
+    plain = small_run(
+        tmp_path,
+        data={"dataset": "ogbn-arxiv", "split": "public", "options": {}},
+        partition={"method": "metis"},
+        propagation={"hops": 2},
+        evaluation={"every": 1},
+    )
     folder = run(parse_config(plain, "test"))
     batch = pa.ipc.open_file(export(folder) / "predictions.arrow").get_batch(0)
     columns = {name: batch.column(name).to_numpy() for name in batch.schema.names}

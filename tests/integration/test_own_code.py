@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from integration.runs import Runs
+from integration.runs import Runs, last_state
 from rooms import ROOT
-from safetensors.numpy import load_file
 from support.errors import refused
 from support.small_runs import small_run
 
@@ -39,10 +38,9 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def plain(own: Path, tmp_path: Path) -> dict[str, Any]:
+def plain(own: Path) -> dict[str, Any]:
     place = {what: f"{own / what}.py:{name}" for what, name in NAMES.items()}
     return {
-        "name": "same",
         "rounds": ROUNDS,
         "data": {"dataset": place["dataset"], "options": {"nodes": 240}},
         "partition": {"method": place["partitioner"], "clients": 6},
@@ -55,14 +53,10 @@ def plain(own: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def last(folder: Path) -> dict[str, bytes]:
-    """The state after the last round."""
-    state = load_file(folder / "checkpoints" / f"round-{ROUNDS:06d}" / "state.safetensors")
-    return {name: tensor.tobytes() for name, tensor in state.items()}
-
-
 def test_stopped_edited_and_resumed(own: Path, plain: dict[str, Any], tmp_path: Path) -> None:
-    whole, stopped = (Runs(_made(tmp_path / name), tmp_path / "data", **plain) for name in ("whole", "stopped"))
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "stopped").mkdir()
+    whole, stopped = (Runs(tmp_path / name, tmp_path / "data", **plain) for name in ("whole", "stopped"))
     before = whole.here()
     with pytest.raises(KeyboardInterrupt):
         run(load_config(stopped.config, ["run.max_seconds=1e-9"]))
@@ -78,7 +72,7 @@ def test_stopped_edited_and_resumed(own: Path, plain: dict[str, Any], tmp_path: 
     shutil.rmtree(own)
     resumed = run(load_config(interrupted, ["run.max_seconds=null"]), resume=True)
     assert resumed == interrupted
-    assert last(resumed) == last(before)
+    assert last_state(resumed, ROUNDS) == last_state(before, ROUNDS)
     assert [line["loss"] for line in read_metrics(resumed)] == [line["loss"] for line in read_metrics(before)]
 
     exported = [export(folder) for folder in (before, resumed)]
@@ -90,11 +84,6 @@ def test_stopped_edited_and_resumed(own: Path, plain: dict[str, Any], tmp_path: 
     shutil.copytree(ROOT / "examples", tmp_path / "moved")
     moved = yaml.safe_load(stopped.config.read_text().replace(str(own), str(tmp_path / "moved")))
     assert run_path(parse_config(moved, "moved")) == interrupted
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def test_a_model_of_hops_and_a_readout(own: Path, tmp_path: Path) -> None:
@@ -187,18 +176,18 @@ def test_mistakes_are_one_line(tmp_path: Path, key: str, text: str, old: str, ne
     file = tmp_path / "mine.py"
     file.write_text(text.replace(old, new))
     section, name = key.split(".")
-    keys: dict[str, Any] = {"partition": {"clients": 3}, "data": {"options": {"nodes": 60}}}
-    plain = small_run(tmp_path, rounds=1, **{**keys, section: {**keys.get(section, {}), name: f"{file}:Mine"}})
-    with pytest.raises(ShoalError) as caught:
-        run(parse_config(plain, "wrong"))
-    said = caught.value.line
+    plain = small_run(tmp_path, rounds=1, partition={"clients": 3}, data={"options": {"nodes": 60}})
+    plain[section] |= {name: f"{file}:Mine"}
+    said = mistake(plain, tmp_path / "runs", file)
     assert line in said
     assert str(file) in said or said.startswith("data.options.nodes")
-    assert_traceback_is_kept(caught.value, tmp_path / "runs", file)
 
 
-def assert_traceback_is_kept(error: ShoalError, runs: Path, file: Path) -> None:
-    """The traceback, where there is one, is in the log that the error names."""
+def mistake(plain: dict[str, Any], runs: Path, file: Path) -> str:
+    """The line that a run ends with; its traceback, where there is one, is in the log that the error names."""
+    with pytest.raises(ShoalError) as caught:
+        run(parse_config(plain, "wrong"))
+    error = caught.value
     if error.detail:
         (log,) = runs.glob("*/run.log")
         assert error.log == log
@@ -207,6 +196,7 @@ def assert_traceback_is_kept(error: ShoalError, runs: Path, file: Path) -> None:
         assert f'File "{file}", line ' in log.read_text() or "must give" in str(error)
     else:
         assert error.log is None
+    return error.line
 
 
 CALLBACK = """
@@ -261,10 +251,7 @@ def test_mistakes_of_callbacks_and_readouts_are_one_line(tmp_path: Path, when: s
         plain["callbacks"] = [{"name": f"{file}:Mine", "when": when}]
     else:
         plain["model"]["readout"] = f"{file}:Mine"
-    with pytest.raises(ShoalError) as caught:
-        run(parse_config(plain, "wrong"))
-    assert caught.value.line.startswith(line.replace("HERE", str(file)))
-    assert_traceback_is_kept(caught.value, tmp_path / "runs", file)
+    assert mistake(plain, tmp_path / "runs", file).startswith(line.replace("HERE", str(file)))
 
 
 def test_options_of_a_partitioner_are_those_of_its_store(own: Path, tmp_path: Path) -> None:
@@ -291,17 +278,16 @@ def test_options_of_a_partitioner_are_those_of_its_store(own: Path, tmp_path: Pa
         load_config(config, ["partition.options.descending=true"])
 
 
+RAISES = "    def __post_init__(self):\n        raise ValueError('odd')\n"
+
+
 @pytest.mark.parametrize(
     ("fields", "options", "line"),
     [
         ("    most: int\n", {}, "partition.options.most: missing"),
         ("    most: 'Unknown' = 1\n", {}, "line 7: the types of Mine cannot be found: NameError"),
         ("    most: int = 'x'\n", {}, "line 7: the default of Mine.most: Input should be a valid integer"),
-        (
-            "    most: int = 1\n    def __post_init__(self):\n        raise ValueError('odd')\n",
-            {},
-            "line 10: ValueError: odd",
-        ),
+        (f"    most: int = 1\n{RAISES}", {}, "line 10: ValueError: odd"),
         (None, {"most": 1}, "line 5: Mine has no options; write @dataclass(frozen=True) above it, and fields"),
     ],
 )

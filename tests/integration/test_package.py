@@ -1,5 +1,9 @@
-"""What is built and shipped of the repository: one package, `shoal`, whose linked folders became real ones."""
+"""What is built and shipped of the repository: one package, `shoal`, whose linked folders became real ones.
 
+It works in a folder whose own modules have the names of its folders: none of them is imported.
+"""
+
+import os
 import shutil
 import subprocess
 import sys
@@ -14,8 +18,9 @@ from rooms import PACKAGES, ROOT, modules
 
 from shoal.engine.cluster.cluster import _package
 
+SHORT = ["rounds=2", "data.root=data", "run.tensorboard=false", "resources.cpus_per_host=0.4"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", *sorted(PACKAGES))
-BUILT = {f"{name.replace('.', '/')}" for name in modules()}
+BUILT = {name.replace(".", "/") for name in modules()}
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +35,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             shutil.copyfile(source, copy / name)
 
     def build(kind: str) -> Path:
-        program = f"from setuptools import build_meta; build_meta.build_{kind}('dist')"
-        done = subprocess.run([sys.executable, "-c", program], cwd=copy, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        output(f"from setuptools import build_meta; build_meta.build_{kind}('dist')", copy)
         (found,) = (copy / "dist").glob("*.whl" if kind == "wheel" else "*.tar.gz")
         return found
 
@@ -45,14 +48,17 @@ def modules_in(names: list[str]) -> set[str]:
     return {str(path.parent if path.stem == "__init__" else path.with_suffix("")) for path in paths}
 
 
+def output(program: str, folder: Path, **env: str) -> str:
+    """What a program prints in a folder."""
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=env or None, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def require_import(folder: Path, elsewhere: Path) -> None:
     """Imports every module of a room that others import least, from a folder that is not the repository."""
     program = "import shoal, shoal.engine.cli.cli, shoal.engine.cluster.ray_backend; print(shoal.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=elsewhere, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(folder / "shoal" / "__init__.py")
+    assert output(program, elsewhere, PYTHONPATH=str(folder)) == str(folder / "shoal" / "__init__.py")
 
 
 def test_wheel_holds_shoal_alone(build: Callable[[str], Path], tmp_path: Path) -> None:
@@ -73,8 +79,7 @@ def test_sdist_links_are_real_folders_that_build_the_same_wheel(build: Callable[
     (unpacked,) = tmp_path.iterdir()
     names = [path.relative_to(unpacked).as_posix() for path in (unpacked / "shoal").rglob("*.py")]
     assert modules_in(names) == BUILT
-    program = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", program], cwd=unpacked, check=True, capture_output=True)
+    output("from setuptools import build_meta; build_meta.build_wheel('dist')", unpacked)
     (wheel,) = (unpacked / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as built:
         assert modules_in(built.namelist()) == BUILT
@@ -92,7 +97,53 @@ def test_import_from_the_parent_of_a_clone_named_shoal_is_the_package(tmp_path: 
     """The clone is no package and must not be taken for a namespace of the name."""
     (tmp_path / "shoal").mkdir()
     (tmp_path / "shoal" / "shoal").symlink_to(ROOT / "shoal")
-    program = "import shoal, shoal.engine.cli.cli; print(shoal.__file__)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).resolve() == ROOT / "shoal" / "__init__.py"
+    imported = output("import shoal, shoal.engine.cli.cli; print(shoal.__file__)", tmp_path)
+    assert Path(imported).resolve() == ROOT / "shoal" / "__init__.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder; every module and package in it raises as soon as it is imported."""
+    folder = tmp_path_factory.mktemp("user")
+    raises = "raise RuntimeError(f'imported {__file__}')\n"
+    for name in sorted(PACKAGES.keys() - {"shoal"}):
+        (folder / f"{name}.py").write_text(raises)
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(raises)
+    # A module of a package and a module alone are both found in the working directory.
+    shutil.rmtree(folder / "storage")
+    return folder
+
+
+def shoal(folder: Path, *arguments: str) -> str:
+    """Runs the command in a folder and gives what it prints."""
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    command = [sys.executable, "-m", "shoal", arguments[0], config, *arguments[1:], *SHORT]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def finished(folder: Path, runs: str) -> int:
+    """Number of finished runs in a folder of runs."""
+    return len(list((folder / runs).glob("quickstart-*/summary.json")))
+
+
+def test_user_folder_modules_of_our_names_raise(folder: Path) -> None:
+    for name in PACKAGES.keys() - {"shoal"}:
+        done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=folder, capture_output=True, text=True)
+        assert f"RuntimeError: imported {folder / name}" in done.stderr
+
+
+def test_user_folder_runs_on_ray(folder: Path) -> None:
+    """With a model of the user's own, which the host reads from the run's folder."""
+    model = [f"model.name={ROOT / 'examples' / 'model.py'}:Residual", "algorithm.name=fedavg"]
+    shoal(folder, "run", "engine.backend=ray", "engine.hosts=1", "run.root=ray", *model)
+    assert finished(folder, "ray") == 1
+
+
+@pytest.mark.slow
+def test_user_folder_sweeps_in_parallel(folder: Path) -> None:
+    shoal(folder, "sweep", "seed=0,1", "engine.backend=local", "run.root=sweep", "--at-once", "2")
+    assert finished(folder, "sweep") == 2

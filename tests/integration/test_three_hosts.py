@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 from integration.runs import PATIENCE, Runs, assert_same_numbers, assert_same_so_far, until
-from integration.three_hosts import Cluster
+from integration.three_hosts import HEAD, Cluster
 
 from shoal.engine.records.metrics import read_metrics
 
 ON_CLUSTER = (
     "engine.backend=ray",
     "engine.hosts=3",
-    f"ray.address={Cluster.address}",
+    f"ray.address={HEAD}",
     "resources.cpus_per_host=1",
     "engine.cell_timeout=30",
 )
@@ -32,24 +32,13 @@ def runs(cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFact
     return Runs(tmp_path, tmp_path_factory.getbasetemp() / "data", cluster)
 
 
-def cut(cluster: Cluster) -> None:
-    cluster.cut(1)
-
-
-def kill_machine(cluster: Cluster) -> None:
-    cluster.kill(2)
-
-
-def kill_raylet(cluster: Cluster) -> None:
-    cluster.process(2, "raylet").kill()
-
-
-def kill_host_actor(cluster: Cluster) -> None:
-    cluster.process(1, HOST).kill()
-
-
-def kill_server_actor(cluster: Cluster) -> None:
-    cluster.find(SERVER).kill()
+DISTURBANCES: dict[str, Callable[[Cluster], None]] = {
+    "cut": lambda cluster: cluster.cut(1),
+    "kill machine": lambda cluster: cluster.kill(2),
+    "kill raylet": lambda cluster: cluster.process(2, "raylet").kill(),
+    "kill host actor": lambda cluster: cluster.process(1, HOST).kill(),
+    "kill server actor": lambda cluster: cluster.find(SERVER).kill(),
+}
 
 
 def noticed(runs: Runs) -> int:
@@ -61,10 +50,10 @@ def test_a_link_cut_a_machine_killed_and_the_driver_killed(cluster: Cluster, run
     """Begun on three machines, of which two are lost in mid-round, and ended without Ray."""
     process = runs.start(*ON_CLUSTER)
     until(lambda: runs.rounds() >= 1, process)
-    for host, disturb in ((1, cut), (2, kill_machine)):
+    for host, disturbance in ((1, "cut"), (2, "kill machine")):
         before = noticed(runs)
         until(lambda host=host: cluster.process(host, BUSY), process)
-        disturb(cluster)
+        DISTURBANCES[disturbance](cluster)
         until(lambda before=before: noticed(runs) > before, process)
     process.kill()
     process.wait()
@@ -78,19 +67,15 @@ def long_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disturb", [cut, kill_machine, kill_raylet, kill_host_actor, kill_server_actor])
+@pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_disturbed_in_mid_round(
-    cluster: Cluster,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    long_undisturbed: Path,
-    disturb: Callable[[Cluster], None],
+    cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, long_undisturbed: Path, disturbance: str
 ) -> None:
     runs = Runs(tmp_path, tmp_path_factory.getbasetemp() / "data", cluster, **LONG)
     process = runs.start(*ON_CLUSTER)
     until(lambda: runs.rounds() >= 3, process)
     until(lambda: cluster.process(1, BUSY) and cluster.process(2, BUSY), process)
-    disturb(cluster)
+    DISTURBANCES[disturbance](cluster)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors.decode()
     assert_same_numbers(runs.run, long_undisturbed)
@@ -122,7 +107,7 @@ def kill_driver(cluster: Cluster) -> None:
 def test_chaos(cluster: Cluster, runs: Runs, undisturbed: Path, seed: int) -> None:
     """Something is killed some time between the first call and the last; what stops is started again with --resume."""
     chance = random.Random(seed)
-    disturb = chance.choice([cut, kill_machine, kill_raylet, kill_host_actor, kill_server_actor, kill_driver])
+    disturb = chance.choice([*DISTURBANCES.values(), kill_driver])
     after_rounds, delay = chance.randrange(8), chance.uniform(0, 0.3)
     process = runs.start(*ON_CLUSTER)
     until(lambda: runs.rounds() >= after_rounds and (after_rounds or cluster.process(1, BUSY)), process)

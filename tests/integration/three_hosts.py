@@ -16,12 +16,7 @@ PATIENCE = 240
 PREFIX = "shoal-test-"
 HEAD = "10.77.0.10:6379"
 # A cut link is noticed after a few seconds instead of a minute.
-SHORT_HEALTH_CHECKS = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-}
+HEALTH_CHECKS = {"initial_delay_ms": "1000", "period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3"}
 
 
 def ip(*arguments: str, check: bool = True) -> str:
@@ -53,8 +48,6 @@ def remove_namespaces() -> None:
 class Cluster:
     """Hosts 0 (the head, where drivers run), 1 and 2, one CPU each, behind a token that only its owner can read."""
 
-    address = HEAD
-
     def __init__(self, folder: Path) -> None:
         """Lays the network; hosts are started one by one."""
         self.folder = folder
@@ -66,7 +59,7 @@ class Cluster:
             f.write(secrets.token_hex(32))
         self.env = {
             **os.environ,
-            **SHORT_HEALTH_CHECKS,
+            **{f"RAY_health_check_{name}": value for name, value in HEALTH_CHECKS.items()},
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_raylet_start_wait_time_s": str(PATIENCE),
@@ -98,19 +91,14 @@ class Cluster:
     def start(self, host: int) -> None:
         """Starts Ray on a host; the head first."""
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address=10.77.0.1{host}"]
-        role = (
-            ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self.folder}"]
-            if host == 0
-            else [f"--address={HEAD}"]
-        )
+        head = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self.folder}"]
         options = ["--num-cpus=1", "--object-store-memory=150000000", "--disable-usage-stats"]
-        command = [*ray, *role, *options]
+        command = [*ray, *([f"--address={HEAD}"] if host else head), *options]
         if host in self.disks:
             disk, path = self.disks[host]
             command = ["sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', str(disk), str(path), *command]
-        done = subprocess.run(
-            self.inside(host, *command), env=self.env, capture_output=True, text=True, timeout=PATIENCE
-        )
+        command = self.inside(host, *command)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def heal(self) -> None:

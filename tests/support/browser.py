@@ -17,9 +17,7 @@ BROWSER = next(
 class Page:
     """A page that is open, spoken to by the DevTools protocol over two pipes.
 
-    Attributes:
-        requests: Addresses that were asked for, the page's own first.
-        said: Texts on the console, and errors.
+    `requests` are addresses that were asked for, the page's own first; `said` are texts on the console, and errors.
     """
 
     def __init__(self, write: int, read: int) -> None:

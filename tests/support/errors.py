@@ -11,13 +11,10 @@ from shoal.storage.errors import ShoalError
 
 @contextmanager
 def refused(*places: object, says: str = "", kind: type[ShoalError] = ShoalError) -> Iterator[None]:
-    """Expects one `ShoalError`.
+    """Expects one `ShoalError` whose innermost places are these, as `"data.path"`, or `path, "rounds"`.
 
-    Args:
-        places: Its innermost places, as `"data.path"`, or `path, "rounds"`; a `Path` is compared as a path, a text with
-            the place as text.
-        says: A part of the line, where two errors of one place differ.
-        kind: The class of the error.
+    A `Path` is compared as a path, a text with the place as text; `says` is a part of the line, where two errors of one
+    place differ.
     """
     with pytest.raises(kind) as caught:
         yield

@@ -19,12 +19,9 @@ T = TypeVar("T")
 
 
 def some(cases: Iterable[T], name: str = "", one_in: int = ONE_IN) -> list[T]:
-    """One in ten of the cases, at least one, in their order; all of them in an exhaustive run.
+    """One in ten of the cases, or another share, at least one, in their order; all of them in an exhaustive run.
 
-    Args:
-        cases: All cases.
-        name: Of the choice; another name chooses other cases of a list of the same length.
-        one_in: Another share.
+    Another name chooses other cases of a list of the same length.
     """
     every = list(cases)
     if _every or len(every) < 2:

@@ -14,14 +14,8 @@ from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
 EPOCHS, DROPOUT = 2, 0.5
-SGD = {
-    "train.optimizer": "sgd",
-    "train.lr": 0.1,
-    "train.momentum": 0.9,
-    "train.weight_decay": 0.01,
-    "train.epochs": EPOCHS,
-    "train.dropout": DROPOUT,
-}
+SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9, "train.weight_decay": 0.01}
+SGD |= {"train.epochs": EPOCHS, "train.dropout": DROPOUT}
 
 
 def flat(module: nn.Module) -> Tensor:
@@ -51,13 +45,8 @@ def require_fedavg(
 ) -> None:
     """Runs rounds of which all clients are part, and compares parameters, counts and the accuracy over clients.
 
-    Args:
-        server: Before its first round.
-        clients: Clients of plain torch, with `module`, `train` and `counts`.
-        items: By which models and accuracies are weighted.
-        untrained: Clients without an item for training.
-        size: Of a batch; None: all items.
-        rounds: How many.
+    Clients of plain torch have `module`, `train` and `counts`; models and accuracies are weighted by `items`;
+    `untrained` have none for training; a batch has `size` of them, or all.
     """
     w = server.state.server["w"]
     for number in range(1, rounds + 1):

@@ -1,35 +1,19 @@
 """FedGTA's equations 3 to 5 for one client in NumPy, with the operator written out."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.storage.store.view import View
 
-DEFAULTS = {
-    "eps": 0.5,
-    "lp_steps": 5,
-    "lp_seed_weight": 0.5,
-    "lp_seed": "labels",
-    "rows": "stochastic",
-    "orders": 6,
-    "moments": "hybrid",
-    "moment_steps": "all",
-    "confidence": "paper",
-    "cold_start": "warm",
-    "sketch_every": 1,
-}
+DEFAULTS = asdict(FedGTA())
 
 
 def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, Any]) -> tuple[float, np.ndarray]:
-    """Confidence and moments of a client, with the operator written out, in float64.
-
-    Args:
-        view: The client's graph.
-        predicted: Class probabilities of all rows, `[N, C]`.
-        options: As `DEFAULTS` has them.
-    """
+    """Confidence and moments of a client in float64, from class probabilities `[N, C]`; options as in `DEFAULTS`."""
     loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
     d = loops.sum(1)
     operator = np.diag(d**-0.5) @ loops @ np.diag(d**-0.5)

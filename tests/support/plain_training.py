@@ -17,11 +17,7 @@ def plain_steps(
     epochs: int,
     batch: int | None = None,
 ) -> list[float]:
-    """Steps on a client's training rows, in random batches or in one; the stream is seeded as a host seeds it.
-
-    Returns:
-        The loss of every step, before it.
-    """
+    """The loss before every step on a client's training rows, in random batches or in one, seeded as a host does it."""
     torch.manual_seed(seed)
     count, losses = len(view.train), []
     for _ in range(epochs):

@@ -58,11 +58,9 @@ class PlainClient:
 
     @torch.no_grad()
     def look(self) -> tuple[Slots, Tensor, Tensor]:
-        """What the present model says, without dropout.
+        """What the present model says, without dropout: ends of walks, embeddings, and centres of every class.
 
-        Returns:
-            For every slot, how often a walk from a centre (row) ends in a node of its class (column), for the centres
-            that have any; embeddings; and the number of centres of every class.
+        For every slot, how often a walk from a centre (row) ends in a node of its class (column), where any does.
         """
         self.module.eval()
         logits, z = self.output(slice(None))
@@ -178,8 +176,7 @@ class GraphClient(PlainClient):
 class PlainServer:
     """The server: last uploads, the universal prototypes and what trains them.
 
-    Attributes:
-        margins, admitted, others: What was met, to tell whether an option had a say.
+    `margins`, `admitted` and `drawn` are what was met, to tell whether an option had a say.
     """
 
     def __init__(self, options: SimpleNamespace) -> None:
@@ -241,11 +238,8 @@ class PlainServer:
         slots = (self.options.hops + 1) * CLASSES
         self.table = torch.randn(slots, WIDTH).requires_grad_()
         self.network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
-        self.optimizer = torch.optim.AdamW(
-            [self.table, *self.network.parameters()],
-            lr=self.options.server_lr,
-            weight_decay=self.options.server_weight_decay,
-        )
+        parameters, decay = [self.table, *self.network.parameters()], self.options.server_weight_decay
+        self.optimizer = torch.optim.AdamW(parameters, lr=self.options.server_lr, weight_decay=decay)
 
     def generate(self) -> Slots:
         assert self.network is not None

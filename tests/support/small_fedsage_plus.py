@@ -28,13 +28,6 @@ def sage(p: Parameters, prefix: str, a: np.ndarray, x: Tensor) -> tuple[Tensor, 
     return x @ p[f"{prefix}head.linears.0.weight"].t() + p[f"{prefix}head.linears.0.bias"], x
 
 
-def made_by(p: Parameters, noisy: Tensor, count: list[int], features: int) -> list[list[Tensor]]:
-    """Generated neighbours of every node."""
-    deep = F.relu(noisy @ p["maker.linears.0.weight"].t() + p["maker.linears.0.bias"])
-    wide = deep @ p["maker.linears.1.weight"].t() + p["maker.linears.1.bias"]
-    return [[wide[v, features * n : features * (n + 1)] for n in range(c)] for v, c in enumerate(count)]
-
-
 def nearest(made: Tensor, candidates: Tensor) -> Tensor:
     """The mean squared difference from the nearest candidate."""
     apart = [((made - x) ** 2).mean() for x in candidates]
@@ -53,16 +46,7 @@ def augmented(a: np.ndarray, x: Tensor, made: list[list[Tensor]]) -> tuple[np.nd
 
 @dataclass
 class Person:
-    """A client.
-
-    Attributes:
-        view: Its data.
-        options: Of the method.
-        epochs: Steps of a visit.
-        rounds: Rounds of generators so far.
-        p: Parameters of its generator.
-        graph: Adjacency and features, mended in the end.
-    """
+    """A client: `p` are parameters of its generator, `graph` is its adjacency and features, mended in the end."""
 
     view: View
     options: dict[str, Any]
@@ -117,7 +101,11 @@ class Person:
         return float(loss.detach())
 
     def made(self, noisy: Tensor, count: list[int]) -> list[list[Tensor]]:
-        return made_by(self.p, noisy, count, self.view.features)
+        """Generated neighbours of every node."""
+        p, features = self.p, self.view.features
+        deep = F.relu(noisy @ p["maker.linears.0.weight"].t() + p["maker.linears.0.bias"])
+        wide = deep @ p["maker.linears.1.weight"].t() + p["maker.linears.1.bias"]
+        return [[wide[v, features * n : features * (n + 1)] for n in range(c)] for v, c in enumerate(count)]
 
     @property
     def maker(self) -> list[Tensor]:

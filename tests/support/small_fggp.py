@@ -4,7 +4,10 @@ import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import torch
+from support.plain_fedavg import row_counts
+from support.small_fedgkc import DECAY, EPOCHS, LR, MOMENTUM, dense_operator
 from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
@@ -12,28 +15,12 @@ from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
 
-# As the config of `unequal` has it.
-EPOCHS, LR, MOMENTUM, DECAY = 2, 0.05, 0.9, 0.01
 # Vectors with their classes.
 Entries = list[tuple[int, Tensor]]
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum() / (a.norm().clamp_min(1e-8) * b.norm().clamp_min(1e-8))
-
-
-def normalised(a_NN: Tensor) -> Tensor:
-    """D^-1/2 (A + I) D^-1/2 with gradients."""
-    with_loops = a_NN + torch.eye(len(a_NN))
-    root_N = with_loops.sum(1).rsqrt()
-    return root_N[:, None] * with_loops * root_N
-
-
-def dense_operator(module: nn.Module, a_NN: Tensor) -> Tensor:
-    if module.operator == "mean":
-        return a_NN / a_NN.sum(1, keepdim=True).clamp_min(1)
-    assert module.operator == "symmetric"
-    return normalised(a_NN)
 
 
 def merged(points: Sequence[Tensor], groups: list[list[int]]) -> list[list[int]]:
@@ -146,7 +133,7 @@ class PlainClient:
             found = slice(None) if rows is None else rows
             return self.module([self.view.hop(k)[found] for k in self.module.inputs])
         if operator is None:
-            operator = dense_operator(self.module, self.a_NN)
+            operator = dense_operator(self.module.operator, self.a_NN)
         asked = None if rows is None else torch.tensor(rows)
         return self.module(Neighbourhood(self.x_NF, (operator,) * self.module.depth, asked))
 
@@ -185,7 +172,7 @@ class PlainClient:
     def generated(self, a_NN: Tensor) -> tuple[Tensor, Tensor]:
         """Equation 7 and L_reg; who is a candidate, and what is drawn, are the draws of a host."""
         n, r, o = len(a_NN), self.o.random_pairs, self.o
-        p_NN = normalised(a_NN)
+        p_NN = dense_operator("symmetric", a_NN)
         w1, w2 = self.generator.parameters()
         f_NH = (p_NN @ (p_NN @ (self.x_NF @ w1.T) @ w2.T)).relu()
         drawn = torch.randint(n - 1, (r * n,), generator=self.rng).tolist()
@@ -207,7 +194,7 @@ class PlainClient:
         told = (dot / math.sqrt(f_NH.shape[1])).sigmoid()
         terms = [-told[known].log(), -(1 - told[~known]).log()]
         means = [found.mean() for found in terms if len(found)]
-        return normalised(edge_NN), sum(means) / len(means)
+        return dense_operator("symmetric", edge_NN), sum(means) / len(means)
 
     def certain(self, logits_NC: Tensor) -> list[tuple[int, float]]:
         p_NC = logits_NC.detach().softmax(1)
@@ -264,7 +251,7 @@ class PlainClient:
                 loss = self.labels(self.answer(None, self.train), list(range(len(self.train))))
             else:
                 term = torch.zeros(())
-                operator = dense_operator(self.module, a_NN)
+                operator = dense_operator(self.module.operator, a_NN)
                 if o.gkic != "knn_only":
                     operator, term = self.generated(a_NN)
                 own, other = self.answer(None), self.answer(operator)
@@ -297,13 +284,5 @@ class PlainClient:
         cos_NB = z @ vectors.T / z.norm(dim=1, keepdim=True).clamp_min(1e-8) / vectors.norm(dim=1).clamp_min(1e-8)
         return [voted(row, bank, self.o) for row in cos_NB.tolist()]
 
-    def counts(self, bank: Entries, classes: int) -> list[list[list[int]]]:
-        """Rows of validation and test by class, predicted so, rightly so."""
-        predicted = self.predicted(bank)
-        counts = [[[0] * classes for _ in range(3)] for _ in range(2)]
-        for part, rows in enumerate((self.view.val.tolist(), self.view.test.tolist())):
-            for row in rows:
-                counts[part][0][self.y[row]] += 1
-                counts[part][1][predicted[row]] += 1
-                counts[part][2][predicted[row]] += predicted[row] == self.y[row]
-        return counts
+    def counts(self, bank: Entries, classes: int) -> np.ndarray:
+        return row_counts(self.view, self.predicted(bank), classes)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from support.user_graph import write_arrays
 
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
@@ -43,15 +44,5 @@ def write_graphs(folder: Path) -> Path:
     graph_of = np.repeat(np.arange(count), sizes)
     x = np.eye(2, FEATURES)[y][graph_of] + 0.7 * rng.standard_normal((len(graph_of), FEATURES))
     y[np.flatnonzero(split == TEST)[[0, 3]]] = CLASSES - 1
-    folder.mkdir()
-    arrays = {
-        "edge_index": np.array(edges).T,
-        "x": x.astype(np.float32),
-        "y": y,
-        "graph": graph_of,
-        "split": split,
-        "assignment": assignment,
-    }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    return folder
+    of_items = {"y": y, "split": split, "assignment": assignment}
+    return write_arrays(folder, edge_index=np.array(edges).T, x=x.astype(np.float32), graph=graph_of, **of_items)

@@ -4,6 +4,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from support.user_graph import write_arrays
 
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.store.store import Store
@@ -32,16 +33,8 @@ def write_nodes(folder: Path) -> Path:
         if (same and assignment[a] == COMPLETE) or (near and not (same and assignment[a] in (NO_EDGES, ONE_EDGE))):
             edges.append((a, b))
     edges.append(tuple(np.flatnonzero(assignment == ONE_EDGE)[[1, 3]]))
-    folder.mkdir()
-    arrays = {
-        "edge_index": np.array(edges).T,
-        "x": x,
-        "y": np.where(np.arange(nodes) % 5 == 4, -1, rng.integers(3, size=nodes)),
-        "assignment": assignment,
-    }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    return folder
+    y = np.where(np.arange(nodes) % 5 == 4, -1, rng.integers(3, size=nodes))
+    return write_arrays(folder, edge_index=np.array(edges).T, x=x, y=y, assignment=assignment)
 
 
 def edges_of(folder: Path, client: int | None = None) -> set[Pair]:

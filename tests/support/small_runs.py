@@ -5,11 +5,9 @@ from typing import Any
 
 
 def small_run(folder: Path, **changes: Any) -> dict[str, Any]:
-    """FedAvg with SGC on four clients of a block model of 120 nodes, for three rounds.
+    """FedAvg with SGC on four clients of a block model of 120 nodes, for three rounds; data and runs are in the folder.
 
-    Args:
-        folder: Of data and runs.
-        changes: Sections, of which named keys are changed, or keys beside them.
+    Of sections that change, the named keys do; other keys are replaced.
     """
     plain: dict[str, Any] = {
         "name": "small",

@@ -1,4 +1,4 @@
-"""A graph as a user has it: a file of arrays."""
+"""A graph as a user has it: a file of arrays, or a folder of them."""
 
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,14 @@ def user_graph(folder: Path, nodes: int, name: str = "graph", seed: int = 0, **a
     found = {key: array for key, array in {**drawn, **arrays}.items() if array is not None}
     np.savez(folder / f"{name}.npz", **found)
     return str(folder / f"{name}.npz")
+
+
+def write_arrays(folder: Path, **arrays: Any) -> Path:
+    """Writes `NAME.npy` for each array into a new folder, and gives it."""
+    folder.mkdir()
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
 
 
 def sparse_features(nodes: int, features: int, share: float) -> np.ndarray:

@@ -17,6 +17,7 @@ GCFL_PLUS |= {"algorithm.warmup": 0}
 FEDSAGE_PLUS = {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 2, "algorithm.hidden": 6}
 FEDSAGE_PLUS |= {"model.name": "sage", "rounds": 3}
 AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
+PLAIN = ("fedgta", "fedproto", "fedtgp", "fedkd", "fedgl", "fedgl_fedgta", "fedpub", "feddistill")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg, batched": {"engine.trainer": "batched"},
@@ -26,17 +27,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg, analytic": {"engine.trainer": "analytic", "model.name": "mlp"},
     "fedavg, analytic, batches": {"engine.trainer": "analytic", "model.name": "mlp", "train.batch_size": 4},
     "fedavg, the path of a GPU": {"engine.trainer": "auto"},
-    **{name: {"algorithm.name": name} for name in AVERAGING},
+    **{name: {"algorithm.name": name} for name in (*AVERAGING, *PLAIN)},
+    **{f"{name}, coupled": {"algorithm.name": name, "model.name": "gcn"} for name in ("fedgl", "fgssl", "fedpub")},
     "fedopt, momentum": {"algorithm.name": "fedopt", "algorithm.optimizer": "momentum"},
     "fpl, as published": {"algorithm.name": "fpl", "algorithm.cluster_from": 1},
-    "fedgta": {"algorithm.name": "fedgta"},
     "fedgta, batched": {"algorithm.name": "fedgta", "engine.trainer": "batched", "model.name": "mlp"},
     "local": {"algorithm.name": "local", "model.init": "own"},
-    "fedproto": {"algorithm.name": "fedproto"},
-    "fedtgp": {"algorithm.name": "fedtgp"},
     "fml": {"algorithm.name": "fml", **MOMENTUM},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn", **MOMENTUM},
-    "fedkd": {"algorithm.name": "fedkd"},
     "fedgkc": {"algorithm.name": "fedgkc", "algorithm.beta": 0.0, "algorithm.copilot": {"name": "sgc", "layers": 2}},
     "fedgkc, coupled": {"algorithm": {"name": "fedgkc", "copilot": {"name": "gin", "hidden": 8}}, "model.name": "gcn"},
     "fggp": {**FGGP, **MOMENTUM},
@@ -48,18 +46,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsage_plus": FEDSAGE_PLUS,
     "fedsage_plus, few": {**FEDSAGE_PLUS, "algorithm.peers": 1, "algorithm.sampled_nodes": 3, "model.name": "gat"},
     "fedsage_plus_fedgta": {**FEDSAGE_PLUS, "algorithm.name": "fedsage_plus_fedgta"},
-    "fedgl": {"algorithm.name": "fedgl"},
-    "fedgl_fedgta": {"algorithm.name": "fedgl_fedgta"},
-    "fedgl, coupled": {"algorithm.name": "fedgl", "model.name": "gcn"},
     "fgssl": {"algorithm.name": "fgssl", "algorithm.anchors": 4},
-    "fgssl, coupled": {"algorithm.name": "fgssl", "model.name": "gcn"},
-    "fedpub": {"algorithm.name": "fedpub"},
-    "fedpub, coupled": {"algorithm.name": "fedpub", "model.name": "gcn"},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
     "lg_fedavg, analytic": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.trainer": "analytic"},
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
-    "feddistill": {"algorithm.name": "feddistill"},
     "class_means": {"algorithm.name": "class_means", "algorithm.noise": 0.1},
     "fedpg, node": {"algorithm.name": "fedpg", "algorithm.pseudo_centres": 0.4},
     "fedpg, own": {"algorithm.name": "fedpg", "algorithm.targets": "own"},
@@ -115,10 +106,8 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
-    "fedgta", "fedgta, batched", "fml", "fedkd", "fedgkc",
-    "fedgkc, coupled", "fedopt, momentum", "fpl, as published", *AVERAGING,
-    "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all",
-    "adafgl", "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl, coupled", "fgssl", "fgssl, coupled",
-    "fedpub", "fedpub, coupled",
-    "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
+    "fedgta", "fedgta, batched", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published",
+    *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
+    "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub",
+    "fedpub, coupled", "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
 )  # fmt: skip

@@ -23,12 +23,10 @@ ASKING |= {"equal", "_linalg_svd", "_sparse_coo_tensor_with_dims_and_tensors"}
 class DeviceCounts(TorchDispatchMode):
     """Counts what a device is told inside a block, backward passes of this thread included.
 
-    Attributes:
-        launches: Operators on the device that are no mere views, and copies on it; one may be several kernels.
-        synchronisations: How often the processor waits for it: copies that do not say `non_blocking`, whichever way,
-            numbers that are read, and results whose size depends on numbers.
-        copies: Between the device and the processor.
-        named: The same by kind and operator, such as `copies _to_copy`.
+    `launches` are operators on the device that are no mere views, and copies on it; one may be several kernels. In
+    `synchronisations` the processor waits for it: copies that do not say `non_blocking`, whichever way, numbers that
+    are read, and results whose size depends on numbers. `copies` are those between the two. `named` has the same by
+    kind and operator, such as `copies _to_copy`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,8 +47,7 @@ class DeviceCounts(TorchDispatchMode):
             return result
         if name in ("_to_copy", "copy_") and len(kinds) > 1:
             self._add("copies", name)
-            waits = not (args[2:] and args[2]) and not received.get("non_blocking", False)
-            if waits:
+            if not (args[2:] and args[2]) and not received.get("non_blocking", False):
                 self._add("synchronisations", name)
             return result
         if name == "lift_fresh":

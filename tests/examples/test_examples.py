@@ -1,9 +1,11 @@
-"""The callback among the examples ends a run in the round that its metrics say, from any folder and after a resume."""
+"""The examples run as a new user would run them: the notebook to its figure, the callback from any folder."""
 
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from rooms import ROOT
 from support.small_runs import small_run
 
@@ -16,6 +18,7 @@ def config(folder: Path, **keys: Any) -> shoal.Config:
 
 
 def test_callback_ends_the_run_at_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the round that its metrics say, after a resume, too."""
     whole = shoal.run(config(tmp_path)).metrics
     reached = whole["served.val.nodes"].to_pylist()
     wanted = (reached[0] + max(reached)) / 2
@@ -33,3 +36,22 @@ def test_callback_ends_the_run_at_its_target(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(KeyboardInterrupt):
             shoal.run(cut, resume=number > 1)
     assert shoal.run(cut, resume=True).metrics["loss"].to_pylist() == stopped.metrics["loss"].to_pylist()
+
+
+def test_notebook_runs_to_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs of a machine are not kept"
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    texts = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in said)
+    assert "train.learning_rate: unknown key" in texts
+    assert "notebook: 6/6 rounds" in texts
+    assert "finished)" in texts
+    assert [output for output in said if "image/png" in output.get("data", {})]
+    # Two data frames of a run, one of the sweep.
+    assert sum("text/html" in output.get("data", {}) for output in said) >= 3
+    assert len(list((tmp_path / "runs").glob("notebook-*/summary.json"))) == 2
