@@ -40,13 +40,7 @@ FAILS = r"/harmful\.py, line 24, in upload\(\): RuntimeError: no luck$"
 def cells_of(*groups: Sequence[int], states: dict[int, Any] | None = None) -> list[Cell]:
     kept = states or {}
     return [
-        cell_of(
-            ids,
-            UP,
-            states={i: kept[i] for i in ids if i in kept},
-            score=frozenset(ids[:1]),
-            cost=float(len(ids)),
-        )
+        cell_of(ids, UP, states={i: kept[i] for i in ids if i in kept}, score=frozenset(ids[:1]), cost=float(len(ids)))
         for ids in groups
     ]
 

@@ -141,11 +141,7 @@ class PlainClient:
 
 @pytest.mark.parametrize("kind", ["sgc", "gcn"])
 def test_rounds_written_out(
-    start: Start,
-    places: dict[str, Keys],
-    arrays: dict[str, np.ndarray],
-    module_of: Callable[..., nn.Module],
-    kind: str,
+    start: Start, places: dict[str, Keys], arrays: dict[str, np.ndarray], module_of: Callable[..., nn.Module], kind: str
 ) -> None:
     keys = {"model.name": kind, "train.optimizer": "sgd", "train.lr": 0.3, "train.weight_decay": 0.0}
     keys |= {"model.head": "linear"} if kind == "gcn" else {}
