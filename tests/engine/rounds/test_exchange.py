@@ -156,6 +156,23 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Start) -> None:
         exchange.ask(Ask("p", UP), never)
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_evaluation_alone(
+    echo: Start, views: Callable[..., list[View]], counts_of: Callable[..., Any], fresh: bool
+) -> None:
+    """After a download; fresh clients bring nothing of their own."""
+    server = echo()
+    exchange, data, own = exchange_of(server, []), views(server), server._initial + 1
+    exchange.next_state.clients = {i: {"model.w": own} for i in range(6)}
+    before = dict(exchange.next_state.clients)
+    w = server._initial if fresh else own
+    np.testing.assert_equal(exchange.score([1, 2, 5], {}, fresh), {i: counts_of(server, data[i], w) for i in (1, 2, 5)})
+    sent = server._initial - 1
+    np.testing.assert_equal(exchange.score([1], {"w": sent}, fresh), {1: counts_of(server, data[1], sent)})
+    assert exchange.next_state.clients == before
+    assert (exchange.next_state.touched, exchange.next_state.scores) == ({}, {})
+
+
 def test_visits_and_bytes_are_counted(echo: Start) -> None:
     seen: list[Live] = []
     exchange = exchange_of(echo(), [0, 1, 2], watch=seen.append, cell_size=2)
