@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from shoal.engine.cluster.ray_backend import await_hosts, start_hosts
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts import host
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.costs import Meter, Watch, unwatched
-from shoal.engine.rounds.server import Exchange, Server
+from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -63,7 +62,6 @@ def make_config(plain: MakeConfig) -> Callable[..., Config]:
 class Drawn:
     """A graph as it was drawn: undirected edges `[E, 2]`, features `[N, 5]`, labels and parts `[N]`."""
 
-    name: str
     edges: np.ndarray
     x: np.ndarray
     y: np.ndarray
@@ -97,18 +95,13 @@ def _draw(folder: Path, seed: int, nodes: int, classes: int, validates: bool) ->
     folder.mkdir()
     for name, array in {"edge_index": edges.T, "x": x, "y": y, "split": split}.items():
         np.save(folder / f"{name}.npy", array)
-    return Drawn(folder.name, edges, x, y, split)
+    return Drawn(edges, x, y, split)
 
 
 def _domains(root: Path, sizes: dict[str, tuple[int, int, bool]], options: dict[str, Any]) -> ThreeDomains:
-    keys = {
-        "data.dataset": ["files"] * len(sizes),
-        "data.path": [str(root / name) for name in sizes],
-        "data.store": str(root / "store"),
-        "data.split": "public",
-        "partition.method": "index",
-        "model.name": "sgc",
-    }
+    keys = {"data.dataset": ["files"] * len(sizes), "data.path": [str(root / name) for name in sizes]}
+    keys |= {"data.store": str(root / "store"), "data.split": "public"}
+    keys |= {"partition.method": "index", "model.name": "sgc"}
     graphs = tuple(_draw(root / name, seed, *how) for seed, (name, how) in enumerate(sizes.items()))
     return ThreeDomains(graphs, {**keys, **options})
 
@@ -311,16 +304,3 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Autograd may have started its threads before there was this device.
     with torch.autograd.set_multithreading_enabled(False):
         yield
-
-
-@pytest.fixture(scope="session")
-def exchange_of() -> Callable[..., Exchange]:
-    """Gives the exchange of a server's next round with some cohort."""
-
-    def exchange_of(server: Server, cohort: Sequence[int], watch: Watch = unwatched, cell_size: Any = 1) -> Exchange:
-        number = server.state.round + 1
-        meter = Meter(number, server.infos, server._pool, watch)
-        next_state = server.state.next_state(number)
-        return Exchange(server.infos, cell_size, server._pool, server.state, next_state, cohort, meter)
-
-    return exchange_of

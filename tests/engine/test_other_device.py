@@ -5,8 +5,7 @@ generators of the processor, and would run any operator that a GPU lacks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
-from functools import partial
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
@@ -33,19 +32,19 @@ Run = Callable[..., Server]
 CPU = torch.device("cpu")
 # Reading shards, handing on, and rows of hops that do not fit the cache; a graph's matrices before they are moved;
 # initial parameters; the check of uploads.
-ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}
-ON_PROCESSOR |= {"sparse_compressed_tensor", "crow_indices", "col_indices", "values"}
-ON_PROCESSOR |= {"uniform_", "zero_", "fill_", "ones"}
-ON_PROCESSOR |= {"sum", "ne", "all", "where", "zeros_like"}
-# What travels in one copy is put together and taken apart there.
-ON_PROCESSOR |= {"empty", "copy_"}
-# Training rows of every class are counted there, so that nobody waits for how much an upload weighs.
-ON_PROCESSOR |= {"gt", "lt", "any", "unsqueeze"}
-# Factors of low rank are made and multiplied there, so that server and clients have the same ones.
-LOW_RANK = {"isfinite", "_linalg_svd", "pow", "cumsum", "mul", "lt", "gt", "t", "cat", "mm", "select", "unsqueeze"}
-LOW_RANK |= {"split_with_sizes"}
-# Nodes that look alike are looked for there.
-NEAREST = {"div", "empty", "gt", "index", "linalg_vector_norm", "mm", "nonzero", "select", "t", "unsqueeze"}
+# What travels in one copy is put together and taken apart there. Training rows of every class are counted there, so
+# that nobody waits for how much an upload weighs.
+ON_PROCESSOR = {
+    "from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select",
+    "sparse_compressed_tensor", "crow_indices", "col_indices", "values", "uniform_", "zero_", "fill_", "ones",
+    "sum", "ne", "all", "where", "zeros_like", "empty", "copy_", "gt", "lt", "any", "unsqueeze",
+}  # fmt: skip
+# Factors of low rank are made and multiplied there, so that server and clients have the same ones; nodes that look
+# alike are looked for there.
+OWN = {
+    "fedkd": {"isfinite", "_linalg_svd", "pow", "cumsum", "mul", "t", "cat", "mm", "select", "split_with_sizes"},
+    "fggp": {"div", "index", "linalg_vector_norm", "mm", "nonzero", "select", "t"},
+}
 # What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.
 NOT_ON_GPUS = {"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"}
 
@@ -61,9 +60,8 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert op.overloadpacket.__name__ not in NOT_ON_GPUS
         result = op(*args, **(kwargs or {}))
-        tensors = [
-            t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor) and t.dim() and not t.is_meta
-        ]
+        leaves = tree_leaves((args, kwargs, result))
+        tensors = [t for t in leaves if isinstance(t, Tensor) and t.dim() and not t.is_meta]
         if tensors and all(t.device != self.device for t in tensors):
             self.elsewhere.add(op.overloadpacket.__name__)
         return result
@@ -100,9 +98,7 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
         client, data = self.client, self.client.data
         for model in client.models.values():
             require_on(other, [model.w, *model.module.parameters(), data.label, data.train, data.degree])
-        received = vars(self.received) if is_dataclass(self.received) else self.received
-        received = received.values() if isinstance(received, dict) else received
-        received = [received] if isinstance(received, Tensor) else list(received or ())
+        received = tree_leaves(vars(self.received) if is_dataclass(self.received) else self.received)
         tensors = [t for t in received if isinstance(t, Tensor)]
         parameters = [p for module in received if isinstance(module, nn.Module) for p in module.parameters()]
         require_on(other, [*tensors, *parameters, *client.state.values(), *client.inbox.values()])
@@ -110,9 +106,7 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
     def run_cell_there(self: _CellAtWork) -> Any:
         with Operators(other) as operators:
             result = run_cell(self)
-        low_rank = LOW_RANK if self._opened.job.method.name == "fedkd" else set()
-        nearest = NEAREST if self._opened.job.method.name == "fggp" else set()
-        assert operators.elsewhere <= ON_PROCESSOR | low_rank | nearest
+        assert operators.elsewhere <= ON_PROCESSOR | OWN.get(self._opened.job.method.name, set())
         return result
 
     def run_cells_there(self: Host, *args: Any) -> Iterator[Outcome | None]:
@@ -144,15 +138,9 @@ def require_on(device: torch.device, tensors: Iterable[Tensor]) -> None:
 
 
 def assert_same(there: Server, here: Server) -> None:
-    assert there.state.clients.keys() == here.state.clients.keys()
-    trees = {"server": (there.state.server, here.state.server)}
-    trees |= {f"client {i}": (there.state.clients[i], tree) for i, tree in here.state.clients.items()}
-    for name, (found, expected) in trees.items():
-        assert found.keys() == expected.keys(), name
-        for entry, tensor in expected.items():
-            # Sees, too, that what is found lies on the processor.
-            say = partial("{} {}: {}".format, name, entry)
-            torch.testing.assert_close(found[entry], tensor, rtol=1e-4, atol=1e-5, msg=say)
+    """Sees, too, that what is found lies on the processor."""
+    found, expected = ({"server": of.state.server, **of.state.clients} for of in (there, here))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 PAIRS: dict[str, dict[str, Any]] = {
@@ -161,15 +149,10 @@ PAIRS: dict[str, dict[str, Any]] = {
     "hops": {"model.name": "gamlp"},
     "hops, batches": {"model.name": "sgc", "train.batch_size": 5, "algorithm.name": "fedtgp"},
 }
-MANY: dict[str, dict[str, Any]] = {
-    **{f"method {name}": keys for name, keys in METHODS.items()},
-    **{f"model {name}": keys for name, keys in MODELS.items()},
-    **{
-        f"list of models {name}": {**keys, **MIXED}
-        for name, keys in METHODS.items()
-        if "fedavg" not in name and name not in NO_DRAWN
-    },
-}
+MANY = {f"method {name}": keys for name, keys in METHODS.items()}
+MANY |= {f"model {name}": keys for name, keys in MODELS.items()}
+OF_MIXED = [name for name in METHODS if "fedavg" not in name and name not in NO_DRAWN]
+MANY |= {f"list of models {name}": {**METHODS[name], **MIXED} for name in OF_MIXED}
 
 
 @pytest.mark.exhaustive
@@ -202,14 +185,9 @@ def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -
     assert_same(there, here(keys))
 
 
-STREAMED = {
-    "fedavg": {},
-    "batched": {"engine.trainer": "batched"},
-    "class_means": {"algorithm.name": "class_means"},
-    "fedpg": {"algorithm.name": "fedpg"},
-    "gcn": {"model.name": "gcn"},
-    "sage, neighbours drawn": {"model.name": "sage", "model.fanouts": [3, 2], "train.batch_size": 4},
-}
+STREAMED = {name: {"algorithm.name": name} for name in ("fedavg", "class_means", "fedpg")}
+STREAMED |= {"batched": {"engine.trainer": "batched"}, "gcn": {"model.name": "gcn"}}
+STREAMED |= {"sage, neighbours drawn": {"model.name": "sage", "model.fanouts": [3, 2], "train.batch_size": 4}}
 
 
 @pytest.mark.exhaustive
@@ -238,17 +216,13 @@ def test_hops_too_large_for_the_cache(
     assert found == (places - {"cpu"} if emptied else places)
 
 
-@dataclass(frozen=True)
-class Terms(FedAvg):
-    """Adds a term of a tensor that it makes."""
-
-    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+def test_train_creates_tensors_on_the_device(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(self: FedAvg, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         one = torch.ones(())
         return trainer.fit(client, received, term=lambda: one * client.model.flat.w.sum() * 0)
 
-
-def test_train_creates_tensors_on_the_device(run_there: Run) -> None:
-    run_there({**KEYS, "algorithm.name": f"{__file__}:Terms"})
+    monkeypatch.setattr(FedAvg, "train", train)
+    run_there(KEYS)
 
 
 def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,9 +234,7 @@ def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypat
         run_there(KEYS)
 
 
-def test_a_lost_device_is_no_fault_of_a_client(
-    run_there: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_device_is_no_client_fault(run_there: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where failed clients are left out, this one ends the process all the same."""
 
     def fails(*_: Any) -> None:

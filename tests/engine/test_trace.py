@@ -33,9 +33,7 @@ shoal.run(sys.argv[1])
 """
 
 
-def test_round_and_visit_run_through_few_files(
-    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_round_and_visit_are_of_few_files(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CHECK_ALWAYS", "0")
     config = make_config(partition__clients=10, model__name="sgc", engine__backend="local")
     backend = LocalBackend()

@@ -1,6 +1,5 @@
 """Hosts that enter, can read the files of some clients, leave, and return."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,13 +14,12 @@ from ray.exceptions import RayTaskError
 from support.errors import refused
 
 from shoal.engine.cluster.roster import DataLocality, Roster, local_clients, plain_error
-from shoal.engine.config.config import Config
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.environment import environment
-from shoal.engine.messages.job import Job, make_job
-from shoal.engine.preparing.prepare import prepare
+from shoal.engine.messages.job import Job
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path, training_path
 
@@ -51,32 +49,26 @@ def machine() -> str:
     return ray.util.get_node_ip_address()
 
 
+@pytest.fixture
+def own_job(job_of: MakeJob, with_own_store: Callable[[Job], Job]) -> Job:
+    return with_own_store(job_of())
+
+
 def test_roster_starts_empty_and_hosts_enter_when_called(hosts: list[Any], job_of: MakeJob) -> None:
     roster = Roster(hosts, job_of())
     assert (roster.ready, roster.entering, roster.events) == ({}, {}, [])
-    assert roster.unreadable(EVERYONE) == EVERYONE
-    assert roster.hosts_with([0]) == []
+    assert (roster.unreadable(EVERYONE), roster.hosts_with([0])) == (EVERYONE, [])
     # There is nothing to wait for.
     assert roster.wait((), 1.0) == []
-    roster.call_back()
-    assert sorted(roster.entering.values()) == [0, 1]
-    # A host that is entering is not called again.
-    roster.call_back()
-    assert len(roster.entering) == 2
+    for _ in range(2):
+        # A host that is entering is not called again.
+        roster.call_back()
+        assert sorted(roster.entering.values()) == [0, 1]
     gather(roster)
-    assert roster.entering == {}
-    assert {host: (locality.clients, locality.machine) for host, locality in roster.ready.items()} == {
-        host: (EVERYONE, machine()) for host in (0, 1)
-    }
-    assert roster.unreadable([2, 7]) == {7}
-    assert sorted(roster.hosts_with([0, 5])) == [0, 1]
-    assert roster.hosts_with([0, 7]) == []
-    assert roster.events == []
-
-
-def test_leaves_makes_a_host_absent_until_it_returns(hosts: list[Any], job_of: MakeJob) -> None:
-    roster = Roster(hosts, job_of())
-    gather(roster)
+    found = {host: (locality.clients, locality.machine) for host, locality in roster.ready.items()}
+    assert found == dict.fromkeys((0, 1), (EVERYONE, machine()))
+    assert (roster.entering, roster.events, roster.unreadable([2, 7])) == ({}, [], {7})
+    assert (sorted(roster.hosts_with([0, 5])), roster.hosts_with([0, 7])) == ([0, 1], [])
     roster.leaves(1)
     assert roster.hosts_with([3]) == [0]
     roster.leaves(0)
@@ -87,8 +79,8 @@ def test_leaves_makes_a_host_absent_until_it_returns(hosts: list[Any], job_of: M
     assert sorted(roster.events) == [f"host {host} is back, on {machine()}" for host in (0, 1)]
 
 
-def test_files_that_are_not_there(hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]) -> None:
-    job = with_own_store(job_of())
+def test_files_that_are_not_there(hosts: list[Any], own_job: Job) -> None:
+    job = own_job
     roster = Roster(hosts, job)
     with taken_away(job.store_path / shard_path(4)):
         gather(roster)
@@ -102,31 +94,24 @@ def test_files_that_are_not_there(hosts: list[Any], job_of: MakeJob, with_own_st
     roster = Roster(hosts, job)
     with taken_away(job.store_path / NAME):
         gather(roster)
-    assert sorted(roster.events) == [
-        f"host {host} on {machine()} can read no client of {job.store} and stays idle" for host in (0, 1)
-    ]
+    idle = f"on {machine()} can read no client of {job.store} and stays idle"
+    assert sorted(roster.events) == [f"host 0 {idle}", f"host 1 {idle}"]
     # It did not open the job.
     assert ray.get(hosts[0].run_call.remote(job.id, [evaluation_cell(1, [2], {}, {})], {})) == [None]
 
 
-def test_enter_with_another_store_at_the_path_raises(
-    hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job], tmp_path: Path
-) -> None:
-    job = with_own_store(job_of())
+def test_another_store_at_the_path_raises(hosts: list[Any], own_job: Job, job_of: MakeJob, tmp_path: Path) -> None:
     # Sound by itself, of the same clients, and with features of half the precision.
     other = job_of({"data.dtype": "float16", "data.store": str(tmp_path / "other")})
-    job.store_path.rename(tmp_path / "first")
-    other.store_path.rename(job.store_path)
-    with refused(job.store_path, says="sees another store here than"):
-        gather(Roster(hosts, job))
-    gather(Roster(hosts, replace(other, id=f"{other.id} there", store=job.store)))
+    own_job.store_path.rename(tmp_path / "first")
+    other.store_path.rename(own_job.store_path)
+    with refused(own_job.store_path, says="sees another store here than"):
+        gather(Roster(hosts, own_job))
+    gather(Roster(hosts, replace(other, id=f"{other.id} there", store=own_job.store)))
 
 
-def test_returning_host_that_cannot_open_stays_idle(
-    hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]
-) -> None:
-    job = with_own_store(job_of())
-    roster = Roster(hosts, job)
+def test_returning_host_that_cannot_open_stays_idle(hosts: list[Any], own_job: Job) -> None:
+    job, roster = own_job, Roster(hosts, own_job)
     gather(roster)
     manifest = job.store_path / NAME
     sound = manifest.read_text()
@@ -146,95 +131,81 @@ def test_returning_host_that_cannot_open_stays_idle(
     assert sorted(again.hosts_with([3])) == [0, 1]
 
 
-def test_plain_error_keeps_the_line_of_an_error_and_the_traceback_of_a_bug(
-    hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]
-) -> None:
-    job = with_own_store(job_of())
-    path = job.store_path / shard_path(2)
+def test_plain_error_keeps_the_line_of_an_error_and_the_traceback_of_a_bug(hosts: list[Any], own_job: Job) -> None:
+    def error_of(*call: Any) -> ShoalError:
+        with pytest.raises(RayTaskError) as failed:
+            ray.get(hosts[0].run_call.remote(*call, {}))
+        return plain_error(failed.value)
+
+    path = own_job.store_path / shard_path(2)
     path.write_bytes(path.read_bytes()[:-1])
-    gather(Roster(hosts, job))
-    with pytest.raises(RayTaskError) as failed:
-        ray.get(hosts[0].run_call.remote(job.id, [evaluation_cell(1, [2], {}, {})], {}))
-    plain = plain_error(failed.value)
+    gather(Roster(hosts, own_job))
+    plain = error_of(own_job.id, [evaluation_cell(1, [2], {}, {})])
     assert plain.places == ("round 1, client 2",)
     assert str(path) in plain.line
-    with pytest.raises(RayTaskError) as failed:
-        ray.get(hosts[0].run_call.remote("nothing", 3, {}))
-    plain = plain_error(failed.value)
+    plain = error_of("nothing", 3)
     assert str(plain).startswith("a host failed: TypeError: 'int' object is not iterable")
     assert "in run_cells" in plain.detail
 
 
-def test_host_of_other_versions_is_logged_once(
-    hosts: list[Any], job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version = np.__version__
+def test_host_of_other_versions_is_logged_once(hosts: list[Any], job_of: MakeJob, monkeypatch: Any) -> None:
+    differ = f"on {machine()}: last bits may differ, as numpy ({np.__version__} -> 0.1) do"
     roster = Roster(hosts, job_of())
     # The hosts are compared with this process.
     monkeypatch.setattr(np, "__version__", "0.1")
     gather(roster)
-    assert sorted(roster.events) == [
-        f"host {host} on {machine()}: last bits may differ, as numpy ({version} -> 0.1) do" for host in (0, 1)
-    ]
+    assert sorted(roster.events) == [f"host 0 {differ}", f"host 1 {differ}"]
     roster.events.clear()
     roster.leaves(0)
     gather(roster)
     assert roster.events == [f"host 0 is back, on {machine()}"]
 
 
+def clients_of(job: Job, **changes: Any) -> frozenset[int]:
+    return local_clients(replace(job, **changes), "here").clients
+
+
 @pytest.fixture
-def job(start: Callable[..., Server], tmp_path: Path) -> Job:
-    job = start().job
-    return replace(job, store=str(shutil.copytree(job.store, tmp_path / "store")))
+def job(start: Callable[..., Server], with_own_store: Callable[[Job], Job]) -> Job:
+    return with_own_store(start().job)
 
 
 def test_local_clients_have_all_files_here(job: Job) -> None:
     for name in ("00009.arrow.unfinished", "notes.arrow", "00008"):
         (job.store_path / shard_path(0)).with_name(name).touch()
-    assert local_clients(job, "here") == DataLocality("here", frozenset(range(6)), environment("cpu"))
+    assert local_clients(job, "here") == DataLocality("here", EVERYONE, environment("cpu"))
+    for name in (NAME, "clients", "splits", "hops"):
+        with taken_away(job.store_path / name):
+            assert clients_of(job) == frozenset()
     assert job.propagation is not None
-    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.propagation, 5))):
+    for path in (shard_path(0), split_path(job.split, 2), hops_path(job.propagation, 5)):
         (job.store_path / path).unlink()
-        assert client not in local_clients(job, "here").clients
-    assert local_clients(job, "here").clients == {1, 3, 4}
+    assert clients_of(job) == {1, 3, 4}
     # A job without hops needs none.
-    assert local_clients(replace(job, propagation=None), "here").clients == {1, 3, 4, 5}
+    assert clients_of(job, propagation=None) == {1, 3, 4, 5}
 
 
-@pytest.mark.parametrize("missing", [NAME, "clients", "splits", "hops"])
-def test_local_clients_without_manifest_or_folder_is_empty(job: Job, missing: str) -> None:
-    path = job.store_path / missing
-    path.unlink() if path.is_file() else shutil.rmtree(path)
-    assert local_clients(job, "here").clients == frozenset()
-
-
-def test_local_clients_of_an_inductive_run_need_training_files(
-    configure: Callable[..., Config], tmp_path: Path
-) -> None:
-    config = configure({"data.store": str(tmp_path / "store"), "data.inductive": True})
-    job = make_job(config, prepare(config), "test")
+def test_local_clients_of_an_inductive_run_need_training_files(start: Callable[..., Server], tmp_path: Path) -> None:
+    job = start({"data.store": str(tmp_path / "store"), "data.inductive": True}).job
     below = job.store_path / training_path(job.split)
-    assert local_clients(job, "here").clients == set(range(6))
+    assert clients_of(job) == EVERYONE
     (below / split_path(job.split, 2)).unlink()
-    assert local_clients(job, "here").clients == {0, 1, 3, 4, 5}
-    assert local_clients(replace(job, training=""), "here").clients == set(range(6))
+    assert (clients_of(job), clients_of(job, training="")) == (EVERYONE - {2}, EVERYONE)
     (below / NAME).unlink()
-    assert local_clients(job, "here").clients == frozenset()
+    assert clients_of(job) == frozenset()
 
 
 def test_local_clients_numbers_whole_graphs_after_clients(
-    start: Callable[..., Server], three_domains: Any, tmp_path: Path
+    start: Callable[..., Server], three_domains: Any, with_own_store: Callable[[Job], Job]
 ) -> None:
-    whole = start(three_domains.keys).job
-    job = replace(whole, store=str(shutil.copytree(whole.store, tmp_path / "store")), id=str(tmp_path))
+    job = with_own_store(start(three_domains.keys).job)
     graphs = job.store_path / DOMAINS
-    assert local_clients(job, "here").clients == set(range(8))
     # A job that evaluates no domain needs none.
-    assert local_clients(replace(job, domains=()), "here").clients == set(range(5))
+    assert (clients_of(job), clients_of(job, domains=())) == (set(range(8)), set(range(5)))
     (graphs / shard_path(1)).unlink()
     (graphs / split_path(job.split, 2)).unlink()
-    assert local_clients(job, "here").clients == {0, 1, 2, 3, 4, 5}
+    assert clients_of(job) == EVERYONE
     (graphs / NAME).unlink()
-    assert local_clients(job, "here").clients == set(range(5))
+    assert clients_of(job) == set(range(5))
     # Such a machine can work for clients.
     Host().open(job)

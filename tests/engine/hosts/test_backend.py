@@ -19,9 +19,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import plan_of
 
 
-def test_local_backend_rounds_equal_those_of_a_server(
-    start: Callable[..., Server], configure: Callable[..., Config]
-) -> None:
+def test_local_backend_equals_a_server(start: Callable[..., Server], configure: Callable[..., Config]) -> None:
     """Also of one that is opened again from a state; hosts stay while servers go."""
     server, config = start({"rounds": 3}), configure({"rounds": 3})
     backend = open_backend(config)

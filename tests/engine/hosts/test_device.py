@@ -46,9 +46,7 @@ def test_a_share_leaves_room_for_the_context() -> None:
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("path", ["autograd", "batched"])
 @pytest.mark.parametrize("model", ["sgc", "gamlp", "mlp", "sign", "s2gc", "gbp"])
-def test_bfloat16_is_near_float32_and_keeps_float32_parameters(
-    run: Callable[..., Server], model: str, path: str
-) -> None:
+def test_bfloat16_is_near_float32_and_keeps_parameters(run: Callable[..., Server], model: str, path: str) -> None:
     keys: dict[str, Any] = {"model.name": model, "engine.trainer": path, "train.dropout": 0.0, "rounds": 2}
     exact, rounded = (run({**keys, "engine.precision": precision}) for precision in ("float32", "bfloat16"))
     w, near = exact.state.server["w"], rounded.state.server["w"]

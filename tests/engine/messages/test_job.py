@@ -1,5 +1,6 @@
 """What hosts are told of a run, against the config, the graph's own arrays and modules built by hand."""
 
+import itertools
 import pickle
 import platform
 import shutil
@@ -14,6 +15,7 @@ import torch
 from support.errors import refused
 from torch import nn
 
+from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
@@ -43,15 +45,12 @@ def job_of(configure: Callable[..., Config]) -> MakeJob:
 
 def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -> None:
     job = job_of(seed=5, algorithm__weight="train", model__init="own", engine__threads=2)
-    assert (job.id, job.seed, job.threads, job.hops) == ("job", 5, 2, 2)
+    assert (job.id, job.seed, job.threads, job.hops, job.model_of) == ("job", 5, 2, 2, (0,) * 6)
     assert (job.method.name, job.method.options) == ("fedavg", {"weight": "train"})
     assert job.models == configure({"model.init": "own"}).models()
-    assert job.model_of == (0,) * 6
-    assert (job.trainer, job.device, job.gpu_share, job.precision) == ("auto", "cpu", 1.0, "float32")
     assert (job.propagation, job_of(propagation__hops=0).propagation) == ("r0.5-k2-float32", None)
-    assert not job.skip_failed_clients
-    assert job_of(engine__on_client_error="skip").skip_failed_clients
-    assert job_of(resources__gpus_per_host=0.25).gpu_share == 0.25
+    assert [job_of(engine__on_client_error=what).skip_failed_clients for what in ("fail", "skip")] == [False, True]
+    assert [one.gpu_share for one in (job, job_of(resources__gpus_per_host=0.25))] == [1.0, 0.25]
     assert Path(job.store).is_absolute()
     # Hosts share half of the memory.
     assert job_of(engine__memory_limit=9000, engine__hosts=3).cache_bytes == 4500
@@ -67,13 +66,12 @@ def test_sizes_and_data_are_those_of_the_graph(job_of: MakeJob, graphs: Mapping[
     y, split, assignment, x = (np.load(graphs["plain"] / f"{name}.npy") for name in ("y", "split", "assignment", "x"))
     for i, info in enumerate(job.infos(store)):
         mine = assignment == i
-        assert (info.client, info.nodes, info.train) == (i, mine.sum(), (split[mine] == TRAIN).sum())
-        assert (info.classes, info.model) == (4, [0, 0, 0, 1, 1, 1][i])
+        assert info == ClientInfo(i, mine.sum(), (split[mine] == TRAIN).sum(), 4, i // 3)
         view, node = job.view(store, i, Cache(0)), store.shard(i).node
-        assert sorted(node) == np.flatnonzero(mine).tolist()
-        assert view.label.tolist() == y[node].tolist()
-        assert np.array_equal(view.x.numpy(), x[node])
-        assert sorted(view.train.tolist()) == np.flatnonzero(split[node] == TRAIN).tolist()
+        np.testing.assert_array_equal(sorted(node), np.flatnonzero(mine))
+        np.testing.assert_array_equal(view.label, y[node])
+        np.testing.assert_array_equal(view.x, x[node])
+        np.testing.assert_array_equal(sorted(view.train), np.flatnonzero(split[node] == TRAIN))
 
 
 def test_the_store_must_be_the_one_that_the_job_was_made_for(job_of: MakeJob, tmp_path: Path) -> None:
@@ -91,9 +89,8 @@ def test_files_are_checked_unless_the_config_says_otherwise(job_of: MakeJob, tmp
     store = str(tmp_path / "store")
     job, careless = job_of(data__store=store), job_of(data__store=store, engine__verify="never")
     path = job.store_path / shard_path(0)
-    content = bytearray(path.read_bytes())
-    content[7] ^= 1  # of no meaning in an Arrow file
-    path.write_bytes(content)
+    content = path.read_bytes()
+    path.write_bytes(content[:7] + b"1" + content[8:])  # of no meaning in an Arrow file
     with refused(path, says="checksum does not match the manifest"):
         job.view(job.open_store(), 0, Cache(0))
     assert careless.view(careless.open_store(), 0, Cache(0)).nodes == 30
@@ -113,12 +110,10 @@ def test_initial_parameters(start: Callable[..., Server]) -> None:
     (built,) = job.build_models(Store(job.store_path), job.algorithm())[MODEL]
     own = replace(built, spec=built.spec.model_copy(update={"init": "own"}))
     with torch.random.fork_rng(devices=[]):
-        for client in (0, 3):
-            # Another model of the same client, and clients that each have their own.
-            assert torch.equal(job.initial(built, MODEL, client), drawn(4, "init"))
-            assert torch.equal(job.initial(built, "copilot", client), drawn(4, "init", "copilot"))
-            assert torch.equal(job.initial(own, MODEL, client), drawn(4, "init", client))
-            assert torch.equal(job.initial(own, "copilot", client), drawn(4, "init", "copilot", client))
+        # Another model of the same client, and clients that each have their own.
+        for client, (name, of_name) in itertools.product((0, 3), ((MODEL, []), ("copilot", ["copilot"]))):
+            assert torch.equal(job.initial(built, name, client), drawn(4, "init", *of_name))
+            assert torch.equal(job.initial(own, name, client), drawn(4, "init", *of_name, client))
 
 
 def test_whole_graphs_have_numbers_behind_those_of_clients(job_of: MakeJob, three_domains: Any) -> None:
@@ -132,24 +127,14 @@ def test_whole_graphs_have_numbers_behind_those_of_clients(job_of: MakeJob, thre
     assert [job.who(i) for i in (4, 5, 7)] == ["client 4", "domain north", "domain west"]
     before = 0
     for number, (info, graph) in enumerate(zip(job.graph_infos(graphs), three_domains.graphs, strict=True)):
-        assert (info.client, info.nodes, info.model, info.classes) == (5 + number, len(graph.y), 0, 4)
-        assert info.train == (graph.split == TRAIN).sum()
+        assert info == ClientInfo(5 + number, len(graph.y), (graph.split == TRAIN).sum(), 4)
         view = job.view(graphs, number, Cache(0))
         assert view.label.tolist() == graph.y[graphs.shard(number).node - before].tolist()
         assert view.entries == 2 * len(graph.edges)
         before += len(graph.y)
 
 
-def test_where_no_whole_graph_is_evaluated(job_of: MakeJob, three_domains: Any) -> None:
-    for without in ({"algorithm__name": "fedgta"}, {"evaluation__domains": False}):
-        job = job_of(three_domains.keys, **without)
-        assert (job.domains, job.graphs) == ((), "")
-        assert job.open_graphs(job.open_store()) is None
-
-
-def test_whole_graphs_must_be_prepared_and_those_of_the_clients(
-    job_of: MakeJob, three_domains: Any, tmp_path: Path
-) -> None:
+def test_whole_graphs_must_be_those_of_the_clients(job_of: MakeJob, three_domains: Any, tmp_path: Path) -> None:
     job = job_of(three_domains.keys)
     store = shutil.copytree(job.store, tmp_path / "store")
     graphs = store / DOMAINS

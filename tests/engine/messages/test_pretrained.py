@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 from support.errors import refused
+from support.small_cells import require_same_tree
 from torch import Tensor
 
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.model_options import ModelSpec
-from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.messages.job import make_job
@@ -71,26 +72,26 @@ def initials(config: Config, clients: list[int]) -> list[dict[str, Tensor]]:
     return found
 
 
+def those(tree: Tree, names: Iterable[str], prefix: str = "") -> Tree:
+    return {name: tree[prefix + name] for name in names}
+
+
 @pytest.mark.parametrize("init", ["shared", "own"])
-def test_the_gnn_is_the_files_and_the_rest_is_drawn(
-    configured: Configure, tensors: dict[str, Tensor], init: str
-) -> None:
+def test_the_gnn_is_the_files_and_the_rest_is_drawn(configured: Configure, tensors: Tree, init: str) -> None:
     one, two = initials(configured({"model.init": init}), [0, 3])
     plain, _ = initials(configured({"model.init": init, "model.pretrained": None, "model.head": "linear"}), [0, 3])
-    for name, tensor in tensors.items():
-        assert torch.equal(one[name], tensor)
-        assert torch.equal(two[name], tensor)
-        assert not torch.equal(plain[name], tensor)
+    for found in (one, two):
+        require_same_tree(those(found, tensors), tensors)
+    assert not any(torch.equal(plain[name], tensor) for name, tensor in tensors.items())
     rest = one.keys() - tensors.keys()
     assert rest == {"head.linears.0.weight", "head.linears.0.bias"}
-    for name in rest:
-        assert torch.equal(one[name], plain[name])
+    require_same_tree(those(one, rest), those(plain, rest))
     assert torch.equal(one["head.linears.0.weight"], two["head.linears.0.weight"]) == (init == "shared")
 
 
 @pytest.mark.parametrize("task", ["graph", "edge", "adapted"])
 def test_one_file_fits_whatever_wraps_the_backbone(
-    request: pytest.FixtureRequest, configured: Configure, tensors: dict[str, Tensor], file: Path, task: str
+    request: pytest.FixtureRequest, configured: Configure, tensors: Tree, file: Path, task: str
 ) -> None:
     keys = {"heterogeneity.embedding": 3} if task == "adapted" else request.getfixturevalue(f"{task}_task")
     if task == "edge":
@@ -98,32 +99,28 @@ def test_one_file_fits_whatever_wraps_the_backbone(
         tensors["convs.0.lin.weight"] = torch.randn(8, width)
         save_file(tensors, file)
     (found,) = initials(configured(keys), [1])
-    for name, tensor in tensors.items():
-        assert torch.equal(found[f"backbone.{name}"], tensor)
+    require_same_tree(those(found, tensors, "backbone."), tensors)
 
 
-def test_of_several_models_each_has_its_own_file(configured: Configure, tensors: dict[str, Tensor], file: Path) -> None:
+def test_of_several_models_each_has_its_own_file(configured: Configure, tensors: Tree, file: Path) -> None:
     gcn, plain = {"name": "gcn", "hidden": 8}, {"name": "sgc"}
     other = file.with_name("other.safetensors")
-    save_file({name: -tensor for name, tensor in tensors.items()}, other)
+    negative = {name: -tensor for name, tensor in tensors.items()}
+    save_file(negative, other)
     models = [{**gcn, "pretrained": str(file)}, plain, {**gcn, "pretrained": str(other)}]
 
     def config_of(models: list[dict[str, Any]]) -> Config:
-        config = configured()
-        return Config.model_validate({**config.plain(), "model": models, "algorithm": {"name": "local"}})
+        return Config.model_validate({**configured().plain(), "model": models, "algorithm": {"name": "local"}})
 
     config = config_of(models)
     first, _, third = initials(config, [0, 1, 2])
-    for name, tensor in tensors.items():
-        assert torch.equal(first[name], tensor)
-        assert torch.equal(third[name], -tensor)
+    require_same_tree(those(first, tensors), tensors)
+    require_same_tree(those(third, tensors), negative)
     assert contents(config).keys() >= {"model.0.pretrained", "model.2.pretrained"}
     # Without files the name is what it was before there were any.
     without = config_of([gcn, plain, gcn])
-    assert identity_keys(without.plain())["model"] == [
-        {"name": "gcn", "init": "shared", "hidden": 8}, {"name": "sgc", "init": "shared"},
-        {"name": "gcn", "init": "shared", "hidden": 8},
-    ]  # fmt: skip
+    named = [{**model, "init": "shared"} for model in (gcn, plain, gcn)]
+    assert identity_keys(without.plain())["model"] == named
     assert len({run_path(config), run_path(without), run_path(config_of(models[::-1]))}) == 3
 
 
@@ -152,8 +149,7 @@ def test_a_whole_run_starts_from_the_file(configured: Configure, tensors: dict[s
     folder = run(config)
     found = load_file(export(folder) / "models.safetensors")
     for client in range(6):
-        for name, tensor in tensors.items():
-            torch.testing.assert_close(found[f"client/{client:05d}/{name}"], tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(those(found, tensors, f"client/{client:05d}/"), tensors, rtol=0, atol=1e-6)
     save_file({**tensors, "convs.0.bias": tensors["convs.0.bias"] + 1}, file)
     with refused(says="model.pretrained changed since this run started"):
         export(folder)
@@ -164,16 +160,15 @@ def test_a_whole_run_starts_from_the_file(configured: Configure, tensors: dict[s
 
 def test_what_is_written(tmp_path: Path, configured: Configure) -> None:
     path = tmp_path / "folder" / "made.safetensors"
-    module = build("gcn", FEATURES, 4, 0, 0.0, {"hidden": 8})
-    write_pretrained(path, module, {"method": "graphcl", "seed": 3, "options": {"hidden": 8}})
+    module, made = build("gcn", FEATURES, 4, 0, 0.0, {"hidden": 8}), {"seed": 3, "options": {"hidden": 8}}
+    write_pretrained(path, module, made)
     own = dict(module.named_parameters())
-    found = load_file(path)
-    assert found.keys() == {f"convs.{i}.{name}" for i in (0, 1) for name in ("bias", "lin.weight")}
-    assert all(torch.equal(tensor, own[name]) for name, tensor in found.items())
+    names = [f"convs.{i}.{name}" for i in (0, 1) for name in ("bias", "lin.weight")]
+    require_same_tree(load_file(path), those(own, names))
     with safe_open(path, "pt") as opened:
-        assert json.loads(opened.metadata()[METADATA]) == {"method": "graphcl", "seed": 3, "options": {"hidden": 8}}
+        assert json.loads(opened.metadata()[METADATA]) == made
     content = path.read_bytes()
-    write_pretrained(path, module, {"method": "graphcl", "seed": 3, "options": {"hidden": 8}})
+    write_pretrained(path, module, made)
     assert path.read_bytes() == content
     assert [p.name for p in path.parent.iterdir()] == ["made.safetensors"]
     (start,) = initials(configured({"model.pretrained": str(path)}), [2])
@@ -181,24 +176,22 @@ def test_what_is_written(tmp_path: Path, configured: Configure) -> None:
 
 
 BIAS = "convs.1.bias"
-FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], bytes], str]] = {
-    "strange": (
-        lambda t: save({**t, "convs.2.bias": torch.zeros(8)}),
-        "has convs.2.bias, which this model, gcn, has not",
-    ),
+DAMAGED = "damaged, or no safetensors ("
+FAULTS: dict[str, tuple[Callable[[Tree], bytes], str]] = {
+    "strange": (lambda t: save({**t, "convs.2.bias": torch.zeros(8)}), "has convs.2.bias, which this model, gcn, has"),
     "shape": (lambda t: save({**t, BIAS: torch.zeros(9)}), "convs.1.bias is [9], that of this model, gcn, is [8]"),
-    "fewer": (lambda t: save({n: x for n, x in t.items() if n != BIAS}), "has no convs.1.bias, which this model, gcn"),
+    "fewer": (lambda t: save(those(t, t.keys() - {BIAS})), "has no convs.1.bias, which this model, gcn"),
     "none": (lambda t: save({}), "has no convs.0.bias, which"),
     "infinite": (lambda t: save({**t, BIAS: torch.full((8,), torch.inf)}), "has numbers that are not finite"),
     "whole": (lambda t: save({**t, BIAS: torch.zeros(8).long()}), "has numbers that are not finite, or no numbers"),
-    "cut off": (lambda t: save(t)[:-5], "damaged, or no safetensors ("),
-    "empty": (lambda t: b"", "damaged, or no safetensors ("),
-    "text": (lambda t: b"convs" * 50, "damaged, or no safetensors ("),
+    "cut off": (lambda t: save(t)[:-5], DAMAGED),
+    "empty": (lambda t: b"", DAMAGED),
+    "text": (lambda t: b"convs" * 50, DAMAGED),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_file_that_does_not_fit(configured: Configure, tensors: dict[str, Tensor], file: Path, fault: str) -> None:
+def test_a_file_that_does_not_fit(configured: Configure, tensors: Tree, file: Path, fault: str) -> None:
     content, line = FAULTS[fault]
     file.write_bytes(content(tensors))
     for begin in (run, show_plan):

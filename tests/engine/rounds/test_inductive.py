@@ -45,15 +45,9 @@ def places(tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarra
         (folder / name).mkdir()
         for file, array in {**arrays, **changed}.items():
             np.save(folder / name / f"{file}.npy", array)
-    return {
-        name: {
-            "data.path": str(folder / name),
-            "data.store": str(folder / f"{name}-store"),
-            "data.inductive": True,
-            "train.epochs": 2,
-        }
-        for name in ("plain", "others")
-    }
+    own = {name: {"data.path": str(folder / name), "data.store": str(folder / f"{name}-store")} for name in
+           ("plain", "others")}  # fmt: skip
+    return {name: {**keys, "data.inductive": True, "train.epochs": 2} for name, keys in own.items()}
 
 
 def rounds(server: Server, count: int = 3) -> list[float]:
@@ -62,26 +56,21 @@ def rounds(server: Server, count: int = 3) -> list[float]:
 
 
 METHODS: dict[str, Keys] = {
-    "fedavg sgc": {"model.name": "sgc"},
-    "fedavg gamlp": {},
-    "fedavg gamlp, stacked": {"engine.trainer": "batched"},
-    "fedavg gcn": {"model.name": "gcn"},
-    "fedavg sage": {"model.name": "sage", "participation.ratio": 0.5},
-    "fedgta gamlp": {"algorithm.name": "fedgta", "participation.ratio": 0.67},
-    "fedpg gcn": {"algorithm.name": "fedpg", "model.name": "gcn"},
-    "fedproto sage": {"algorithm.name": "fedproto", "model.name": "sage"},
-    "fedsage_plus sage": {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 1, "model.name": "sage"},
-    "moon of all gcn": {"algorithm.name": "moon", "algorithm.rows": "all", "model.name": "gcn"},
+    **{name: {} for name in ("fedavg sgc", "fedavg gamlp", "fedavg gcn", "fedpg gcn", "fedproto sage")},
+    **{f"{name} gcn": {} for name in ("global", "scaffold", "feddc", "moon", "fgssl", "fedpub")},
+    **{f"{name} sage": {"algorithm.generator_rounds": 1} for name in ("fedsage_plus", "fedsage_plus_fedgta")},
+    "fedavg gamlp stacked": {"engine.trainer": "batched"},
+    "fedavg sage": {"participation.ratio": 0.5},
+    "fedgta gamlp": {"participation.ratio": 0.67},
+    "moon gcn of all": {"algorithm.rows": "all"},
+    "fedgkc gcn": {"algorithm.copilot": {"name": "gcn", "hidden": 8}, "heterogeneity.embedding": 8},
+    "fedprox gcn": {"algorithm.mu": 0.1},
+    "gcfl_plus gcn": {"algorithm.warmup": 1},
+    "adafgl gcn": {"algorithm.shared_rounds": 1},
 }
-OPTIONS: dict[str, Keys] = {
-    "fedgkc": {"algorithm.copilot": {"name": "gcn", "hidden": 8}, "heterogeneity.embedding": 8},
-    "fedprox": {"algorithm.mu": 0.1},
-    "gcfl_plus": {"algorithm.warmup": 1},
-    "adafgl": {"algorithm.shared_rounds": 1},
-}
-for method in ("global", "scaffold", "feddc", "moon", "fgssl", "fedpub", *OPTIONS):
-    METHODS[f"{method} gcn"] = {"algorithm.name": method, "model.name": "gcn", **OPTIONS.get(method, {})}
-METHODS["fedsage_plus_fedgta sage"] = {**METHODS["fedsage_plus sage"], "algorithm.name": "fedsage_plus_fedgta"}
+for name, own in METHODS.items():
+    algorithm, model = name.split()[:2]
+    METHODS[name] = {"algorithm.name": algorithm, "model.name": model, **own}
 
 
 @pytest.mark.exhaustive(4)
@@ -140,13 +129,7 @@ class PlainClient:
 
 
 @pytest.mark.parametrize("kind", ["sgc", "gcn"])
-def test_rounds_written_out(
-    start: Start,
-    places: dict[str, Keys],
-    arrays: dict[str, np.ndarray],
-    module_of: Callable[..., nn.Module],
-    kind: str,
-) -> None:
+def test_rounds_written_out(start: Start, places: Any, arrays: Any, module_of: Any, kind: str) -> None:
     keys = {"model.name": kind, "train.optimizer": "sgd", "train.lr": 0.3, "train.weight_decay": 0.0}
     keys |= {"model.head": "linear"} if kind == "gcn" else {}
     server = start({**places["plain"], **keys, "train.dropout": 0.0})
@@ -162,8 +145,7 @@ def test_rounds_written_out(
         w = torch.stack(trained[:WITHOUT_TRAIN]).mean(0)
         torch.testing.assert_close(server.state.server["w"], w, rtol=1e-4, atol=1e-5)
         for i, client in enumerate(clients):
-            mine = {"global": server.state.server["w"], "trained": trained[i]}
-            for scope, parameters in mine.items():
+            for scope, parameters in (("global", server.state.server["w"]), ("trained", trained[i])):
                 now = client.counts(module_of(server, parameters))
                 np.testing.assert_array_equal(server.state.scores[scope][i], now, err_msg=f"{scope} {i}")
 
@@ -179,20 +161,18 @@ def test_what_all_nodes_need_is_refused_before_the_first_round(start: Start, pla
 
 @pytest.mark.parametrize("name", ["fedgl", "fedgl_fedgta"])
 def test_a_method_that_labels_other_nodes_is_refused(start: Start, places: dict[str, Keys], name: str) -> None:
-    keys = {"algorithm.name": name, "model.name": "gcn"}
+    keys = {**places["plain"], "algorithm.name": name, "model.name": "gcn"}
     with refused("algorithm.pseudo"):
-        start({**places["plain"], **keys})
-    start({**places["plain"], **keys, "algorithm.pseudo": 0.0})
-    start({**places["plain"], **keys, "data.inductive": False})
+        start(keys)
+    start({**keys, "algorithm.pseudo": 0.0})
+    start({**keys, "data.inductive": False})
 
 
 @pytest.mark.parametrize("name", ["fedavg sgc", "fedgta gamlp", "fedgkc gcn", "fedproto sage"])
-def test_a_client_that_trains_on_nothing_changes_nothing(
-    start: Start, places: dict[str, Keys], tmp_path: Path, name: str
-) -> None:
-    online = np.ones((3, CLIENTS), dtype=np.int8)
-    online[1, :WITHOUT_TRAIN] = 0
-    np.save(tmp_path / "online.npy", online)
+def test_a_client_without_training_changes_nothing(start: Start, places: Any, tmp_path: Path, name: str) -> None:
+    np.save(
+        tmp_path / "online.npy", np.stack([np.ones(CLIENTS), np.arange(CLIENTS) == WITHOUT_TRAIN, np.ones(CLIENTS)])
+    )
     keys = {**METHODS[name], **places["plain"], "participation.trace": str(tmp_path / "online.npy")}
     server = start({**keys, "participation.ratio": 1.0})
     server.round()
@@ -205,9 +185,7 @@ def test_a_client_that_trains_on_nothing_changes_nothing(
 
 
 @pytest.mark.parametrize("more", [{"data.layout": "sparse"}, {"propagation.rows": "labelled"}, {"propagation.hops": 0}])
-def test_every_form_of_a_store(
-    start: Start, places: dict[str, Keys], arrays: dict[str, np.ndarray], tmp_path: Path, more: Keys
-) -> None:
+def test_every_form_of_a_store(start: Start, places: Any, arrays: Any, tmp_path: Path, more: Keys) -> None:
     own = {"data.store": str(tmp_path / "store"), "model.name": "sgc" if "propagation.rows" in more else "gcn"}
     if "data.layout" in more:
         np.savez(tmp_path / "graph.npz", **arrays)

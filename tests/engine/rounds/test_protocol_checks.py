@@ -1,6 +1,7 @@
 """What a method gives must have its form, and be finite where it has weight; what the protocol allows passes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "Mix(dst) names client 6, there are 0 to 5": lambda: mix("w", torch.ones(1, 6), dst=[6]),
     "yields a type, expected an Ask or a Mix": lambda: require_request(Ask, 6),
     "gives None, expected a generator": lambda: require_generator(None),
-    "gives a list, expected a generator": lambda: require_generator([]),
     "gives a list_iterator, expected a generator": lambda: require_generator(iter([])),
-    "gives a type, expected a generator": lambda: require_generator(range),
     "the state 'a' is None, expected a tensor": lambda: require_tree({"a": None}, "the state"),
     "ctx.notes['a'] is a Tensor, expected a number": lambda: require_notes({"a": torch.tensor(1.0)}),
     "gives 'z' as int64, a sum needs floats": lambda: send(torch.ones(2).long(), Reduce.MEAN, "z"),
@@ -109,15 +108,11 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "weighs 'w' by a list, expected a number or a tensor": lambda: send(torch.ones(5), weight={"w": [1.0]}),
     "gives -1 as the bytes of 'w'": lambda: send(torch.ones(5), upload_bytes={"w": -1}),
     "gives 2.5 as the bytes of 'w'": lambda: send(torch.ones(5), upload_bytes={"w": 2.5}),
-    "gives None as the bytes of 'w'": lambda: send(torch.ones(5), upload_bytes={"w": None}),
-    "client.state is None": lambda: require_state(None, SHAPES),
     "client.state is a list": lambda: require_state([], SHAPES),
     "client.state 'a' is a int": lambda: require_state({"a": 1}, SHAPES),
     "client.state has the name 1": lambda: require_state({1: torch.ones(1)}, SHAPES),
     "client.state 'a' is a sparse tensor": lambda: require_state({"a": torch.eye(2).to_sparse()}, SHAPES),
     "gives NoneType, expected the loss as a float": lambda: require_loss(None),
-    "gives str, expected the loss": lambda: require_loss("1"),
-    "gives list, expected the loss": lambda: require_loss([1.0]),
     "gives Tensor, expected the loss": lambda: require_loss(torch.ones(2)),
 }
 
@@ -131,11 +126,10 @@ def test_what_has_another_form_is_refused(line: str) -> None:
 
 @pytest.mark.parametrize("w", [torch.ones(4), torch.ones(5, 1), torch.tensor(1.0), torch.ones(5).double()])
 def test_parameters_are_those_of_the_model(w: Tensor) -> None:
-    for how in Reduce:
+    calls = [partial(send, w, how) for how in Reduce]
+    for call in (*calls, partial(require_state, {"w": w}, SHAPES)):
         with pytest.raises(ProtocolError, match=r"^gives 'w' as float.*, the model's parameters are float32 \[5\]$"):
-            send(w, how)
-    with pytest.raises(ProtocolError, match=r"^gives 'w' as float.*, the model's parameters are float32 \[5\]$"):
-        require_state({"w": w}, SHAPES)
+            call()
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
@@ -151,20 +145,15 @@ def test_nothing_that_is_not_finite_is_sent_or_committed(bad: float) -> None:
 
 
 def test_finite_numbers_and_what_nobody_asked_for_pass() -> None:
-    require_sound(Upload({"w": torch.ones(2), "unasked": torch.tensor(NAN)}), {"w": Reduce.MEAN})
     # Their sum is infinite.
-    require_sound(Upload({"w": torch.tensor([3e38, 3e38])}), {"w": Reduce.MEAN})
+    require_sound(Upload({"w": torch.tensor([3e38, 3e38]), "unasked": torch.tensor(NAN)}), {"w": Reduce.MEAN})
     require_finite({"w": torch.tensor([3e38, 3e38]), "n": torch.tensor(2), "met": torch.tensor([True])}, "here")
 
 
 @pytest.mark.parametrize(
     ("weight", "how"),
     [
-        (torch.tensor([[1.0], [0.0]]), Reduce.MEAN),
-        (torch.tensor([[1.0], [2.0]]), Reduce.MEAN),
-        (1.0, Reduce.MEAN),
-        (NAN, Reduce.MEAN),
-        (torch.tensor([[0.0], [INF]]), Reduce.MEAN),
+        *((w, Reduce.MEAN) for w in (1.0, NAN, torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [INF]]))),
         # Weights are of sums alone.
         (0.0, Reduce.STACK),
         (torch.tensor([[0.0], [2.0]]), Reduce.MIX),

@@ -1,6 +1,7 @@
 """Sums, stacks and weights of uploads against NumPy in float64 over all clients at once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,20 +89,20 @@ def test_tensors_and_lists_lie_in_the_order_of_clients() -> None:
     assert all(torch.equal(part, sizes[i]) for i, part in enumerate(replies.lists["z"]))
 
 
-@pytest.mark.parametrize("how", [Reduce.MEAN, Reduce.STACK, Reduce.MIX])
-@pytest.mark.parametrize("cells", [[[0, 1]], [[0], [1]]])
-def test_shapes_that_differ_are_refused(how: Reduce, cells: list[list[int]]) -> None:
-    uploads = {0: Upload({"z": torch.ones(2, 3)}), 1: Upload({"z": torch.ones(1, 3)})}
-    with refused(says="upload() gives 'z' as [2, 3] at client 0 and as [1, 3] at client 1; "):
-        reduce(cells, uploads, {"z": how})
+SHAPES = torch.ones(1, 3), "[2, 3] at client 0 and as [1, 3] at client 2; "
+# Stacked, the narrower ones would silently become wide.
+TYPES = torch.ones(2, 3).double(), "float32 at client 0 and as float64 at client 2; clients must agree on"
 
 
-@pytest.mark.parametrize("how", [Reduce.GATHER, Reduce.STACK, Reduce.MIX])
+@pytest.mark.parametrize(
+    ("how", "last", "says"),
+    [(how, *SHAPES) for how in (Reduce.MEAN, Reduce.STACK, Reduce.MIX)]
+    + [(how, *TYPES) for how in (Reduce.GATHER, Reduce.STACK, Reduce.MIX)],
+)
 @pytest.mark.parametrize("cells", [[[0, 1, 2]], [[0, 1], [2]]])
-def test_types_that_differ_are_refused(how: Reduce, cells: list[list[int]]) -> None:
-    """Stacked, the narrower ones would silently become wide."""
-    uploads = {i: Upload({"z": torch.ones(2, dtype=torch.float64 if i == 2 else torch.float32)}) for i in range(3)}
-    with refused(says="upload() gives 'z' as float32 at client 0 and as float64 at client 2; clients must agree on"):
+def test_shapes_and_types_that_differ_are_refused(how: Reduce, last: Tensor, says: str, cells: Any) -> None:
+    uploads = {i: Upload({"z": torch.ones(2, 3) if i < 2 else last}) for i in range(3)}
+    with refused(says=f"upload() gives 'z' as {says}"):
         reduce(cells, uploads, {"z": how})
 
 

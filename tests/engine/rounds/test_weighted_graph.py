@@ -31,6 +31,7 @@ from shoal.storage.store.view import Cache, View
 CLIENTS, NODES, CLASSES = 6, 30, 4
 Keys = Mapping[str, Any]
 Start = Callable[..., Server]
+Configure = Callable[..., Config]
 ONES = """
 import numpy as np
 from dataclasses import replace
@@ -87,8 +88,7 @@ def test_shards_and_hops_keep_weights(start: Start, weighted: Keys, weights: np.
         assert verify(store) == []
         for client in range(store.clients):
             view = job.view(store, client, Cache(2**24))
-            dense = weights if store is whole else None
-            dense = dense_of(view, weights) if dense is None else dense[np.ix_(view.node, view.node)]
+            dense = weights[np.ix_(view.node, view.node)] if store is whole else dense_of(view, weights)
             require_weighed(view, dense)
             np.testing.assert_array_equal(to_pyg(store.shard(client)).edge_weight, view.adjacency.values())
             operator, hop = smoothing(dense, 0.3), view.x.numpy().astype(np.float64)
@@ -124,13 +124,9 @@ def test_parts_of_a_client_keep_weights(
     assert (missing == 0) == all_edges
 
 
-METHODS: dict[str, Keys] = {
-    "fedgta sgc": {"algorithm.name": "fedgta", "model.name": "sgc"},
-    "fedavg gcn": {"model.name": "gcn"},
-    "fedavg gcn by autograd": {"model.name": "gcn", "engine.trainer": "autograd"},
-    "fedgta gcnii": {"algorithm.name": "fedgta", "model.name": "gcnii"},
-    "adafgl gcn": {"algorithm.name": "adafgl", "model.name": "gcn"},
-}
+METHODS = {"fedgta": ["sgc", "gcnii"], "fedavg": ["gcn"], "adafgl": ["gcn"]}
+RUNS: list[Keys] = [{"algorithm.name": m, "model.name": model} for m, models in METHODS.items() for model in models]
+RUNS += [{"model.name": "gcn", "engine.trainer": "autograd"}]
 
 
 @pytest.fixture(scope="session")
@@ -141,9 +137,9 @@ def of_one(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path])
     return {"data.dataset": f"{folder / 'ones.py'}:Ones", "data.path": None, "data.store": str(folder / "store")}
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_weights_of_one_give_the_bits_of_no_weights(name: str, start: Start, weighted: Keys, of_one: Keys) -> None:
-    plain, ones, others = (start({**METHODS[name], **keys}) for keys in ({}, of_one, weighted))
+@pytest.mark.parametrize("own", RUNS, ids=lambda own: " ".join(own.values()))
+def test_weights_of_one_give_the_bits_of_no_weights(own: Keys, start: Start, weighted: Keys, of_one: Keys) -> None:
+    plain, ones, others = (start({**own, **keys}) for keys in ({}, of_one, weighted))
     assert Store(ones.job.store_path).manifest.weighted
     losses = [[server.round()["loss"] for _ in range(2)] for server in (plain, ones, others)]
     assert losses[0] == losses[1] != losses[2]
@@ -160,38 +156,38 @@ MIXED = {"model": [{"name": "sgc"}, {"name": "sage"}], "algorithm.name": "local"
         *(("model.name", f"{name} leaves out", {"model.name": name}) for name in ("sage", "gat", "gin", "transformer")),
         ("model.name", "sage leaves out; take gcn, gcnii or a model that reads hops, ", MIXED),
         ("model.fanouts", "by which no neighbours are drawn", {"model.name": "gcn", "model.fanouts": [3, 3]}),
-        ("algorithm.name", "fedpg leaves out", {"algorithm.name": "fedpg"}),
-        ("algorithm.name", "fedgkc leaves out", {"algorithm.name": "fedgkc"}),
-        ("algorithm.name", "fggp leaves out", {"algorithm.name": "fggp", "model.name": "gcn"}),
-        ("algorithm.name", "fgssl leaves out", {"algorithm.name": "fgssl", "model.name": "gcn"}),
-        ("algorithm.name", "fedsage_plus leaves out", {"algorithm.name": "fedsage_plus"}),
+        *(
+            ("algorithm.name", f"{name} leaves out", {"algorithm.name": name, "model.name": "gcn"})
+            for name in ("fedpg", "fedgkc", "fggp", "fgssl", "fedsage_plus")
+        ),
         ("algorithm", "sage, a model of fml, leaves out", COPILOT),
         ("data.features", "degree leaves out", {"data.features": "degree"}),
     ],
 )
-def test_refused_where_weights_would_be_left_out(
-    configure: Callable[..., Config], place: str, says: str, keys: Keys
-) -> None:
+def test_refused_where_weights_would_be_left_out(configure: Configure, place: str, says: str, keys: Keys) -> None:
     config = configure(keys)
     with refused(place, says=says):
         require_weights_used(config, "files", True)
     require_weights_used(config, "files", False)
 
 
-def test_refused_before_a_store_is_made_and_where_one_is_there(
-    configure: Callable[..., Config], weighted: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_refused_before_and_after_a_store_is_made(
+    configure: Configure, weighted: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sage = {**weighted, "model.name": "sage"}
     fresh = configure({**sage, "data.store": str(tmp_path / "store")})
     prepare(configure(weighted))
-    for call in (prepare, lambda config: expected(RunPlan.of(config))):
+
+    def rows(config: Config) -> dict[str, str]:
+        return expected(RunPlan.of(config)).rows
+
+    for call in (prepare, rows):
         for config in (fresh, configure(sage)):
             with refused("model.name", says="which sage leaves out"):
                 call(config)
     assert not (tmp_path / "store" / "clients").exists()
-    assert expected(RunPlan.of(configure(weighted))).rows["edges"] == "weighted"
-    dropped = fresh.model_copy(update={"data": replace(fresh.data, edge_weights="drop")})
-    assert "edges" not in expected(RunPlan.of(dropped)).rows
+    assert rows(configure(weighted))["edges"] == "weighted"
+    assert "edges" not in rows(fresh.model_copy(update={"data": replace(fresh.data, edge_weights="drop")}))
     for config, said in ((configure(weighted), "undirected, weighted; cut"), (configure({}), "undirected; cut")):
         store = prepare(config)
         show_store(store.path, store.manifest)
@@ -217,7 +213,7 @@ class Sums(shoal.Backbone):
 
 
 def test_a_model_of_ones_own_may_ask_for_weights(
-    start: Start, weighted: Keys, configure: Callable[..., Config], weights: np.ndarray, tmp_path: Path
+    start: Start, weighted: Keys, configure: Configure, weights: np.ndarray, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "other.py").write_text(MODEL.replace(", edge_weight", "").replace("edge_weight[:, None] * ", ""))
@@ -240,24 +236,19 @@ import numpy as np
 import shoal
 
 class Path(shoal.Dataset):
-    def __init__(self, *, mapping: bool = True):
-        self.mapping = mapping
-
     def load(self, root):
         arrays = {"edge_index": np.array([[0, 1], [1, 2]]), "x": np.eye(3), "y": np.array([0, 1, 0])}
-        arrays["edge_weight"] = np.array([0.5, 2])
-        return arrays if self.mapping else SimpleNamespace(**arrays)
+        return FORM(**arrays, edge_weight=np.array([0.5, 2]))
 """
 
 
-@pytest.mark.parametrize("mapping", [True, False])
-def test_a_dataset_of_ones_own_may_give_weights(mapping: bool, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
-    source = DataSource(f"{tmp_path / 'mine.py'}:Path", user_options={"mapping": mapping})
-    weight = load(source).edge_weight
-    assert weight is not None
-    assert weight.tolist() == [0.5, 0.5, 2, 2]
-    (tmp_path / "mine.py").write_text(OWN.replace("[0.5, 2]", "[0.5, -2]"))
+@pytest.mark.parametrize("form", ["dict", "SimpleNamespace"])
+def test_a_dataset_of_ones_own_may_give_weights(form: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.replace("FORM", form))
+    source = DataSource(f"{file}:Path")
+    np.testing.assert_array_equal(load(source).edge_weight, [0.5, 0.5, 2, 2])
+    file.write_text(file.read_text().replace("[0.5, 2]", "[0.5, -2]"))
     with refused(says="edge_weight: row 1 is -2.0; the weight of an edge is positive"):
         load(source)
 
