@@ -151,14 +151,7 @@ def begun(
     start: Start, patchy: Keys, views: Views, module_of: ModuleOf
 ) -> Callable[[Keys], tuple[Server, list[PlainClient]]]:
     """A server of a method, and its clients in plain torch."""
-    train = {
-        "optimizer": "sgd",
-        "lr": RATE,
-        "momentum": 0.9,
-        "weight_decay": 0.01,
-        "dropout": 0.5,
-        "epochs": EPOCHS,
-    }
+    train = {"optimizer": "sgd", "lr": RATE, "momentum": 0.9, "weight_decay": 0.01, "dropout": 0.5, "epochs": EPOCHS}
     keys = {**patchy, "train": {**train, "batch_size": SIZE}, "model.name": "mlp", "model.hidden": 8, "model.layers": 2}
 
     def begun(algorithm: Keys) -> tuple[Server, list[PlainClient]]:

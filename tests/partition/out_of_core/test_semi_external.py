@@ -336,10 +336,7 @@ def test_the_bound_is_kept_to_the_node(make_graph, data):
 
 @pytest.mark.parametrize(
     ("given", "own", "weights", "placed"),
-    [
-        ([0, 0, 0, 1, -1, -1, -1, -1], None, [3, 3, 2], None),
-        ([-1] * 4, [1, 1, 5, 3], [5, 5], [1, 1, 0, 1]),
-    ],
+    [([0, 0, 0, 1, -1, -1, -1, -1], None, [3, 3, 2], None), ([-1] * 4, [1, 1, 5, 3], [5, 5], [1, 1, 0, 1])],
     ids=["lightest parts", "heavy nodes first"],
 )
 def test_unplaced_nodes_fill_the_lightest_parts(given, own, weights, placed):
