@@ -134,8 +134,8 @@ class Spoils(FedAvg):
         shared = {"w": server["w"], "c": torch.tensor([1.0, bad("shared")])}
         private = {cohort[1]: {"own": torch.tensor(bad("private"))}}
         got = yield Ask("train", {"w": Reduce.MEAN, "z": Reduce.MIX}, shared, private)
-        # The state is changed before the mixing fails.
-        server["w"] = got["w"]
+        # The state is changed in place before the mixing fails.
+        server["w"].copy_(got["w"])
         rows = torch.ones(len(cohort), len(cohort))
         rows[0, 0] = bad("rows")
         yield Mix("z", rows * (2e38 if bad("result") != 1 else 1), dst=cohort)
