@@ -36,53 +36,33 @@ from mutants import mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path("tests/mutation/equivalent.txt")
-# Tests beside tests/<folder>/test_<file>.py, for all paths that begin so.
+FOLDERS = ("fggp", "gcfl_plus", "fedpg", "adafgl", "fedsage_plus", "fedpub")
+OF_PROTOTYPES = ("fedproto", "fedproc", "feddistill", "fedtgp", "class_means", "shared/class_prototypes")
+# Tests below tests/ beside <folder>/test_<file>.py, for all paths that begin so.
 TESTS = {
-    "algorithms/base.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/client.py": [
-        "tests/algorithms/training/test_local_training.py",
-        "tests/algorithms/test_client_model.py",
-        "tests/algorithms/models/test_sparse_features.py",
-    ],
-    "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/rng.py": ["tests/algorithms/training/test_local_training.py"],
-    "algorithms/protocol.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/models/": ["tests/algorithms/models"],
-    "algorithms/models/layers/dropout.py": ["tests/algorithms/training/batched/test_batched_training.py"],
-    "algorithms/methods/fedgta/label_tiles.py": ["tests/algorithms/methods/fedgta/test_label_sketch.py"],
-    "algorithms/training/analytic/": ["tests/algorithms/training/analytic"],
-    "algorithms/methods/": ["tests/algorithms/methods/test_every_method.py"],
-    "algorithms/methods/local.py": [
-        "tests/algorithms/methods/test_fedavg.py",
-        "tests/algorithms/methods/registry/test_load.py",
-    ],
-    "algorithms/losses/finch.py": ["tests/algorithms/methods/test_fpl.py"],
-    "algorithms/methods/fednh.py": ["tests/algorithms/methods/test_fednh.py"],
-    **{
-        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fedproto.py"]
-        for name in ("fedproto", "fedproc", "feddistill", "fedtgp", "class_means", "shared/class_prototypes")
-    },
-    **{
-        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fedavg.py"]
-        for name in ("fedprox", "fedopt", "moon")
-    },
-    **{
-        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_scaffold.py"]
-        for name in ("feddc", "shared/mean_gradient")
-    },
-    "algorithms/methods/fedgta/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
-    **{
-        f"algorithms/methods/{name}.py": ["tests/algorithms/methods/test_fml.py"]
-        for name in ("fedkd", "shared/copilot")
-    },
-    "algorithms/methods/fedgkc.py": ["tests/algorithms/methods/fedgkc"],
-    "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
-    "algorithms/methods/gcfl_plus/": ["tests/algorithms/methods/gcfl_plus"],
-    "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
-    "algorithms/methods/fgssl.py": ["tests/algorithms/methods/test_fgssl.py"],
-    "algorithms/methods/adafgl/": ["tests/algorithms/methods/adafgl"],
-    "algorithms/methods/fedsage_plus/": ["tests/algorithms/methods/fedsage_plus"],
-    "algorithms/methods/fedpub/": ["tests/algorithms/methods/fedpub"],
+    "algorithms/base.py": "algorithms/test_protocol.py",
+    "algorithms/client.py": "algorithms/training/test_local_training.py algorithms/test_client_model.py",
+    "algorithms/context.py": "algorithms/test_protocol.py",
+    "algorithms/rng.py": "algorithms/training/test_local_training.py",
+    "algorithms/protocol.py": "algorithms/test_protocol.py",
+    "algorithms/models/": "algorithms/models",
+    "algorithms/models/layers/dropout.py": "algorithms/training/batched/test_batched_training.py",
+    "algorithms/training/analytic/": "algorithms/training/analytic",
+    "algorithms/methods/": "algorithms/methods/test_every_method.py",
+    "algorithms/methods/local.py": "algorithms/methods/test_fedavg.py algorithms/methods/registry/test_load.py",
+    "algorithms/losses/finch.py": "algorithms/methods/test_fpl.py",
+    "algorithms/methods/fedgta/": "algorithms/methods/test_fedgta_rounds.py algorithms/methods/fedgta",
+    "algorithms/methods/fedgkc.py": "algorithms/methods/fedgkc",
+    **{f"algorithms/methods/{name}/": f"algorithms/methods/{name}" for name in FOLDERS},
+    **{f"algorithms/methods/{name}.py": "algorithms/methods/test_fedproto.py" for name in OF_PROTOTYPES},
+    **{f"algorithms/methods/{name}.py": "algorithms/methods/test_fedavg.py" for name in ("fedprox", "fedopt", "moon")},
+    **{f"algorithms/methods/{name}.py": "algorithms/methods/test_fml.py" for name in ("fedkd", "shared/copilot")},
+    "algorithms/methods/feddc.py": "algorithms/methods/test_scaffold.py",
+    "algorithms/methods/shared/mean_gradient.py": "algorithms/methods/test_scaffold.py",
+    "engine/rounds/evaluation.py": "engine/rounds/test_domains.py engine/records/test_metrics.py",
+    "engine/rounds/reduction.py": "engine/rounds/test_exchange.py",
+    "engine/rounds/state.py": "engine/rounds/test_server.py engine/records/test_checkpoint.py",
+    "engine/rounds/server.py": "engine/rounds/test_exchange.py",
 }
 
 
@@ -182,8 +162,8 @@ class Tests:
 
 def tests_of(file: Path) -> list[str]:
     own = Path("tests") / file.parent / f"test_{file.stem}.py"
-    beside = [test for begin, tests in TESTS.items() if str(file).startswith(begin) for test in tests]
-    return [str(own)] * own.exists() + beside
+    beside = [test for begin, tests in TESTS.items() if str(file).startswith(begin) for test in tests.split()]
+    return [str(own)] * own.exists() + [f"tests/{test}" for test in beside]
 
 
 def equivalent_of(file: Path) -> set[str]:
