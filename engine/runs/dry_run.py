@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
@@ -51,7 +51,7 @@ SHARE_TO_MEASURE = 16
 def show_plan(config: Config) -> None:
     """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing."""
     plan = RunPlan.of(config)
-    table = Table(title=f"dry run of {config.name}", show_header=False)
+    table = Table("", Column(overflow="fold"), title=f"dry run of {config.name}", show_header=False)
     for name, text in expected(plan).rows.items():
         table.add_row(name, text)
     console.print(table)
