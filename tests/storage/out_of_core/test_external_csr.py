@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from support.errors import refused
 
 from shoal.storage.graph.graph import clean_edges
+from shoal.storage.kernels.edge_keys import KeyLayout
 from shoal.storage.out_of_core.bucket_sort import MAX_BUCKETS, bucket_shift
-from shoal.storage.out_of_core.csr_files import INDICES, INDPTR
+from shoal.storage.out_of_core.csr_files import INDICES, INDPTR, CsrWriter
 from shoal.storage.out_of_core.external_csr import external_csr, open_csr
-from shoal.storage.out_of_core.npy_rows import write_rows
+from shoal.storage.out_of_core.npy_rows import HEADER_BYTES, write_rows
 
 # A tiny limit of memory means thousands of syncs, which a disk would take minutes for.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -200,3 +201,19 @@ def test_goes_on_after_the_last_commit(tmp_path: Path) -> None:
     write_rows(tmp_path / "x.npy", X.shape, X.dtype, breaks, 48, "test")
     assert asked == [0, 8]
     assert np.array_equal(np.load(tmp_path / "x.npy"), X)
+
+
+def test_entries_that_do_not_count_are_cut_off(tmp_path: Path) -> None:
+    def pairs(*ends: tuple[int, int]) -> np.ndarray:
+        return np.array([source << 2 | target for source, target in ends], dtype=np.uint64)
+
+    with CsrWriter(tmp_path, KeyLayout(4), 0, 100) as csr:
+        csr.append(pairs((0, 1)), 0, 2)
+        csr.save()
+        csr.append(pairs((2, 0), (3, 0), (3, 1)), 2, 4)
+    with CsrWriter(tmp_path, KeyLayout(4), 1, 100) as csr:
+        csr.append(pairs((2, 3)), 2, 4)
+        csr.finish()
+    assert np.load(tmp_path / INDPTR).tolist() == [0, 1, 1, 2, 2]
+    assert np.load(tmp_path / INDICES).tolist() == [1, 3]
+    assert (tmp_path / INDICES).stat().st_size == HEADER_BYTES + 4 * 2
