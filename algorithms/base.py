@@ -36,8 +36,12 @@ class Trainer(Protocol):
     ) -> float:
         """Trains one of a client's models in place; returns the mean loss of the last epoch, NaN without rows.
 
-        The loss is of a batch and gets `received`; None: the method's `loss`. What `term` gives, a scalar, is added to
-        it in every step, for terms that read more than the batch.
+        Args:
+            client: The client.
+            received: The value of `receive`, passed to the loss.
+            model: Name of the model.
+            loss: Loss of a batch; None: the method's `loss`.
+            term: Gives a scalar that every step adds to the loss, for terms that read more than the batch.
         """
 
     def optimizer(self, client: Client, model: str = MODEL) -> AbstractContextManager[torch.optim.Optimizer]:
@@ -99,11 +103,21 @@ class Algorithm:
         return down
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        """Trains the client; returns its loss, NaN if nothing was trained."""
+        """Trains the client; returns its loss, NaN if nothing was trained.
+
+        A method that adds a term to the loss calls `trainer.fit` with `term=`.
+        """
         return trainer.fit(client, received)
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
-        """Training loss of a batch, a scalar, by labels `y`, int64 `[n]`, and parameters `w`, `[P]`, differentiable."""
+        """Training loss of a batch, a scalar.
+
+        Args:
+            out: Output of the model.
+            y: Labels, int64 `[n]`.
+            w: Parameters of the model, `[P]`, differentiable.
+            received: The value of `receive`.
+        """
         return F.cross_entropy(out.logits_NC, y)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:

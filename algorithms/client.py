@@ -248,7 +248,7 @@ class ClientModel:
 
     @property
     def coupled(self) -> Coupled | None:
-        """As of the host's model."""
+        """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
         return self.pattern.coupled
 
     def __call__(self, inputs: Inputs) -> Output:
@@ -384,7 +384,8 @@ class ClientInfo:
         train: Training items: rows, graphs, or pairs of rows.
         classes: Number of classes C of the federation.
         model: Which of the run's models it trains.
-        graphs, pairs: Graphs of its shard, or pairs of its rows, where these are predicted.
+        graphs: Graphs of its shard, where graphs are what is predicted.
+        pairs: Pairs of its rows, where pairs are. Both None: its rows are.
         domain: Number of the graph that it comes from, where there are several.
     """
 

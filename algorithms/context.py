@@ -79,14 +79,26 @@ class Context:
         return kinds[self.clients[client].model if len(kinds) > 1 else 0]
 
     def record_mixing(self, receivers: Sequence[int], senders: Sequence[int], rows_KJ: Tensor) -> None:
-        """Records the weights, `[receivers, senders]`, by which uploads were mixed, where the run keeps records."""
+        """Records the weights by which uploads were mixed; does nothing where the run keeps no records.
+
+        Args:
+            receivers: Clients, one a row.
+            senders: Clients, one a column.
+            rows_KJ: Weights, `[receivers, senders]`.
+        """
         if self.records is not None:
             mixing_BB = torch.zeros(len(self.clients), len(self.clients))
             mixing_BB[torch.tensor(receivers)[:, None], torch.tensor(senders)] = rows_KJ.detach().float().cpu()
             self.records["mixing"] = mixing_BB
 
     def record_prototypes(self, clients: Sequence[int], proto_KCH: Tensor, present_KC: Tensor) -> None:
-        """Records prototypes of classes by client, and which of them exist, where the run keeps records."""
+        """Records prototypes of classes; does nothing where the run keeps no records.
+
+        Args:
+            clients: One a row.
+            proto_KCH: Prototypes.
+            present_KC: Which exist.
+        """
         if self.records is not None:
             self.records["prototypes"] = proto_KCH[present_KC].detach().float().cpu()
             row, c = present_KC.cpu().nonzero(as_tuple=True)
