@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from figures import print_figures
-from prototypes import FEATURES, HOPS, Peak, make_client
+from memory import Peak
+from prototypes import FEATURES, HOPS, make_client
 from rich.console import Console
 from rich.table import Table
 

@@ -2,9 +2,10 @@
 
     python benchmarks/partitioners.py [--quick] [--graphs 1M 2.4M] [--clients 10 50 500] [--folder runs/partition]
 
-Every partitioner runs in a process of its own, on a graph that is memory-mapped; memory is the peak of that process,
-whole, and beyond what it had after cutting a graph of 200 nodes (so without imports and compiled loops). Graphs are
-made once and kept in the folder. METIS on the graph of 2.4M nodes needs 13 GB and an hour for all three cuts.
+Every partitioner runs in a process of its own, on a graph that is memory-mapped. Memory is the peak of that process and
+of its children (METIS works in a fork), whole, and beyond what it had after cutting a graph of 200 nodes (so without
+imports and compiled loops). Graphs are made once and kept in the folder. METIS on the graph of 2.4M nodes needs 13 GB
+and an hour for all three cuts.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 import numba
 import numpy as np
 from figures import print_figures, target
+from memory import Peak
 from rich.console import Console
 from rich.table import Table
 
@@ -126,32 +128,21 @@ def measure(folder: Path, method: str, clients: int, limited: bool) -> dict[str,
     graph = open_graph(folder)
     limit = limit_of(graph.nodes, graph.entries // 2) if limited else None
     options = PartitionOptions(method, clients)
-    # Makes the present memory the peak so far. getrusage's peak would include what the parent process had at the fork.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = peak()
-    start = time.perf_counter()
-    assignment = partition(graph, options, workspace=Workspace(folder, memory_limit=limit))
-    seconds = time.perf_counter() - start
-    after = peak()
+    with Peak() as peak:
+        start = time.perf_counter()
+        assignment = partition(graph, options, workspace=Workspace(folder, memory_limit=limit))
+        seconds = time.perf_counter() - start
     got = quality(graph, assignment, clients)
     return {
         "cut": got.cut_fraction,
         "largest": got.balance,
         "smallest": got.nodes_min * clients / graph.nodes,
         "seconds": seconds,
-        "bytes": after - before,
-        "process_bytes": after,
+        "bytes": peak.bytes,
+        "process_bytes": peak.highest,
         "edges": graph.entries // 2,
         "limit": limit or 0,
     }
-
-
-def peak() -> int:
-    """Most resident memory of this process so far, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    raise OSError("/proc/self/status: no VmHWM: this benchmark runs on Linux")
 
 
 def in_own_process(*args: str) -> dict[str, Any]:

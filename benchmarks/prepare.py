@@ -3,10 +3,10 @@
     python benchmarks/prepare.py --like papers100m-like --scales 0.01 0.05 --limit 512MiB --clients 100
     python benchmarks/prepare.py --like papers100m-like --scales 0.01 --limit 192MiB --kills
 
-The graph is a synthetic twin in OGB's own layout. The files that a step makes identify it. Memory is the
-resident memory of all processes, file pages that they map included, sampled every 50 ms; it should follow the limit,
-beside 0.35 GiB of interpreter and libraries, and not the scale. With `--kills` a second prepare is killed with SIGKILL
-at 10, 50 and 90 % of the time that each step took in the first, and must end with the same files.
+The graph is a synthetic twin in OGB's own layout. The files that a step makes identify it. Memory is that of all
+processes, file pages that they map included, sampled every 50 ms (a shared page counts once); it should follow the
+limit, beside 0.35 GiB of interpreter and libraries, and not the scale. With `--kills` a second prepare is killed with
+SIGKILL at 10, 50 and 90 % of the time that each step took in the first, and must end with the same files.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import yaml
 from rich.console import Console
 from rich.table import Table
 
+from shoal.engine.hosts.device import tree_memory
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
 from shoal.storage.datasets.synthetic.twin import ORIGINALS, Twin
@@ -104,7 +104,7 @@ def place_at(folder: Path, root: Path, dataset: str, limit: str, clients: int) -
 def started(place: Place) -> subprocess.Popen[bytes]:
     """A prepare in a process of its own."""
     log = (place.config.parent / "log").open("ab")
-    return subprocess.Popen([sys.executable, "-m", "engine", "prepare", str(place.config)], stdout=log, stderr=log)
+    return subprocess.Popen([sys.executable, "-m", "shoal", "prepare", str(place.config)], stdout=log, stderr=log)
 
 
 def step_now(place: Place, at_least: str) -> str:
@@ -123,7 +123,7 @@ def watched(place: Place) -> dict[str, Taken]:
         now = time.monotonic()
         entry = taken.setdefault(step, Taken())
         entry.seconds += now - last
-        entry.rss = max(entry.rss, rss(process.pid))
+        entry.rss = max(entry.rss, tree_memory(process.pid))
         if now - began > 1:
             entry.disk, began = max(entry.disk, size(place.scratch) + size(place.store)), now
         last = now
@@ -156,18 +156,6 @@ def killed(place: Place, taken: dict[str, Taken]) -> list[tuple[str, float, bool
     process.wait()
     check(process, place)
     return hits
-
-
-def rss(pid: int) -> int:
-    """Resident memory of a process and its descendants, in bytes."""
-    total = 0
-    try:
-        me = psutil.Process(pid)
-        for process in [me, *me.children(recursive=True)]:
-            total += process.memory_info().rss
-    except psutil.Error:
-        pass
-    return total
 
 
 def size(folder: Path) -> int:

@@ -7,11 +7,10 @@ One synthetic client of 222,000 nodes (papers100M on 500 clients), 172 classes, 
 thread, median and range. `upload` is everything between the end of training and the message: a forward pass over all
 nodes, the weights of hops 1 and 2, the sums. `aligned epoch` is a full-batch step with the alignment, whose forward
 pass reaches all nodes that a prototype rests on; `prepare` is what comes before the first such step of a visit. Memory
-is the highest resident size during a step beyond what the process held before it.
+is the highest during a step beyond what the process held before it.
 """
 
 import argparse
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -20,9 +19,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from figures import print_figures, target
+from memory import Peak
 from rich.console import Console
 from rich.table import Table
 
@@ -46,26 +45,6 @@ from shoal.storage.store.view import Cache, View
 
 FEATURES, CLASSES, DEGREE, LABELLED, HOPS = 128, 172, 29.0, 0.014, 3
 BEFORE = 30
-
-
-class Peak:
-    """Highest resident size while the block runs, in bytes beyond that at its start."""
-
-    def __enter__(self) -> "Peak":
-        self._process, self._done = psutil.Process(), threading.Event()
-        self.start = self.highest = self._process.memory_info().rss
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self._thread.join()
-        self.bytes = self.highest - self.start
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.002):
-            self.highest = max(self.highest, self._process.memory_info().rss)
 
 
 def make_client(

@@ -4,8 +4,8 @@
 
 Every `shoal prepare` is a process of its own, ten Louvain clients, of the published files under $SHOAL_DATA; that is
 `raw`. `flickr-size` is drawn: Flickr's nodes, entries and features, of which 46 % are not zero, in the order of random
-communities. Disk is what the store's files take. Memory is the resident memory of the process and those below it,
-mapped pages included, sampled every 20 ms. A store is deleted when it is measured.
+communities. Disk is what the store's files take. Memory is that of the process and those below it, mapped
+pages included, sampled every 20 ms. A store is deleted when it is measured.
 """
 
 import argparse
@@ -21,10 +21,11 @@ import numpy as np
 import scipy.sparse as sp
 import yaml
 from figures import print_figures, target
-from prepare import rss, size
+from prepare import size
 from rich.console import Console
 from rich.table import Table
 
+from shoal.engine.hosts.device import tree_memory
 from shoal.storage.datasets.registry import record
 from shoal.storage.datasets.sources.source import DataSource, data_root
 
@@ -73,10 +74,10 @@ def measure(graph: str, drawn: Path, layout: str, hops: int) -> dict[str, float]
         config.write_text(yaml.safe_dump(plain))
         log, began, most = folder / "log", time.perf_counter(), 0
         with log.open("wb") as sink:
-            command = [sys.executable, "-m", "engine", "prepare", str(config)]
+            command = [sys.executable, "-m", "shoal", "prepare", str(config)]
             process = subprocess.Popen(command, stdout=sink, stderr=sink)
             while process.poll() is None:
-                most = max(most, rss(process.pid))
+                most = max(most, tree_memory(process.pid))
                 time.sleep(SAMPLE_SECONDS)
         took = time.perf_counter() - began
         if process.returncode:

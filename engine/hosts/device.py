@@ -1,5 +1,6 @@
 """Where hosts compute: on their processor, or on their share of a GPU."""
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -131,13 +132,12 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
-def tree_memory() -> int:
-    """Proportional set size of this process and its descendants, in bytes."""
-    me = psutil.Process(os.getpid())
+def tree_memory(pid: int | None = None) -> int:
+    """Proportional set size of a process (this one by default) and its descendants, in bytes; 0 if it has ended."""
     total = 0
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            total += process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied, AttributeError):
-            continue
+    with contextlib.suppress(psutil.NoSuchProcess):
+        first = psutil.Process(pid)
+        for process in [first, *first.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, AttributeError):
+                total += process.memory_full_info().pss
     return total
