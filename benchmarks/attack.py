@@ -1,19 +1,23 @@
 """Wrong input at random, far more of it than the tests have time for: what becomes of every case.
 
-    python benchmarks/attack.py [--cases 100000] [--first 0] [--processes 2] [--only configs data stores runs]
+    python benchmarks/attack.py [--cases 100000] [--first 0] [--processes 2] [--only configs data stores runs ...]
 
 `configs`: mutated configs and overrides, read as `shoal run` reads them before it works. `data`: mutated graphs,
-splits, partitions and traces, read, partitioned and sometimes prepared. `stores`: random damages to every kind of file
-of a store, then `verify` and a run. `runs`: the same for a run folder, then the commands that read it.
+splits, partitions and traces, read, partitioned and sometimes prepared. `labels`, `columns`, `attributes`, `weights`: a
+sound graph whose labels, table columns, PyG attributes and edge weights are written as people write them; what is
+accepted must have the values meant. `stores`: random damages to every kind of file of a store, then `verify` and a run.
+`runs`: the same for a run folder, then the commands that read it. `parts`: files of a sibling in the place of a run's
+own. `folders`: a user's files in and beside what `shoal remove` takes.
 
 A case ends with a clean error (one line), is accepted, or is a fault: a traceback, a hang (no end within a minute), a
-crash of the process, or numbers that are silently others. The status is 1 if there is a fault; each is listed with the
-seed that repeats it.
+crash of the process, numbers that are silently others, or the refusal of sound input. The status is 1 if there is a
+fault; each is listed with the seed that repeats it.
 """
 
 import argparse
 import contextlib
 import importlib
+import math
 import os
 import sys
 import time
@@ -29,16 +33,22 @@ from rich.console import Console
 from rich.table import Table
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-# Module of tests/attack, share of all cases.
+# Module of tests/attack, function, and share of --cases: less where a case takes more than milliseconds.
 KINDS = {
-    "configs": ("attack.config_mutations", 0.70),
-    "data": ("attack.data_mutations", 0.24),
-    "stores": ("attack.test_damaged_store", 0.03),
-    "runs": ("attack.test_damaged_run", 0.03),
+    "configs": ("attack.config_mutations", "attack", 1.0),
+    "data": ("attack.data_mutations", "attack", 0.3),
+    "labels": ("attack.user_inputs", "labels", 1.0),
+    "columns": ("attack.user_inputs", "columns", 1.0),
+    "attributes": ("attack.user_inputs", "attributes", 1.0),
+    "weights": ("attack.user_inputs", "weights", 1.0),
+    "folders": ("attack.foreign_parts", "folders", 0.1),
+    "parts": ("attack.foreign_parts", "parts", 0.03),
+    "stores": ("attack.test_damaged_store", "attack", 0.03),
+    "runs": ("attack.test_damaged_run", "attack", 0.03),
 }
 HANG_SECONDS = 60.0
 CASES_A_CALL = 50
-FAULTS = ("traceback", "hang", "crash", "silently other numbers")
+FAULTS = ("traceback", "hang", "crash", "silently other numbers", "refused though sound")
 
 
 @dataclass
@@ -67,21 +77,21 @@ def work(pipe: Connection) -> None:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         while (call := pipe.recv()) is not None:
             kind, seeds = call
-            attack = importlib.import_module(KINDS[kind][0]).attack
+            module, name, _ = KINDS[kind]
+            attack = getattr(importlib.import_module(module), name)
             for seed in seeds:
                 try:
                     pipe.send((seed, "refused" if attack(seed) else "accepted", ""))
                 except BaseException as error:
-                    silent = "silently other numbers" in str(error)
-                    pipe.send((seed, FAULTS[3] if silent else FAULTS[0], "".join(traceback.format_exception(error))))
+                    verdict = next((fault for fault in FAULTS[3:] if fault in str(error)), FAULTS[0])
+                    pipe.send((seed, verdict, "".join(traceback.format_exception(error))))
 
 
 class Campaign:
     """All cases of a run of this command."""
 
     def __init__(self, cases: int, first: int, processes: int, kinds: list[str]) -> None:
-        total = sum(KINDS[kind][1] for kind in kinds)
-        counts = {kind: round(cases * KINDS[kind][1] / total) for kind in kinds}
+        counts = {kind: math.ceil(cases * KINDS[kind][2]) for kind in kinds}
         self.calls = [
             (kind, list(range(start, min(start + CASES_A_CALL, first + counts[kind]))))
             for kind in kinds
@@ -165,7 +175,7 @@ class Campaign:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--cases", type=int, default=100_000, help="of each kind, fewer where one takes long")
     parser.add_argument("--first", type=int, default=0, help="first seed of each kind")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
@@ -173,7 +183,7 @@ def main() -> None:
     campaign = Campaign(received.cases, received.first, received.processes, received.only)
     began = time.monotonic()
     campaign.run()
-    table = Table(title=f"{received.cases} cases in {time.monotonic() - began:.0f} s")
+    table = Table(title=f"{sum(map(Counter.total, campaign.found.values()))} cases in {time.monotonic() - began:.0f} s")
     columns = ("kind", "cases", "accepted", "clean errors", *FAULTS)
     for column in columns:
         table.add_column(column, justify="left" if column == "kind" else "right")
@@ -182,7 +192,8 @@ def main() -> None:
         table.add_row(kind, *map(str, shown))
     Console(width=120).print(table)
     for kind, seed, verdict, detail in campaign.faults:
-        print(f"{KINDS[kind][0]}.attack({seed}): {verdict}\n{detail}")
+        module, name, _ = KINDS[kind]
+        print(f"{module}.{name}({seed}): {verdict}\n{detail}")
     sys.exit(bool(campaign.faults))
 
 

@@ -1,11 +1,12 @@
-"""Wrong configs and data sets: each is accepted, or refused in one line, and none takes the memory."""
+"""Wrong configs, data sets and run folders: each is accepted as meant, or refused in one line that names it."""
 
 import resource
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-from attack import config_mutations, data_mutations
+from attack import config_mutations, data_mutations, foreign_parts, user_inputs
 
 # Every tenth of a thousand; the later ones are slow.
 CASES, PARTS, SOON = 1000, 10, 4
@@ -26,3 +27,20 @@ def test_mutated_input_is_accepted_or_refused_in_one_line(mutations: ModuleType,
     # The mutations are neither all harmless nor all alike.
     assert len(refused) / 2 < sum(refused) < len(refused)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("attack", "cases"),
+    [
+        (user_inputs.labels, 100),
+        (user_inputs.columns, 100),
+        (user_inputs.attributes, 60),
+        (user_inputs.weights, 60),
+        (foreign_parts.folders, 20),
+        (foreign_parts.parts, 8),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_what_a_user_means_is_read_or_named(attack: Callable[[int], object], cases: int) -> None:
+    for seed in range(cases):
+        attack(seed)
