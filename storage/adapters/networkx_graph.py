@@ -8,7 +8,6 @@ import numpy as np
 from shoal.storage.datasets.user.incoming import MASKS, graph_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.labels import coded_labels
 
 Y, WEIGHT = "label", "weight"
 
@@ -41,8 +40,8 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     values["x"] = np.stack(rows, axis=1) if len(rows) > 1 or rows[0].ndim == 1 else rows[0]
     if not isinstance(x, str):
         values["vocabulary"] = np.array(columns)
-    labels = np.array([graph.nodes[node].get(y) for node in nodes], dtype=object)
-    values["y"], values["label_names"] = coded_labels(labels, f"graph.nodes[...][{y!r}]")
+    values["y"] = np.empty(len(nodes), dtype=object)
+    values["y"][:] = [graph.nodes[node].get(y) for node in nodes]
     for key in (*MASKS, "assignment"):
         if any(key in graph.nodes[node] for node in nodes):
             values[key] = np.array(_values(graph, nodes, key))
