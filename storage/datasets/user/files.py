@@ -29,7 +29,8 @@ def load_files(name: str, options: DataSource) -> Graph:
     assignment have one entry a graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its
     x.npy is memory-mapped. A folder with a table `edges` is read by `read_tables`. Where features are made
     (`options.made`) x may be missing, where labels are not read (`options.labels`) y; without both the nodes are those
-    from 0 to the largest that an edge names. Features other than float16 and float32 become float32. A synthetic graph that `save_graph` wrote stays synthetic.
+    from 0 to the largest that an edge names. Features other than float16 and float32 become float32. A synthetic
+    graph that `save_graph` wrote stays synthetic.
     """
     path = graph_at(options.path)
     made = options.made.made

@@ -44,7 +44,8 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may
     be missing where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and
     `assignment` (number of the client); every other column is a feature, of numbers, named after what it stands for.
-    Nodes are numbered in the order of their rows. Both are read in batches: memory is taken for ids, features and numbered edges.
+    Nodes are numbered in the order of their rows. Both are read in batches: memory is taken for ids, features and
+    numbered edges.
 
     Raises:
         ShoalError: A column is missing or unknown, an id is there twice or is not there, or a value is wrong; names
