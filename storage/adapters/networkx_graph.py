@@ -23,7 +23,7 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         graph: The graph, then called `name`.
         x: Attribute of the features, a number or a list of numbers a node; or several such attributes, one column
             each, named after what they stand for.
-        y: Attribute of the labels: whole numbers or names; None, "" and -1 are unlabelled, like a missing attribute.
+        y: Attribute of the labels, as `coded_labels` takes them; a node without it is unlabelled.
 
     Raises:
         ShoalError: An attribute is missing at a node or of a wrong type, or a weight is not positive.
@@ -42,6 +42,8 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         values["vocabulary"] = np.array(columns)
     values["y"] = np.empty(len(nodes), dtype=object)
     values["y"][:] = [graph.nodes[node].get(y) for node in nodes]
+    if y != Y and not any(y in graph.nodes[node] for node in nodes):
+        raise ShoalError(f"graph.nodes[...][{y!r}]", "missing at every node")
     for key in (*MASKS, "assignment"):
         if any(key in graph.nodes[node] for node in nodes):
             values[key] = np.array(_values(graph, nodes, key))

@@ -21,7 +21,7 @@ WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(\.0*)?")
 NUMBER = re.compile(r"[+-]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 # Few enough for any number of items, and more than any graph that has ever been published.
 ALWAYS, MOST = 1024, 1 << 17
-MEASURED = "a measured number; a label is a class: round it, or write a name such as v1.5"
+MEASURED = "a measured number, and only classes are predicted: round it, or write a name such as v1.5"
 NEGATIVE = "which is no class; a label is a whole number from 0 or a name, and -1 is none"
 
 
@@ -57,6 +57,8 @@ def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
 def _of_arrow(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
+    if pa.types.is_boolean(values.type) or "string" in str(values.type):
+        values = values.cast(pa.large_string())
     kind = values.type
     if pa.types.is_nested(kind):
         raise ShoalError(where, f"labels are numbers or texts, one an item, found {kind}")
@@ -79,7 +81,7 @@ def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
 
 def _text(value: Any, where: str) -> str:
     """A label as it is written; of an object that holds one number, that."""
-    if hasattr(value, "item") and np.size(value) == 1:
+    if hasattr(value, "item") and np.shape(value) in ((), (1,)):
         value = value.item()
     if np.ndim(value) or isinstance(value, dict | set):
         raise ShoalError(where, f"{value!r} is no label; give one class each")

@@ -52,22 +52,25 @@ def load_files(name: str, options: DataSource) -> Graph:
 def save_graph(graph: Graph, folder: str | Path) -> Path:
     """Writes a graph as a folder for `data.path`, replacing any graph that is there, and gives its path.
 
-    Every edge is written once; classes above the highest label that occurs are not kept. A half-written folder cannot
-    be loaded, because y.npy is written last; a ShoalError says that it cannot be written.
+    Every edge is written once; classes that no item has are kept by names. A half-written folder cannot be loaded,
+    because edge_index.npy is written last; a ShoalError says that it cannot be written.
     """
     path = Path(folder).expanduser().resolve()
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
     once = source < graph.indices
+    names = graph.label_names
+    if names is None and len(np.unique(graph.y[graph.y >= 0])) < graph.classes:
+        names = tuple(str(number) for number in range(graph.classes))
     arrays: dict[str, Any] = {
-        "edge_index": np.stack([source[once], graph.indices[once]]),
         "edge_weight": None if graph.edge_weight is None else graph.edge_weight[once],
         "x": graph.x if sp.issparse(graph.x) else graph.x[:],
         "split": graph.split,
         "assignment": graph.assignment,
         "vocabulary": graph.vocabulary,
         "graph": graph.graph_of,
-        "label_names": None if graph.label_names is None else np.array(graph.label_names),
+        "label_names": None if names is None else np.array(names),
         "y": graph.y,
+        "edge_index": np.stack([source[once], graph.indices[once]]),
     }
     try:
         for name in (*(f"{array}.npy" for array in arrays), "x.npz", SYNTHETIC):
@@ -106,7 +109,8 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
     if (edges := table_of(path, EDGES)) is not None:
         nodes = table_of(path, NODES)
         if nodes is None and (labels or not features_made):
-            raise ShoalError(path, f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
+            found = f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet"
+            raise ShoalError(path, f"{found}; only with task edge and data.features made it may be missing")
         return {"edge_index": edges} if nodes is None else {"edge_index": edges, "x": nodes, "y": nodes}
     files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
     sparse = path / "x.npz"

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch_geometric.data import Data
 
 from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, to_array
@@ -88,5 +87,5 @@ def _array(value: Any, where: str) -> np.ndarray:
     """A dense array of a tensor, or of a number."""
     if value is None:
         raise ShoalError(where, "missing; a graph needs edges, features and a label")
-    array = to_array(torch.as_tensor(value) if isinstance(value, int | float) else value, where)
+    array = to_array(np.asarray(value) if isinstance(value, int | float | str) else value, where)
     return array if isinstance(array, np.ndarray) else array.toarray()

@@ -229,7 +229,7 @@ def test_half_saved_graph_is_none(tmp_path: Path) -> None:
     (tmp_path / "split.npy.unfinished").mkdir()
     with refused(tmp_path / "split.npy", says="cannot be written"):
         save_graph(graph, tmp_path)
-    with refused(tmp_path / "y.npy", says="not found"):
+    with refused(tmp_path / "edge_index.npy", says="not found"):
         load(options)
     (tmp_path / "file").touch()
     with refused(tmp_path / "file", says="cannot be written"):
