@@ -69,6 +69,11 @@ def partition(
     require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
     if graph.graph_of is not None:
         require_divides_graphs(options.method)
+    if not graph.classes and (options.method == "dirichlet" or options.balance == "labelled"):
+        key = "method" if options.method == "dirichlet" else "balance"
+        raise ShoalError(
+            f"partition.{key}", f"{getattr(options, key)} divides by labels, and no {graph.item_name} has one"
+        )
     if labelled_mask is not None:
         assert labelled_mask.shape == (graph.items,)
         assert labelled_mask.dtype == np.bool_

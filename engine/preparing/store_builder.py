@@ -293,9 +293,11 @@ def _report(graph: Graph) -> None:
     c = graph.cleaning
     kind = " (synthetic)" if graph.synthetic else ""
     graphs = "" if graph.graph_of is None else f"{graph.items:,} graphs, "
+    unlabelled = int((graph.y < 0).sum())
+    without = f" ({unlabelled:,} {graph.item_name}s without a label)" if unlabelled else ""
     say(
         f"{graph.name}{kind}: {graphs}{graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, "
-        f"{graph.features} features, {graph.classes} classes; of {c.entries_read:,} entries read, "
+        f"{graph.features} features, {graph.classes} classes{without}; of {c.entries_read:,} entries read, "
         f"{c.self_loops:,} self loops and {c.duplicates:,} duplicates removed, "
         f"{c.reversed_added:,} missing reverses added"
     )

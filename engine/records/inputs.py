@@ -24,7 +24,7 @@ def contents(config: Config) -> dict[str, str]:
     """Digests of the files, user code for one, that keys of a config name. Raises ShoalError: one cannot be read."""
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
-        "data.path": lambda: _of_graphs(data),
+        "data.path": lambda: _of_graphs(data, config.task != "edge"),
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
@@ -72,17 +72,16 @@ def _of_file(file: str | None) -> str | None:
     return None if file is None else input_digest(Path(file))
 
 
-def _of_graphs(data: DataConfig) -> str | None:
-    """Digest of the user's graph or graphs; None: there are none."""
+def _of_graphs(data: DataConfig, labels: bool) -> str | None:
+    """Digest of the user's graph or graphs, which may have no `labels` where these are not read; None: no graphs."""
     names = (data.dataset,) if isinstance(data.dataset, str) else data.dataset
     if all(name.lower() != "files" for name in names):
         return None
     from shoal.storage.datasets.user import files
 
     paths = data.path if isinstance(data.path, tuple) else (data.path,)
-    digests = [
-        text_digest(str(sorted(files.contents(files.graph_at(path), data.features.made).items()))) for path in paths
-    ]
+    found = [files.contents(files.graph_at(path), data.features.made, labels) for path in paths]
+    digests = [text_digest(str(sorted(each.items()))) for each in found]
     return digests[0] if len(digests) == 1 else text_digest(str(digests))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -29,6 +30,8 @@ from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
 MODELS, PREDICTIONS, OF_DOMAINS = "models.safetensors", "predictions.arrow", "predictions-domains.arrow"
+# Columns that hold classes.
+CLASSES = {"label", "served", "global", "domains"}
 
 
 def export(run: Path, best: str | None = None) -> Path:
@@ -37,8 +40,8 @@ def export(run: Path, best: str | None = None) -> Path:
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
     personal models; those that a method names are below their names.
 
-    Predictions have the columns that `shoal.Run.predictions` names. Where classes have names, these are in the schema's
-    metadata, `label_names`, as a JSON list. Where the server's model is scored on the whole graphs of domains,
+    Predictions have the columns that `shoal.Run.predictions` names. Where classes have names, all of these are in the
+    schema's metadata, `label_names`, as a JSON list. Where the server's model is scored on the whole graphs of domains,
     `predictions-domains.arrow` has a row for every item of those, with its `domain` (dictionary of names) and the class
     predicted with all edges, `domains`.
 
@@ -110,8 +113,13 @@ def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, cur
 
 
 def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | None) -> None:
-    """One batch, its columns in the order of their names."""
-    notes = None if label_names is None else {"label_names": json.dumps(label_names)}
+    """One batch, its columns in the order of their names; where classes have names, with a column of these for each."""
+    notes = None
+    if label_names is not None:
+        notes = {"label_names": json.dumps(label_names)}
+        for column in CLASSES & table.keys():
+            known = pc.if_else(pc.greater_equal(table[column], 0), table[column], None)
+            table[f"{column}_name"] = pa.DictionaryArray.from_arrays(known, pa.array(label_names))
     schema = pa.schema([(name, table[name].type) for name in sorted(table)], notes)
     batch = pa.RecordBatch.from_arrays([table[name] for name in schema.names], schema=schema)
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:

@@ -30,6 +30,8 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
     keys = {"x": x, "y": y, **{key: key for key in ("assignment", *MASKS)}}
     values = {ours: graph.ndata.get(theirs) for ours, theirs in keys.items()}
     where = {ours: f"graph.ndata[{theirs!r}]" for ours, theirs in keys.items()}
+    if y != Y and values["y"] is None:
+        raise ShoalError(where["y"], "missing")
     if values["x"] is not None and len(values["x"]) != graph.num_nodes():
         raise ShoalError(where["x"], f"{len(values['x'])} rows for {graph.num_nodes()} nodes; one a node")
     # Edges in the order of their numbers, as `edata` has them.

@@ -8,7 +8,6 @@ import numpy as np
 from shoal.storage.datasets.user.incoming import MASKS, graph_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.labels import coded_labels
 
 Y, WEIGHT = "label", "weight"
 
@@ -24,7 +23,7 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         graph: The graph, then called `name`.
         x: Attribute of the features, a number or a list of numbers a node; or several such attributes, one column
             each, named after what they stand for.
-        y: Attribute of the labels: whole numbers or names; None, "" and -1 are unlabelled, like a missing attribute.
+        y: Attribute of the labels, as `coded_labels` takes them; a node without it is unlabelled.
 
     Raises:
         ShoalError: An attribute is missing at a node or of a wrong type, or a weight is not positive.
@@ -41,8 +40,10 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     values["x"] = np.stack(rows, axis=1) if len(rows) > 1 or rows[0].ndim == 1 else rows[0]
     if not isinstance(x, str):
         values["vocabulary"] = np.array(columns)
-    labels = np.array([graph.nodes[node].get(y) for node in nodes], dtype=object)
-    values["y"], values["label_names"] = coded_labels(labels, f"graph.nodes[...][{y!r}]")
+    values["y"] = np.empty(len(nodes), dtype=object)
+    values["y"][:] = [graph.nodes[node].get(y) for node in nodes]
+    if y != Y and not any(y in graph.nodes[node] for node in nodes):
+        raise ShoalError(f"graph.nodes[...][{y!r}]", "missing at every node")
     for key in (*MASKS, "assignment"):
         if any(key in graph.nodes[node] for node in nodes):
             values[key] = np.array(_values(graph, nodes, key))

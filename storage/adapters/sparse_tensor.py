@@ -13,14 +13,14 @@ from shoal.storage.store.shard import Shard
 
 
 def from_sparse_tensor(
-    adjacency: Any, x: Tensor, y: Tensor, masks: dict[str, Tensor] | None = None, name: str = "graph"
+    adjacency: Any, x: Tensor, y: Tensor | None = None, masks: dict[str, Tensor] | None = None, name: str = "graph"
 ) -> Graph:
     """The graph, called `name`, of an adjacency: edges made undirected and simple.
 
     Args:
         adjacency: `SparseTensor` `[N, N]`, or its transpose; values, if it has any, are the weights of edges.
         x: Features `[N, F]`.
-        y: One class a node `[N]`; -1 or NaN where there is none.
+        y: One class a node `[N]`; -1 or NaN where there is none. None: no node has one, for tasks that read none.
         masks: `train_mask`, `val_mask`, `test_mask`, bool `[N]`; each is optional.
 
     Raises:

@@ -30,8 +30,11 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         found = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
         raise ShoalError("data.dataset", f"labels of one federation are all of nodes or all of graphs, found {found}")
     vocabulary, features = _features(graphs)
-    labels, names = joined_labels(
-        [graph.y for graph in graphs], [graph.label_names for graph in graphs], [graph.name for graph in graphs]
+    labels, classes, names = joined_labels(
+        [graph.y for graph in graphs],
+        [graph.label_names for graph in graphs],
+        [graph.classes for graph in graphs],
+        [graph.name for graph in graphs],
     )
     before = accumulate((graph.nodes for graph in graphs), initial=0)
     entries = accumulate((graph.entries for graph in graphs), initial=0)
@@ -42,7 +45,7 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         indices=np.concatenate([graph.indices + np.int32(start) for graph, start in zip(graphs, before)]),
         x=features,
         y=np.concatenate(labels),
-        classes=max(graph.classes for graph in graphs) if names is None else len(names),
+        classes=classes,
         split=_together([graph.split for graph in graphs]),
         assignment=_together(_numbered_on([graph.assignment for graph in graphs])),
         cleaning=Cleaning(**cleaning),

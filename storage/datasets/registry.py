@@ -11,6 +11,7 @@ from shoal.storage.datasets.features.made_features import made_features
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
+from shoal.storage.graph.from_arrays import no_label
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, require_dataset
 from shoal.storage.options.types import is_own
@@ -27,6 +28,9 @@ def load(options: DataSource) -> Graph:
         raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
     graph = spec.load(name, options)
     where, finite = f"dataset '{name}'", spec.finite
+    # Those of published ones are known to have labels, and may be larger than memory.
+    if options.labels and spec.task is None and not (graph.y >= 0).any():
+        raise no_label(where, graph.item_name)
     # Graphs that are cut out of a base have what was made for that.
     if options.made.made and name not in INDUCED:
         x = made_features(graph.indptr, graph.indices, options.made, options.memory_limit)
@@ -35,7 +39,7 @@ def load(options: DataSource) -> Graph:
     elif name == "files":
         from shoal.storage.datasets.user.files import graph_at, parts
 
-        where = str(parts(graph_at(options.path))["x"])
+        where = str(parts(graph_at(options.path), labels=options.labels)["x"])
     if not finite:
         check_finite(graph.x, where)
     # Those of induced graphs were normalised before they were reduced.

@@ -9,21 +9,25 @@ import scipy.sparse as sp
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import clean_weights
 from shoal.storage.graph.graph import Graph, clean_edges
-from shoal.storage.graph.labels import coded_labels
+from shoal.storage.graph.labels import ALWAYS, MOST, Names, coded_labels
 from shoal.storage.options.split_codes import TEST, UNASSIGNED
 
-# Few enough for any number of nodes, and more than any graph that has ever been published.
-ALWAYS, MOST = 1024, 1 << 17
+
+def no_label(where: str, what: str) -> ShoalError:
+    """The error for labels that are all missing; `what` is an item."""
+    return ShoalError(where, f"no {what} has a label; there is nothing to learn")
 
 
-def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
+def class_count(y: np.ndarray, where: str, what: str = "node", may_be_none: bool = False) -> int:
     """Number of classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
 
     Raises ShoalError: no item has a label, one is below -1, or there are more classes than labelled items.
     """
     labelled = int((y >= 0).sum())
+    if may_be_none and not labelled:
+        return 0
     if not labelled:
-        raise ShoalError(where, f"no {what} has a label; there is nothing to learn")
+        raise no_label(where, what)
     row = int(y.argmin())
     if y[row] < -1:
         raise ShoalError(where, f"row {row} is {y[row]}; a label is a class from 0, or -1 for none")
@@ -42,7 +46,9 @@ REQUIRED = ("edge_index", "x", "y")
 OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight")
 
 
-def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
+def graph_from_arrays(
+    name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False, own: bool = False
+) -> Graph:
     """A clean graph.
 
     Raises ShoalError: an array has a wrong shape, type or value; names the array and the first wrong row.
@@ -54,9 +60,11 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
             stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap)
             labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
             and float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
-            called, and y may be such names itself (texts; "" is unlabelled). `edge_weight` has a positive number for
-            every edge of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`).
+            called; y are then their numbers, or names out of these. `edge_weight` has a positive number for every edge
+            of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`).
         where: Name of each array in error messages.
+        own: A user's own graph: y is all that `coded_labels` takes, or may be missing, and classes without
+            `label_names` are those that occur. Else y are the numbers of published classes.
     """
     x = _features(arrays["x"], where["x"])
     nodes = x.shape[0]
@@ -65,16 +73,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         graph_of = _graphs(arrays["graph"], nodes, where["graph"])
         items = int(graph_of[-1]) + 1
         what = f"there are {items} graphs; one value a graph"
-    y, names = arrays["y"], arrays.get("label_names")
-    if y.dtype.kind == "U" and y.shape == (items,):
-        y, names = coded_labels(y, where["y"])
-    y = _labels(y, items, where["y"], what)
-    classes = class_count(y, where["y"], "node" if graph_of is None else "graph")
-    if names is not None:
-        names = _texts(names, where.get("label_names", where["y"]), "a class")
-        if len(names) < classes:
-            raise ShoalError(where["label_names"], f"{len(names)} names for {classes} classes; give each one")
-        classes = len(names)
+    y, classes, names = _classes(arrays, items, where, what, own)
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
         split = _integers(split, items, (UNASSIGNED, TEST), where["split"], what).astype(np.int8)
@@ -102,7 +101,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         synthetic,
         vocabulary=vocabulary,
         graph_of=graph_of,
-        label_names=None if names is None else tuple(names.tolist()),
+        label_names=names,
         edge_weight=edge_weight,
     )
 
@@ -155,6 +154,34 @@ def _texts(names: np.ndarray, where: str, what: str, count: int | None = None) -
     if (counts > 1).any():
         raise ShoalError(where, f"{str(found[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
     return np.asarray(names)
+
+
+def _classes(
+    arrays: Mapping[str, Any], items: int, where: Mapping[str, str], what: str, own: bool
+) -> tuple[np.ndarray, int, Names | None]:
+    """Class of every item, int64 `[items]`, the number of classes, and their names, if they have any."""
+    y, names, place = arrays.get("y"), arrays.get("label_names"), where["y"]
+    place_of_names = where.get("label_names", place)
+    if names is not None:
+        names = tuple(_texts(np.asarray(names), place_of_names, "a class").tolist())
+    if y is None:
+        return np.full(items, -1), 0, None
+    if y.shape[:1] != (items,):
+        raise ShoalError(place, f"shape {list(y.shape)}, but {what}")
+    if y.dtype.kind in "biuf" and (names is not None or not own):
+        y = _labels(y, items, place, what)
+        classes = class_count(y, place, "node" if arrays.get("graph") is None else "graph", own)
+        if names is None:
+            return y, classes, None
+        if len(names) < classes:
+            raise ShoalError(place_of_names, f"{len(names)} names for {classes} classes; give each one")
+        return y, len(names), names
+    y, found = coded_labels(y, place)
+    if names is None:
+        return y, int(y.max(initial=-1)) + 1, found
+    if unknown := next((name for name in found or () if name not in names), None):
+        raise ShoalError(place, f"label {unknown!r} is none of label_names; add it there")
+    return np.append([names.index(name) for name in found or ()], -1)[y], len(names), names
 
 
 def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:

@@ -1,64 +1,209 @@
-"""Labels that are names, or numbers with gaps: classes from 0, and what each class is called."""
+"""Labels as users write them: what is none, which are one class, and what each class is called."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
 
 Names = tuple[str, ...]
 
+# No label: -1, nothing, and what `pandas.read_csv` takes for a missing value.
+MISSING = {"", "-1", "-1.0", "NaN", "nan", "-NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaT"}
+MISSING |= {"NULL", "null", "None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"}
+# Whole numbers as they are usually written, in a column of floats, too; others, as 007 or 1e2, are codes.
+WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(\.0*)?")
+NUMBER = re.compile(r"[+-]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
+# Few enough for any number of items, and more than any graph that has ever been published.
+ALWAYS, MOST = 1024, 1 << 17
+MEASURED = "a measured number, and only classes are predicted: round it, or write a name such as v1.5"
+NEGATIVE = "which is no class; a label is a whole number from 0 or a name, and -1 is none"
 
-def coded_labels(values: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Class of every item, int64 `[items]`, -1 is unlabelled; and the name of every class, texts `[C]`.
 
-    Values are texts, or None. Numbers are in the order of their size, names in that of their letters; -1 and what is
-    empty is no label. Numbers 0 … C-1 without a gap are the classes themselves, and have no names. Raises ShoalError:
-    no item has a label.
+def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
+    """Class of every item, int64 `[items]`, and what the classes are called, C texts; every class has an item.
+
+    NaN, None and `MISSING` are no label. Whole numbers 0 … C-1 without a gap are the classes themselves, and have no
+    names; others are numbered as they first occur, as if they had been written 0, 1, …; 1.0 is 1. Where one label is no
+    whole number, all are names, compared as they are written and in the order of their letters.
+
+    Args:
+        values: An array of NumPy, SciPy or Arrow: `[items]` or `[items, 1]` numbers, truth values, texts, bytes,
+            objects or categories; or `[items, C]` of zeros with a one in the column of the class.
+        where: Name of the labels in error messages.
+
+    Raises:
+        ShoalError: A label is measured, negative or of several classes, or two differ in blanks alone.
     """
-    texts = np.array(["" if value is None else str(value) for value in values])
-    distinct, place = np.unique(texts, return_inverse=True)
-    numbers = [_whole(text) for text in distinct]
-    keys: list[Any]
-    if all(number is not None or not text for number, text in zip(numbers, distinct)):
-        keys = [None if number is None or number == -1 else number for number in numbers]
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return _of_arrow(values, where)
+    values = values.toarray() if sp.issparse(values) else np.asarray(values)
+    if values.ndim == 2:
+        values = values[:, 0] if values.shape[1] == 1 else _of_columns(values, where)
+    if values.dtype.kind not in "biufUSOT" or values.ndim != 1:
+        raise ShoalError(where, f"labels are numbers or texts, one an item, found {values.dtype} {list(values.shape)}")
+    if values.dtype.kind in "biuf":
+        return _of_numbers(values, where)
+    number_of: dict[str, int] = {}
+    place = [number_of.setdefault(_text(value, where), len(number_of)) for value in values.tolist()]
+    return _of_texts(number_of, np.array(place, dtype=np.int64), where)
+
+
+def _of_arrow(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_boolean(values.type) or "string" in str(values.type):
+        values = values.cast(pa.large_string())
+    kind = values.type
+    if pa.types.is_nested(kind):
+        raise ShoalError(where, f"labels are numbers or texts, one an item, found {kind}")
+    if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and not values.null_count):
+        return _of_numbers(np.asarray(values), where)
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    found = pc.dictionary_encode(values, null_encoding="encode")
+    return _of_texts([_text(value, where) for value in found.dictionary.to_pylist()], found.indices.to_numpy(), where)
+
+
+def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
+    """The class of every item, from a column a class; -1 for a row of zeros."""
+    is_one = values == 1
+    several = is_one.sum(1) > 1
+    if several.any() or not (is_one | (values == 0)).all():
+        found = f"row {int(several.argmax())} is of several classes" if several.any() else "not all are 0 or 1"
+        raise ShoalError(where, f"multi-label y {list(values.shape)} is not supported, {found}; give one class each")
+    return np.where(is_one.any(1), is_one.argmax(1), -1)
+
+
+def _text(value: Any, where: str) -> str:
+    """A label as it is written; of an object that holds one number, that."""
+    if hasattr(value, "item") and np.shape(value) in ((), (1,)):
+        value = value.item()
+    if np.ndim(value) or isinstance(value, dict | set):
+        raise ShoalError(where, f"{value!r} is no label; give one class each")
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, bool | float) and float(value).is_integer():
+        _refuse_inexact(np.array([float(value)]), where)
+        return str(int(value))
+    return str(value)
+
+
+def _of_numbers(given: np.ndarray, where: str) -> tuple[np.ndarray, Names | None]:
+    """As `coded_labels`, of truth values, integers or floats `[items]`."""
+    kind, values = given.dtype, given
+    if kind.kind == "b":
+        values = given.astype(np.int8)
+    elif kind.kind == "u" and kind.itemsize > 1:
+        _refuse(given == np.iinfo(kind).max, given, f"which is -1 as {kind}; write y as int64", where)
+    elif kind.kind == "f":
+        nothing = np.isnan(given)
+        _refuse(~nothing & (given != np.floor(given)), given, MEASURED, where)
+        _refuse_inexact(given, where)
+        values = np.where(nothing, -1, given).astype(np.int64)
+    _refuse(values < -1, given, NEGATIVE, where)
+    known = values[values >= 0]
+    if not len(known):
+        return np.full(len(values), -1), None
+    if known.max() < MOST and np.bincount(known.astype(np.int64)).all():
+        return values.astype(np.int64), None
+    present, first = np.unique(known, return_index=True)
+    order = np.argsort(first)
+    place = np.argsort(order)[np.searchsorted(present, known)]
+    y = np.full(len(values), -1)
+    y[values >= 0] = place
+    return y, _names(present[order].tolist(), len(known), bool((given == -1).any()), where)
+
+
+def _of_texts(distinct: Iterable[str], place: np.ndarray, where: str) -> tuple[np.ndarray, Names | None]:
+    """As `coded_labels`, of the texts that occur, and the number of the text of every item `[items]`."""
+    given = list(distinct)
+    texts = [text.strip() for text in given]
+    known = sorted(set(texts) - MISSING)
+    key_of: dict[str, Any] = {text: text for text in known}
+    if all(WHOLE.fullmatch(text) for text in known):
+        key_of = {text: int(text.partition(".")[0]) for text in known}
     else:
-        keys = [str(text) or None for text in distinct]
-    named = sorted({key for key in keys if key is not None})
-    if not named:
-        raise ShoalError(where, "no node has a label; there is nothing to learn")
-    class_of = {key: number for number, key in enumerate(named)}
-    y = np.array([-1 if key is None else class_of[key] for key in keys], dtype=np.int64)[place]
-    return y, None if named == list(range(len(named))) else np.array([str(key) for key in named])
+        _require_names(known, given, where)
+    classes = sorted(set(key_of.values()))
+    are_classes = classes == list(range(len(classes)))
+    if classes and isinstance(classes[0], int) and not are_classes:
+        if classes[0] < 0:
+            raise ShoalError(where, f"label {classes[0]}, {NEGATIVE}")
+        classes = list(dict.fromkeys(key_of[text] for text in texts if text in key_of))
+    number_of = {key: number for number, key in enumerate(classes)}
+    y = np.array([number_of[key_of[text]] if text in key_of else -1 for text in texts], dtype=np.int64)[place]
+    if are_classes:
+        return y, None
+    return y, _names(classes, int((y >= 0).sum()), not {"-1", "-1.0"}.isdisjoint(texts), where)
+
+
+def _require_names(known: Sequence[str], given: Sequence[str], where: str) -> None:
+    """Raises ShoalError: labels are measured numbers, or two of those given differ in blanks around them alone."""
+    if all(NUMBER.fullmatch(text) for text in known):
+        for text in known:
+            if not float(text.replace(",", ".")).is_integer():
+                raise ShoalError(where, f"label {text} is {MEASURED}")
+    given_as: dict[str, str] = {}
+    for text in given:
+        if given_as.setdefault(text.strip(), text) != text and text.strip() not in MISSING:
+            raise ShoalError(where, f"labels {given_as[text.strip()]!r} and {text!r} differ in blanks alone; write one")
+
+
+def _names(classes: Sequence[Any], labelled: int, minus: bool, where: str) -> Names:
+    """What classes are called, in their order. `minus`: -1 occurs, too.
+
+    Raises ShoalError: There are too many to learn, or -1 and 1 are the two classes.
+    """
+    if len(classes) > min(max(ALWAYS, labelled // 2), MOST):
+        raise ShoalError(
+            where, f"{len(classes)} different labels of {labelled} items; a label is a class that many items share"
+        )
+    if minus and len(classes) == 1 and str(classes[0]) in ("1", "+1"):
+        raise ShoalError(where, "labels are 1 and -1, and -1 is no label; write 1 and 0")
+    return tuple(str(key) for key in classes)
+
+
+def _refuse(fault: np.ndarray, values: np.ndarray, reason: str, where: str) -> None:
+    """Raises ShoalError: there is a fault; names the first row with one."""
+    if fault.any():
+        row = int(fault.argmax())
+        raise ShoalError(where, f"row {row} is {values[row]}, {reason}")
+
+
+def _refuse_inexact(values: np.ndarray, where: str) -> None:
+    """Raises ShoalError: a float is so large that whole numbers beside it are no floats."""
+    last = 2 ** (np.finfo(values.dtype).nmant + 1)
+    _refuse(np.abs(values) > last, values, f"and {values.dtype} is exact up to {last}; write integers or texts", where)
 
 
 def joined_labels(
-    labels: Sequence[np.ndarray], names: Sequence[Names | None], graphs: Sequence[str]
-) -> tuple[list[np.ndarray], Names | None]:
-    """Joined labels `[items]` of graphs: equal names are one class; without names, equal numbers.
+    labels: Sequence[np.ndarray], names: Sequence[Names | None], classes: Sequence[int], graphs: Sequence[str]
+) -> tuple[list[np.ndarray], int, Names | None]:
+    """Joined labels `[items]` of graphs, each of its number of classes, with the number of all classes and their names.
+
+    Equal names, or numbers, are one class.
 
     Raises ShoalError: classes of some have names, and those of others only numbers.
     """
     if all(own is None for own in names):
-        return list(labels), None
-    for own, graph in zip(names, graphs):
-        if own is None:
+        return list(labels), max(classes), None
+    found = [tuple(map(str, range(count))) if own is None else own for own, count in zip(names, classes)]
+    union: Sequence[str] = found[0] if len(set(found)) == 1 else sorted({name for own in found for name in own})
+    if all(name.isdecimal() for name in union):
+        union = sorted(union, key=int)
+    for own, count, graph in zip(names, classes, graphs):
+        if own is None and count and not all(name.isdecimal() for name in union):
             raise ShoalError(
                 "data.dataset", f"labels of {graph} are numbers and those of others names; use names in all"
             )
-    found = [own for own in names if own is not None]
-    union = found[0] if len(set(found)) == 1 else tuple(sorted({name for own in found for name in own}))
     place = {name: number for number, name in enumerate(union)}
-    return [
+    together = [
         np.append([place[name] for name in own], -1)[label].astype(np.int64) for own, label in zip(found, labels)
-    ], union
-
-
-def _whole(text: str) -> int | None:
-    """The whole number that a text is; None: it is none."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return int(number) if number.is_integer() else None
+    ]
+    numbered = list(place) == [str(number) for number in place.values()]
+    return together, len(place), None if numbered else tuple(union)

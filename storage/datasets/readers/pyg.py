@@ -89,7 +89,7 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
             mask = getattr(data, key, None)
             if mask is not None and mask.dim() == 2:
                 data[key] = mask[:, 0]
-    return from_pyg(graphs[0] if len(graphs) == 1 else graphs, name, called)
+    return from_pyg(graphs[0] if len(graphs) == 1 else graphs, name, called, own=False)
 
 
 def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:

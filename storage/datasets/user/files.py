@@ -13,8 +13,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
 from shoal.storage.files.digest import input_digest
-from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays
-from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays, no_label
+from shoal.storage.graph.graph import Graph, require_edges
 
 ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 
@@ -23,48 +23,54 @@ def load_files(name: str, options: DataSource) -> Graph:
     """The graph at `options.path`.
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
-    and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]`
-    (client of every node) and `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are
-    joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and assignment have one entry a
-    graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A
-    folder with a table `edges` is read by `read_tables`. Where features are made (`options.made`), x may be missing.
-    Features other than float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a
-    float type. A synthetic graph that `save_graph` wrote stays synthetic.
+    (what `coded_labels` takes) and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2
+    val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (texts: what the columns of x stand for,
+    by which several graphs are joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and
+    assignment have one entry a graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its
+    x.npy is memory-mapped. A folder with a table `edges` is read by `read_tables`. Where features are made
+    (`options.made`) x may be missing, where labels are not read (`options.labels`) y; without both the nodes are those
+    from 0 to the largest that an edge names. Features other than float16 and float32 become float32. A synthetic
+    graph that `save_graph` wrote stays synthetic.
     """
     path = graph_at(options.path)
     made = options.made.made
-    arrays, where = _read(path, made)
+    arrays, where = _read(path, made, options.labels)
     if "x" not in arrays:
         if not made:
             raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
-        items = arrays.get("graph", arrays["y"])
         # One column that takes no memory stands for what is made later.
-        arrays["x"] = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (len(items) if items.ndim else 0, 1))
+        arrays["x"] = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (_nodes(arrays, where), 1))
         where["x"] = where["y"]
     if options.edge_weights == "drop":
         arrays.pop("edge_weight", None)
-    return graph_from_arrays(options.title or name, arrays, where, synthetic_identity(path) is not None)
+    graph = graph_from_arrays(options.title or name, arrays, where, synthetic_identity(path) is not None, own=True)
+    if options.labels and not (graph.y >= 0).any():
+        raise no_label(where["y"], graph.item_name)
+    return graph
 
 
 def save_graph(graph: Graph, folder: str | Path) -> Path:
     """Writes a graph as a folder for `data.path`, replacing any graph that is there, and gives its path.
 
-    Every edge is written once; classes above the highest label that occurs are not kept. A half-written folder cannot
-    be loaded, because y.npy is written last; a ShoalError says that it cannot be written.
+    Every edge is written once; classes that no item has are kept by names. A half-written folder cannot be loaded,
+    because edge_index.npy is written last; a ShoalError says that it cannot be written.
     """
     path = Path(folder).expanduser().resolve()
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
     once = source < graph.indices
+    names = graph.label_names
+    if names is None and len(np.unique(graph.y[graph.y >= 0])) < graph.classes:
+        names = tuple(str(number) for number in range(graph.classes))
     arrays: dict[str, Any] = {
-        "edge_index": np.stack([source[once], graph.indices[once]]),
         "edge_weight": None if graph.edge_weight is None else graph.edge_weight[once],
         "x": graph.x if sp.issparse(graph.x) else graph.x[:],
         "split": graph.split,
         "assignment": graph.assignment,
         "vocabulary": graph.vocabulary,
         "graph": graph.graph_of,
-        "label_names": None if graph.label_names is None else np.array(graph.label_names),
+        "label_names": None if names is None else np.array(names),
         "y": graph.y,
+        "edge_index": np.stack([source[once], graph.indices[once]]),
     }
     try:
         for name in (*(f"{array}.npy" for array in arrays), "x.npz", SYNTHETIC):
@@ -89,11 +95,12 @@ def graph_at(path: str | None) -> Path:
     return Path(path).expanduser().resolve()
 
 
-def parts(path: Path, features_made: bool = False) -> dict[str, Path]:
+def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, Path]:
     """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
 
     Raises:
-        ShoalError: A file is missing, but for that of features where these are made, or features are there twice.
+        ShoalError: A file is missing, but for features where these are made and `labels` that are not read, or features
+            are there twice.
     """
     if path.is_file():
         return dict.fromkeys(REQUIRED, path)
@@ -101,9 +108,10 @@ def parts(path: Path, features_made: bool = False) -> dict[str, Path]:
         raise ShoalError(path, "not found; data.path must be an .npz file or a folder of .npy files or tables")
     if (edges := table_of(path, EDGES)) is not None:
         nodes = table_of(path, NODES)
-        if nodes is None:
-            raise ShoalError(path, f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
-        return {"edge_index": edges, "x": nodes, "y": nodes}
+        if nodes is None and (labels or not features_made):
+            found = f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet"
+            raise ShoalError(path, f"{found}; only with task edge and data.features made it may be missing")
+        return {"edge_index": edges} if nodes is None else {"edge_index": edges, "x": nodes, "y": nodes}
     files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
     sparse = path / "x.npz"
     if sparse.is_file():
@@ -111,12 +119,26 @@ def parts(path: Path, features_made: bool = False) -> dict[str, Path]:
             raise ShoalError(sparse, f"features are also in {files['x'].name}; keep one of the two")
         files["x"] = sparse
     for array in REQUIRED:
-        if not files[array].is_file() and not (features_made and array == "x"):
+        if not files[array].is_file() and array in _needed(features_made, labels):
             raise ShoalError(files[array], "not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
     return {array: file for array, file in files.items() if file.is_file()}
 
 
-def contents(path: Path, features_made: bool = False) -> dict[str, str]:
+def _needed(features_made: bool, labels: bool) -> tuple[str, ...]:
+    """Arrays that must be there."""
+    return tuple(name for name in REQUIRED if not (features_made and name == "x") and (labels or name != "y"))
+
+
+def _nodes(arrays: dict[str, Any], where: dict[str, str]) -> int:
+    """Number of nodes of a graph without features."""
+    items = arrays.get("graph", arrays.get("y"))
+    if items is not None:
+        return len(items) if items.ndim else 0
+    require_edges(arrays["edge_index"], where["edge_index"])
+    return int(arrays["edge_index"].max(initial=-1)) + 1
+
+
+def contents(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, str]:
     """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph."""
     if not path.is_dir():
         found = {"npz": input_digest(parts(path)["x"])}
@@ -124,25 +146,25 @@ def contents(path: Path, features_made: bool = False) -> dict[str, str]:
             # Stores from before there were weights of edges lack them.
             return found | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
     note = path / SYNTHETIC
-    read = [*parts(path, features_made).values(), *([note] if note.exists() else [])]
+    read = [*parts(path, features_made, labels).values(), *([note] if note.exists() else [])]
     return {file.name: input_digest(file) for file in read}
 
 
-def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arrays by name, and the name of each in error messages; features may be missing."""
-    files = parts(path, features_made)
+def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arrays by name, and the name of each in error messages; features may be missing, and labels that are not read."""
+    files = parts(path, features_made, labels)
     arrays: dict[str, Any] = {}
     if not path.is_dir():
         with reading(path, ADVICE), open_npz(path) as npz:
             arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
-        for array in REQUIRED:
-            if array not in arrays and not (features_made and array == "x"):
+        for array in _needed(features_made, labels):
+            if array not in arrays:
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
-        return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
+        return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
     if files["edge_index"].suffix in KINDS:
-        arrays = read_tables(files["edge_index"], files["y"])
-        where = {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
-        return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)"}
+        arrays = read_tables(files["edge_index"], files.get("y"), labels)
+        where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
+        return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)", "y": f"{where['y']} (label)"}
     for array, file in files.items():
         if file.suffix != ".npz":
             with reading(file, ADVICE):
@@ -150,14 +172,18 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
     if "x" in files and files["x"].suffix == ".npz":
         with reading(files["x"], ADVICE), open_npz(files["x"]) as npz:
             # A row pointer is made for all rows: as many as there are labels, or nodes of graphs.
-            rows = arrays.get("graph", arrays["y"])
-            arrays["x"] = matrix_of(npz, len(rows) if rows.ndim else None).tocsr()
+            rows = arrays.get("graph", arrays.get("y"))
+            arrays["x"] = matrix_of(npz, None if rows is None or not rows.ndim else len(rows)).tocsr()
             arrays["x"].sum_duplicates()
-    return arrays, {"x": str(path / "x.npy"), **{array: str(file) for array, file in files.items()}}
+    return arrays, {
+        "x": str(path / "x.npy"),
+        "y": str(path / "y.npy"),
+        **{array: str(file) for array, file in files.items()},
+    }
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    return {"files": contents(graph_at(options.path), options.made.made)}
+    return {"files": contents(graph_at(options.path), options.made.made, options.labels)}
 
 
 DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, weighted=True),)

@@ -10,30 +10,33 @@ from torch import Tensor
 
 from shoal.storage.datasets.features.features import check_finite
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.from_arrays import REQUIRED, graph_from_arrays
+from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 
 
-def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> Graph:
+def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own: bool = True) -> Graph:
     """A clean graph from tensors or arrays, which it may share memory with.
 
     `values` are those of `graph_from_arrays`, of which None is as if the key were missing, and `train_mask`, `val_mask`
-    and `test_mask`; `where` is the name of each in error messages.
+    and `test_mask`; `where` is the name of each in error messages. `own`: a user's graph, and none that is published.
 
     Raises:
         ShoalError: A value is missing, of another form than `graph_from_arrays` takes, or not finite.
     """
-    for key in REQUIRED:
+    for key in ("edge_index", "x"):
         if values.get(key) is None:
-            raise ShoalError(where[key], "missing; a graph needs edges, features and labels")
+            raise ShoalError(where[key], "missing; a graph needs edges and features")
+    # Lists are refused but for labels, of which those that are names can be in no tensor.
+    if isinstance(values.get("y"), list | tuple):
+        values = {**values, "y": np.array(values["y"], dtype=object)}
     arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
     masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
     if masks:
         arrays["split"] = _split(masks, arrays["x"].shape[0], where)
-    graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]})
+    graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]}, own=own)
     check_finite(graph.x, where["x"])
     return graph
 

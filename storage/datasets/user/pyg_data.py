@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch_geometric.data import Data
 
 from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, to_array
@@ -12,29 +11,30 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 
 
-def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data") -> Graph:
+def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data", own: bool = True) -> Graph:
     """The graph, called `name`, of a `Data`, or many small graphs of a list: edges made undirected and simple.
 
     Args:
         data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`, whose values are
-            the weights of edges), `x`, dense or sparse, and `y`, one class a node, -1 or NaN where there is none; it
-            may have `edge_weight`, positive numbers, `train_mask`, `val_mask`, `test_mask`, and `assignment`, the
-            client of every node. Of a list each has edges without weights, `x` of one width, and one label `y`.
-            `edge_attr`, features of edges, is not read.
+            the weights of edges), `x`, dense or sparse; it may have `y`, one class a node (-1 or NaN is none),
+            `edge_weight`, positive numbers, `train_mask`, `val_mask`, `test_mask`, and `assignment`, the client of
+            every node. Of a list each has edges without weights, `x` of one width, and one label `y`. `edge_attr`,
+            features of edges, is not read.
         called: What `data` is called in error messages.
+        own: Labels are coded (`shoal.storage.graph.labels.coded_labels`); else y are numbers of published classes.
 
     Raises:
         ShoalError: An attribute is missing, or of a wrong shape, type or value; names it.
     """
     if isinstance(data, list | tuple):
-        return _of_many(data, name, called)
+        return _of_many(data, name, called, own)
     if not isinstance(data, Data):
         raise ShoalError(
             called,
             f"must be a torch_geometric Data, found {type(data).__name__}; take dataset[0], of a HeteroData "
             "to_homogeneous(), of a dataset of graphs list(dataset)",
         )
-    return graph_of(name, *_values(data, called))
+    return graph_of(name, *_values(data, called), own)
 
 
 def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -48,7 +48,7 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
     return values, where
 
 
-def _of_many(graphs: Sequence[Any], name: str, called: str) -> Graph:
+def _of_many(graphs: Sequence[Any], name: str, called: str, own: bool) -> Graph:
     """Many small graphs behind one another, each with one label; the first that is not what it must be is named."""
     if not graphs:
         raise ShoalError(called, "an empty list; give at least one graph")
@@ -80,12 +80,12 @@ def _of_many(graphs: Sequence[Any], name: str, called: str) -> Graph:
     x, edge_index, y = (np.concatenate(kept, axis=axis) for kept, axis in zip(parts, (0, 1, 0)))
     graph = np.repeat(np.arange(len(sizes)), sizes)
     joined = {"x": x, "edge_index": edge_index, "y": y, "graph": graph}
-    return graph_of(name, joined, {key: f"{called}[...].{key}" for key in (*joined, *MASKS)})
+    return graph_of(name, joined, {key: f"{called}[...].{key}" for key in (*joined, *MASKS)}, own)
 
 
 def _array(value: Any, where: str) -> np.ndarray:
     """A dense array of a tensor, or of a number."""
     if value is None:
         raise ShoalError(where, "missing; a graph needs edges, features and a label")
-    array = to_array(torch.as_tensor(value) if isinstance(value, int | float) else value, where)
+    array = to_array(np.asarray(value) if isinstance(value, int | float | str) else value, where)
     return array if isinstance(array, np.ndarray) else array.toarray()

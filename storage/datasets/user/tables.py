@@ -37,38 +37,43 @@ def table_of(folder: Path, name: str) -> Path | None:
     return found[0] if found else None
 
 
-def read_tables(edges: Path, nodes: Path) -> dict[str, Any]:
-    """The arrays of a graph, by the names of `graph_from_arrays`.
+def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[str, Any]:
+    """The arrays of a graph, by the names of `graph_from_arrays`; without `nodes` these are the ends of edges.
 
     `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
-    `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (numbers or names; empty is none),
-    optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and `assignment` (number of the client); every
-    other column is a feature, of numbers, named after what it stands for. Nodes are numbered in the order of their
-    rows. Both are read in batches: memory is taken for ids, features and numbered edges.
+    `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may
+    be missing where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and
+    `assignment` (number of the client); every other column is a feature, of numbers, named after what it stands for.
+    Nodes are numbered in the order of their rows. Both are read in batches: memory is taken for ids, features and
+    numbered edges.
 
     Raises:
         ShoalError: A column is missing or unknown, an id is there twice or is not there, or a value is wrong; names
             file, column and row.
     """
+    if nodes is None:
+        ids = _ends(edges)
+        return {**_edges(edges, ids), "y": np.full(len(ids), -1)}
     columns, batches = _table(nodes)
-    _require_columns(nodes, columns, (ID, LABEL))
+    _require_columns(nodes, columns, (ID, LABEL) if labels else (ID,))
     features = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT)]
     blocks: list[np.ndarray] = []
     texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, LABEL, SPLIT, CLIENT) if name in columns}
     with reading(nodes, ADVICE):
         for batch in batches:
             for name, kept in texts.items():
-                kept.append(_texts(batch.column(name)))
+                kept.append(batch.column(name) if name == LABEL else _texts(batch.column(name)))
             if features:
                 block = [_numbers(batch.column(name), f"{name!r} is a feature") for name in features]
                 blocks.append(np.stack(block, axis=1))
     if not texts[ID]:
         raise ShoalError(nodes, "no row; there is nothing to learn")
-    whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
+    whole = {name: pa.concat_arrays(kept) for name, kept in texts.items() if name != LABEL}
     ids = whole[ID]
     _require_ids(nodes, ids)
     found: dict[str, Any] = _edges(edges, ids)
-    found["y"], found["label_names"] = coded_labels(whole[LABEL].to_numpy(zero_copy_only=False), f"{nodes} (label)")
+    label = pa.chunked_array(texts.get(LABEL, [pa.nulls(len(ids))]))
+    found["y"], found["label_names"] = coded_labels(label, f"{nodes} (label)")
     if features:
         found |= {"x": np.concatenate(blocks), "vocabulary": np.array(features)}
     if SPLIT in whole:
@@ -133,6 +138,20 @@ def _require_ids(path: Path, ids: pa.Array) -> None:
         counts = pc.value_counts(ids)
         twice = counts.field("values")[pc.greater(counts.field("counts"), 1).index(True).as_py()]
         raise ShoalError(path, f"id {twice.as_py()!r} is there twice; one row a node")
+
+
+def _ends(path: Path) -> pa.Array:
+    """Ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
+    columns, batches = _table(path)
+    _require_columns(path, columns, ENDS)
+    with reading(path, ADVICE):
+        found = [_texts(batch.column(name)) for batch in batches for name in ENDS]
+    ids = pc.drop_null(pc.unique(pa.chunked_array(found, pa.large_string())))
+    try:
+        order = pc.sort_indices(ids.cast(pa.int64()))
+    except pa.ArrowInvalid:
+        order = pc.sort_indices(ids)
+    return ids.take(order)
 
 
 def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:

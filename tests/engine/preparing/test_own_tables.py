@@ -64,6 +64,9 @@ def test_from_tables_to_an_export(config: Callable[..., Config], capsys: pytest.
     assert json.loads(table.schema.metadata[b"label_names"]) == ["ant", "bee", "owl"]
     label = dict(zip(table["node"].to_pylist(), table["label"].to_pylist()))
     assert [label[n] for n in range(3)] == [2, 0, 1]
+    names = ["ant", "bee", "owl"]
+    for column in ("label", "served", "global"):
+        assert table[f"{column}_name"].to_pylist() == [names[number] for number in table[column].to_pylist()]
 
 
 def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:

@@ -174,7 +174,7 @@ def test_weights_in_and_out(key: str, square: Square, given_weights: Tensor, ass
     ("key", "changes", "message"),
     [
         ("feat", {"x": None}, "missing"),
-        ("label", {"y": None}, "missing"),
+        ("label", {"y": torch.rand(4)}, "a measured number"),
         ("feat", {"x": torch.ones(3, 2)}, "3 rows for 4 nodes"),
         ("label", {"y": torch.ones(4, 2)}, "multi-label"),
         ("test_mask", {"test_mask": torch.ones(4, 2, dtype=torch.bool)}, "2 splits"),
@@ -351,7 +351,7 @@ def test_masks_may_be_absent_and_clients_there(square: Square) -> None:
     ("attribute", "value", "message"),
     [
         ("x", None, "missing"),
-        ("y", None, "missing"),
+        ("y", torch.tensor([0, 1, -2, 1]), "row 2 is -2"),
         ("edge_index", None, "missing"),
         ("x", [[1.0], [2.0]], "must be a tensor or an array, found list"),
         ("x", torch.tensor([[1.0], [torch.nan], [2.0], [3.0]]), "row 1 "),
@@ -489,7 +489,7 @@ def test_a_client_of_pairs_has_labels_and_masks_of_pairs() -> None:
         ("x", torch.ones(0, 2), "found [0, 2]"),
         ("x", torch.ones(2), "found [2]"),
         ("y", torch.tensor([0, 1]), "must be the one label of the graph, found [2]"),
-        ("y", "a", "found str"),
+        ("y", [1], "found list"),
         ("edge_index", torch.tensor([[0], [1]]), "names a node outside 0 to 0"),
         ("edge_index", torch.tensor([[-1], [0]]), "names a node outside 0 to 0"),
         ("edge_index", torch.ones(2, 1), "must be integers"),

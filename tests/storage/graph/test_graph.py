@@ -82,7 +82,12 @@ def labels(given: Any) -> object:
         (weights, [1.0, 1.0, 1.0], "must be numbers [2], the weight of every edge, found float64 [3]"),
         (weights, np.ones((2, 2)), "found float64 [2, 2]"),
         (weights, ["1", "2"], "found <U1 [2]"),
-        (weights, [2.0, 3.0], "the edge of nodes 0 and 1 weighs 2 and 3"),
+        (
+            weights,
+            [2.0, 3.0],
+            "the edge of nodes 0 and 1 weighs 2 and 3; edges are undirected: give one weight each, or",
+        ),
+        (weights, [2.0, 2.0001], "weighs 2 and 2.0001"),
         (labels, [0, 1, 2**31 - 1, 1], "row 2 has label 2147483647, which makes 2147483648 classes, but 4 nodes"),
         (labels, [1024], "row 0 has label 1024"),
         (labels, np.append(np.arange(2000), 3000), "row 2000 has label 3000"),
@@ -115,6 +120,13 @@ def test_items_of_many_graphs() -> None:
 )
 def test_one_more_than_the_largest(y: list[int], classes: int) -> None:
     assert class_count(np.array(y), "y.npy") == classes
+
+
+def test_weights_that_differ_by_rounding_are_the_smallest_both_ways() -> None:
+    low, high = np.float32(0.3), np.nextafter(np.float32(0.3), np.float32(1))
+    edges = np.array([[0, 1, 1, 2, 0], [1, 0, 2, 1, 1]])
+    # Entries are 0-1, 1-0, 1-2, 2-1.
+    assert clean_weights(edges, np.array([high, low, 2, 2, high]), 3, "here").tolist() == [low, low, 2, 2]
 
 
 NODES = 12
