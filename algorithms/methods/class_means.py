@@ -48,6 +48,8 @@ class ClassMeans(Local):
             raise ValueError("noise must lie in [0, 1] and weight not be negative")
 
     def setup(self, ctx: Context) -> Tree:
+        if ctx.hops < self.hops:
+            raise ShoalError("algorithm.hops", f"{self.hops} needs propagation.hops of at least as many")
         everyone = torch.zeros(len(ctx.clients), dtype=torch.int64)
         return {"met": everyone.bool(), "version": torch.zeros((), dtype=torch.int64), "sent": everyone}
 
@@ -89,10 +91,7 @@ class ClassMeans(Local):
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == "train":
             return Upload({})
-        try:
-            x_NF = client.data.rows(self.hops, client.data.train)
-        except IndexError:
-            raise ShoalError("algorithm.hops", f"{self.hops} needs propagation.hops of at least as many") from None
+        x_NF = client.data.rows(self.hops, client.data.train)
         mean_CF, counts_C = training_means(client, x_NF)
         counts_C = counts_C * (counts_C >= self.at_least)
         if self.noise:

@@ -12,6 +12,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.rng import Stream
+from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import finite_loss, keep_moments, kept_moments, make_optimizer
 from shoal.storage.errors import ShoalError
 
@@ -38,7 +39,8 @@ def train_jointly(
     Raises:
         ShoalError: A loss is NaN or infinite, or the config asks for steps that do not read all these rows.
     """
-    _require_whole_steps(client, trainer, losses)
+    require_whole_steps(trainer.options)
+    _require_whole_graphs(client, losses)
     models = {name: client.models[name] for name in losses}
     inputs: dict[str, Inputs] = {name: model.gathered(part) for name, model in models.items()}
     streams = {name: Stream(client.data.device, model.random("train")) for name, model in models.items()}
@@ -65,10 +67,13 @@ def train_jointly(
     return {name: finite_loss(float(value)) for name, value in values.items()}
 
 
-def _require_whole_steps(client: Client, trainer: Trainer, names: Iterable[str]) -> None:
-    """Refuses batches and drawn neighbours: models teach each other on the same rows, all in one step."""
-    if trainer.options.batch_size is not None:
+def require_whole_steps(options: TrainOptions) -> None:
+    """Raises a ShoalError for batches: models teach each other on the same rows, all in one step."""
+    if options.batch_size is not None:
         raise ShoalError("train.batch_size", "models that teach each other take all rows in one step; leave it out")
+
+
+def _require_whole_graphs(client: Client, names: Iterable[str]) -> None:
     for name in names:
         coupled = client.models[name].coupled
         if coupled is not None and coupled.fanouts:

@@ -121,7 +121,8 @@ def sweep_command(
     scope = _one_of("--choose-by", choose_by, "trained", "served", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
     # Read before what trains is loaded, which takes seconds.
-    say(f"runs: {len(study.configs)}")
+    combinations = len(study.configs)
+    say(f"runs: {study.runs}" + (f", of {combinations} combinations" if study.runs < combinations else ""))
 
     from shoal.engine.studies.study_table import Layout, show_rows
     from shoal.engine.studies.sweep import Sweep

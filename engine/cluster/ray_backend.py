@@ -29,6 +29,7 @@ from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
+from shoal.storage.kernels.working_clock import seconds_of_kernels
 
 BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0
@@ -55,15 +56,16 @@ class HostActor(Host):
 
         A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
         """
+        before = seconds_of_kernels()
         try:
             outcomes = list(self.run_cells(job_id, cells, shared))
         except DeviceLost:
             traceback.print_exc()
             os._exit(1)
-        held = resident()
+        held, kernels = resident(), seconds_of_kernels() - before
         for outcome in outcomes:
             if outcome is not None:
-                outcome.memory = held
+                outcome.memory, outcome.kernels = held, kernels / len(outcomes)
         return outcomes
 
     def enter(self, job: Job) -> DataLocality:

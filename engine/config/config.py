@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,7 @@ from shoal.engine.config.config_text import (
     with_new_keys,
     with_new_name,
 )
+from shoal.engine.config.effects import require_effects
 from shoal.engine.config.names import located
 from shoal.engine.config.sections import (
     DataConfig,
@@ -149,8 +151,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
         raise ShoalError(file, "no such config") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(file, f"not a config: {_reason(error)}") from error
-    # User code is loaded from the run folder, not from its original path.
-    return parse_config(located(resolved, file.parent) if Path(path).is_dir() else resolved, str(file))
+    if not Path(path).is_dir():
+        return parse_config(resolved, str(file))
+    # User code is loaded from the run folder, not from its original path. What the run had, it keeps.
+    changed = [*(override.partition("=")[0] for override in overrides), *values]
+    return parse_config(located(resolved, file.parent), str(file), changed)
 
 
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
@@ -225,8 +230,11 @@ def _reason(error: Exception) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def parse_config(plain: dict[str, Any], where: str) -> Config:
-    """Checks a config given as plain values. Raises ShoalError: one line with the first wrong key."""
+def parse_config(plain: dict[str, Any], where: str, changed: Sequence[str] | None = None) -> Config:
+    """Checks a config given as plain values. Raises ShoalError: one line with the first wrong key.
+
+    Only keys that were `changed` have to have an effect; None: all.
+    """
     try:
         config = Config.model_validate(plain)
     except ValidationError as error:
@@ -241,9 +249,14 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
     if config.data.synthetic:
         config = config.model_copy(update={"data": replace(config.data, dataset=_twin(config.data.dataset, where))})
     _require_clients_of_each(config, where)
-    if config.data.inductive and config.task != "node":
-        raise ShoalError(where, "data.inductive", f"is for labels of nodes; with task {config.task} leave it out")
+    require_effects(config, usual(), where, changed)
     return config
+
+
+@lru_cache(maxsize=1)
+def usual() -> Config:
+    """A config of no dataset and no method, whose keys have their defaults."""
+    return Config.model_validate({"name": "none", "data": {"dataset": "none"}, "algorithm": "none"})
 
 
 def _twin(dataset: str | tuple[str, ...], where: str) -> str:

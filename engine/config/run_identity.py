@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import usual
 from shoal.storage.options.types import is_own
 
 # Raised with every change of a default or of an arithmetic: earlier runs then have other names.
@@ -47,8 +47,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def defaults() -> Mapping[str, Any]:
     """The default of every dotted key that changes numbers and has one."""
-    plain = Config.model_validate({"name": "none", "data": {"dataset": "none"}, "algorithm": "none"}).plain()
-    return {key: v for key, v in identity_keys(plain).items() if key not in ("data.dataset", "algorithm.name")}
+    return {
+        key: v for key, v in identity_keys(usual().plain()).items() if key not in ("data.dataset", "algorithm.name")
+    }
 
 
 def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:

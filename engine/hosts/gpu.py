@@ -6,7 +6,6 @@ together. On a processor nothing of this runs.
 Axes: J parts of clients, S items of all of them one behind the other, C classes.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from shoal.algorithms.training.local_training import finite_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.scoring import ACCURACY, KINDS, PARTS, class_label, require_winner, scores_in_form
 from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.kernels.working_clock import working_clock
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.
@@ -111,7 +111,7 @@ class Deferred:
             seconds: Time by step.
             last: They are the last of the cell: what the next one trains on is sent before the wait.
         """
-        began = time.perf_counter()
+        began = working_clock()
         waiting, self._results = self._results, []
         scored, self._scored = self._scored, {}
         try:
@@ -120,9 +120,9 @@ class Deferred:
                 of = dict(zip(scored, counts_of(list(scored.values()), classes)))
                 waiting = [replace(one, counts=of.get(one.client, one.counts)) for one in waiting]
             if last:
-                before = time.perf_counter()
+                before = working_clock()
                 self._bring()
-                spent = time.perf_counter() - before
+                spent = working_clock() - before
                 seconds["train"] += spent
                 seconds["upload"] -= spent
             away = {id(t): t for one in waiting for t in one.tensors() if t.device.type != "cpu"}
@@ -140,7 +140,7 @@ class Deferred:
                 take(replace(one, loss=loss, counts=counts))
             except Exception as error:
                 fail(one.client, error)
-        seconds["upload"] += time.perf_counter() - began
+        seconds["upload"] += working_clock() - began
 
     def _bring(self) -> None:
         """Sends values and training data of the next cell, where its clients are trained in batches.

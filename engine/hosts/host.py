@@ -3,7 +3,6 @@
 `Host.run_cells` runs cells, `_CellAtWork.run` the clients of one, and `Visit` is one client's step.
 """
 
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from shoal.engine.rounds.protocol_checks import checks_always, require_form, req
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import ShoalError
+from shoal.storage.kernels.working_clock import working_clock
 from shoal.storage.store.cache import OpenViews
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
@@ -407,23 +407,23 @@ class _CellAtWork:
         counts: np.ndarray | None = None
         if cell.phase:
             # 2. Local training.
-            began = time.perf_counter()
+            began = working_clock()
             if trained is not None:
                 loss = trained.loss if isinstance(trained.loss, Tensor) else finite_loss(trained.loss)
             elif cell.train:
                 loss = visit.train()
-            after_training = time.perf_counter()
+            after_training = working_clock()
             # 3. Its upload and its new state.
             upload, state = visit.upload()
             seconds["train"] += after_training - began
-            seconds["upload"] += time.perf_counter() - after_training
+            seconds["upload"] += working_clock() - after_training
         # 4. Its predictions are counted, on a GPU later with those of others.
         scores = client_id in cell.score
-        began = time.perf_counter()
+        began = working_clock()
         later = scores and self._deferred is not None and self._deferred.scores_later(visit)
         if scores and not later:
             counts = visit.score()
-        seconds["evaluate"] += time.perf_counter() - began
+        seconds["evaluate"] += working_clock() - began
         # 5. Nothing that is read-only was written to.
         visit.end()
         return ClientResult(client_id, loss, upload, state, counts)
@@ -468,9 +468,9 @@ class _CellAtWork:
         trainer = opened.kinds[opened.infos[cell.ids[0]].model].batched
         if trainer is None or not cell.train:
             return Batched()
-        began = time.perf_counter()
+        began = working_clock()
         batched = train_batches(trainer, list(cell.ids), self.start_visit)
-        self._outcome.seconds["train"] += time.perf_counter() - began
+        self._outcome.seconds["train"] += working_clock() - began
         self._outcome.halved = batched.halved
         return batched
 

@@ -54,6 +54,7 @@ class Outcome:
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
         bytes_up: Bytes that each client sent.
         seconds: Time by step: `train`, `upload`, `evaluate`.
+        kernels: Seconds in which a host in a process of its own made kernels ready, which are in no other.
         memory: Resident bytes of the host, where it runs in a process of its own.
         halved: How often clients that were to be trained in one batch did not fit into the memory of a device.
     """
@@ -69,6 +70,7 @@ class Outcome:
     scores: dict[int, np.ndarray] = field(default_factory=dict)
     bytes_up: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    kernels: float = 0.0
     memory: int = 0
     halved: int = 0
 

@@ -143,8 +143,6 @@ def assign_models(config: Config, clients: int) -> list[int]:
     chosen, models = config.heterogeneity, len(config.models())
     if chosen.rule == "explicit":
         return _explicit(chosen.clients, clients, models)
-    if chosen.clients is not None:
-        raise ShoalError("heterogeneity.clients", f"read by rule explicit only, the rule is {chosen.rule}")
     if chosen.rule == "blocks":
         return [models * k // clients for k in range(clients)]
     numbers = np.arange(clients) % models

@@ -10,10 +10,12 @@ from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import sources
 from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
-from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all
+from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all, options_of
+from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.layout import require_possible
+from shoal.storage.options.dataset_names import has_user_options
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import read_split_file
 from shoal.storage.options.types import is_own
@@ -60,6 +62,7 @@ def require_known(config: Config) -> None:
     features, masks and a metric that do not go together; names the key.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
+    _require_options_read(config)
     if config.task == "graph":
         require_divides_graphs(config.partition.method)
     if is_own(config.partition.method):
@@ -93,6 +96,24 @@ def require_known(config: Config) -> None:
             require_enough_nodes(clients, items, each.dataset, what)
     if config.data.split == "file":
         read_split_file(config.data.split_file)
+    train, _, test = config.data.fractions
+    if not (train and test):
+        raise ShoalError("data.fractions", f"{train:g} for training and {test:g} for test; give both a share above 0")
+
+
+def _require_options_read(config: Config) -> None:
+    """Refuses keys of `data.options` that none of the datasets reads, unless they have their defaults."""
+    every = sources(config)
+    read = list(dict.fromkeys(key for each in every if not has_user_options(each.dataset) for key in options_of(each)))
+    usual = DataSource(every[0].dataset)
+    for key in config.data.options if not any(has_user_options(each.dataset) for each in every) else ():
+        if key not in read and getattr(every[0], key) != getattr(usual, key):
+            names = ", ".join(each.key for each in every)
+            has = f"its options are {', '.join(read)}" if read else "which has no options"
+            raise ShoalError(
+                f"data.options.{key}",
+                f"has no effect with data.dataset {names}, {has}; leave it at its default, {getattr(usual, key)}",
+            )
 
 
 def require_whole(

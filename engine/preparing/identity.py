@@ -46,8 +46,6 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     data = config.data
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
-    if data.name is not None and (not isinstance(data.dataset, str) or data.dataset.lower() != "files"):
-        raise ShoalError("data.name", "is for one graph of your own (data.dataset files); others have their names")
     same = partial(
         DataSource,
         root=data.root,

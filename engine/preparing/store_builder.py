@@ -33,7 +33,7 @@ from shoal.storage.graph.induced import Induced, kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.rows import entries_of
-from shoal.storage.options.split import SplitOptions, read_split_file
+from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.store.arrow_file import FileRecord, record_of
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 from shoal.storage.store.manifest import DomainRecord, Manifest, SplitRecord
@@ -216,10 +216,11 @@ class StoreBuilder(StoreSteps):
             if not len(split.train):
                 untrained.append(client)
             unreachable += int((~np.isin(label[split.test], label[split.train])).sum())
-        if not any(train for train, _, _ in counts):
-            raise ShoalError(
-                f"data.split {options.split}: no client has a training {what}; change the split or use fewer clients"
-            )
+        for part, name in ((0, "training"), (2, "test")):
+            if not any(each[part] for each in counts):
+                raise ShoalError(
+                    f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
+                )
         result = SplitRecord(counts, untrained, unreachable, files)
         _report_split(result, options, what)
         return result
@@ -277,6 +278,7 @@ def given_codes(
         code_of_dataset = of_dataset()
         if code_of_dataset is None:
             raise ShoalError(f"data.split public: {dataset} has no split of its own; take stratified or per_client")
+        require_both_parts("data.split public", code_of_dataset)
         return code_of_dataset
     return None
 

@@ -67,6 +67,8 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "round_median": median(line["seconds"]["round"] for line in lines),
             "rounds": sum(line["seconds"]["round"] for line in lines),
             **{part: sum(line["seconds"][part] for line in lines) for part in PARTS},
+            # Beside those of rounds; runs of earlier versions have no such number.
+            "kernels": sum(line["seconds"].get("kernels", 0.0) for line in lines),
         },
         "retries": sum(line["retries"] for line in lines),
         "peak_memory_bytes": peak_memory,

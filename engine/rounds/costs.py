@@ -1,7 +1,6 @@
 """What a round costs (bytes, seconds, visits, losses of clients), and where its cells run."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Ask, Tree
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.reduction import tree_bytes
+from shoal.storage.kernels.working_clock import seconds_of_kernels, working_clock
 
 ON_HOSTS = ("train", "upload", "evaluate")
 
@@ -73,7 +73,9 @@ class Meter:
         self._bytes_up = self._bytes_down = 0
         self._visits = self._expected = 0
         self._retried_before, self._transfer_before = pool.retried, pool.transfer
-        self._began = time.perf_counter()
+        self._began, self._ready_before = working_clock(), seconds_of_kernels()
+        # Of hosts in other processes.
+        self._kernels = 0.0
         self._seconds = dict.fromkeys(ON_HOSTS, 0.0)
         self.waited = 0.0
         self._halved = 0
@@ -100,6 +102,7 @@ class Meter:
         self._visits += visits
         self._bytes_up += sum(outcome.bytes_up)
         self._halved += outcome.halved
+        self._kernels += outcome.kernels / max(self._pool.hosts[0], 1)
         for step, spent in outcome.seconds.items():
             self._seconds[step] += spent
         hosts, retries = self._pool.hosts, self._pool.retried - self._retried_before
@@ -111,9 +114,10 @@ class Meter:
 
     def line(self, cohort: Sequence[int], scopes: dict[str, Any] | None) -> dict[str, Any]:
         """The round's line of metrics: clients that took part to the end, accuracies by scope if it was evaluated."""
-        total = time.perf_counter() - self._began
+        total, waited = working_clock() - self._began - self._kernels, self.waited - self._kernels
         transfer = self._pool.transfer - self._transfer_before
-        server = {"transfer": transfer, "wait": self.waited - transfer, "aggregate": total - self.waited}
+        server = {"transfer": transfer, "wait": waited - transfer, "aggregate": total - waited}
+        kernels = seconds_of_kernels() - self._ready_before + self._kernels
         line: dict[str, Any] = {
             "round": self._number,
             "cohort": list(cohort),
@@ -125,7 +129,13 @@ class Meter:
             # As papers count: four bytes each.
             "scalars_up": self._bytes_up / 4,
             "scalars_down": self._bytes_down / 4,
-            "seconds": {"round": total, "hosts": sum(self._seconds.values()), **self._seconds, **server},
+            "seconds": {
+                "round": total,
+                "hosts": sum(self._seconds.values()),
+                **self._seconds,
+                **server,
+                "kernels": kernels,
+            },
         }
         if self._halved:
             line["halved_batches"] = self._halved

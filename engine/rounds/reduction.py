@@ -59,6 +59,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
         merged.losses += single.losses
         merged.bytes_up += single.bytes_up
         merged.halved += single.halved
+        merged.kernels += single.kernels
         merged.failures.update(single.failures)
         merged.states.update(single.states)
         merged.scores.update(single.scores)

@@ -44,6 +44,31 @@ def draw_cohort(
     return sorted(rng.choice(present, size=size, replace=False).tolist())
 
 
+def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, online: np.ndarray | None = None) -> None:
+    """Raises a ShoalError, which names the key: more clients are asked for than there are, or in no round is any.
+
+    `online` is as in `draw_cohort`.
+    """
+    if options.count is not None and options.count > clients:
+        raise ShoalError("participation.count", f"{options.count} of {clients} clients; choose from 1 to {clients}")
+    if options.count is None and not int(clients * options.ratio + 1e-9):
+        raise ShoalError(
+            "participation.ratio",
+            f"{options.ratio:g} of {clients} clients is less than one; take {1 / clients:.2g} or more, or "
+            "participation.count",
+        )
+    if online is None:
+        return
+    most = int(online[:rounds].sum(1).max())
+    if most < options.at_least:
+        key = "participation.at_least" if options.at_least > 1 else "participation.trace"
+        raise ShoalError(
+            key,
+            f"no round would take place: {options.at_least} clients must be online, and of {clients} there are {most} "
+            f"at most in the first {min(rounds, len(online))} rounds of {options.trace}; change one of them",
+        )
+
+
 def read_trace(file: str, clients: int) -> np.ndarray:
     """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
     try:

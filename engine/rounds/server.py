@@ -3,7 +3,6 @@
 `Server.round` has the steps of a round in their order; `Exchange` runs them on clients.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,6 +34,7 @@ from shoal.engine.rounds.reduction import Sums, combine, require_finite
 from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
+from shoal.storage.kernels.working_clock import working_clock
 
 # Of a product of `Mix`.
 COLUMNS_AT_A_TIME = 2**20
@@ -375,14 +375,14 @@ class Exchange:
         outcomes: dict[int, Outcome] = {}
         sums = Sums()
         self._meter.expect(sum(len(cell.ids) for cell in cells))
-        asked = time.perf_counter()
+        asked = working_clock()
         for position, outcome in self._pool.run_cells(cells, shared):
-            self._meter.waited += time.perf_counter() - asked
+            self._meter.waited += working_clock() - asked
             outcomes[position] = outcome
             sums.take(position, outcome)
             self._meter.ran(len(cells[position].ids), outcome)
-            asked = time.perf_counter()
-        self._meter.waited += time.perf_counter() - asked
+            asked = working_clock()
+        self._meter.waited += working_clock() - asked
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)

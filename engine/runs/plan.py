@@ -16,7 +16,7 @@ from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path
-from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace
+from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts
 from shoal.storage.store.store import Store
 
 
@@ -73,6 +73,8 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     """The rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
+    if not centralized:
+        require_cohorts(participation, config.partition.clients, config.rounds, online)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"

@@ -7,7 +7,7 @@ from pathlib import Path
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.backend import Backend
+from shoal.engine.hosts.backend import Backend, LocalBackend
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.identity import published_digests
@@ -21,10 +21,12 @@ from shoal.engine.records.run_folder import (
     run_path,
     unfinished_relatives,
 )
+from shoal.engine.rounds.server import Server
 from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         ShoalError: Bad input, or a failure that a resume can continue from.
         KeyboardInterrupt: The user stopped it; a checkpoint is written.
     """
+    if resume and fresh:
+        raise ShoalError("--resume, --fresh", "one goes on with the run, the other clears it; give one of them")
     plan = run if isinstance(run, RunPlan) else _planned(run)
     config = plan.config
     folder = RunFolder(plan.folder)
@@ -88,6 +92,13 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         raise
     finally:
         folder.close()
+
+
+def require_set_up(plan: RunPlan, store: Store) -> None:
+    """Makes the server of a run on its store as the run will; raises a ShoalError where the method refuses it."""
+    job = make_job(plan.config, store, plan.folder.name)
+    job.sketch_models(store, plan.algorithm)
+    Server(job, plan.rounds, LocalBackend())
 
 
 def _planned(config: Config) -> RunPlan:

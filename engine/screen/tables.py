@@ -70,7 +70,8 @@ def show_run(run: Path) -> None:
         for way in ("up", "down")
     )
     _line(f"sent by a client and round: {each}; in all {size(traffic['up'])} up, {size(traffic['down'])} down")
-    _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds")
+    kernels = f", {ready:.1f} s more to compile kernels" if (ready := seconds.get("kernels", 0.0)) >= 0.05 else ""
+    _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds{kernels}")
     spent = {part: f"{seconds[part]:.1f} s" for part in PARTS}
     _line(
         f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "

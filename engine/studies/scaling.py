@@ -80,6 +80,8 @@ def scaling_sweep(config: str, overrides: Sequence[str], clients: str, hosts: st
     of_clients, of_hosts = _numbers("--clients", clients), _numbers("--hosts", hosts)
     if not of_clients and not of_hosts:
         raise ShoalError("--clients, --hosts: name what grows, as in --clients 50,100,200 --hosts 1,2")
+    if of_hosts and base.engine.backend == "local":
+        raise ShoalError("--hosts", "engine.backend local has no hosts; set it to ray, or leave --hosts out")
     axes = [f"{key}={value}" for key, _, value in (override.partition("=") for override in overrides)]
     if of_clients:
         axes.append(_of_clients(base, of_clients, weak))

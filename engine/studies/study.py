@@ -202,6 +202,25 @@ class Study:
             require_names(config)
         return found
 
+    @cached_property
+    def rivals(self) -> dict[int, tuple[tuple[str, str], ...]]:
+        """With `choose`, the runs of the other seeds, by their place in `choices`, with what they have beside the key.
+
+        Of those that share all of it, the one with the chosen value runs.
+        """
+        seeds = [tuple(value for key, value in choice.columns.items() if is_seed(key)) for choice in self.choices]
+        first = list(dict.fromkeys(seeds))[: self.choose_seeds]
+        return {
+            place: tuple((key, value) for key, value in choice.columns.items() if key != self.choose)
+            for place, choice in enumerate(self.choices)
+            if self.choose in choice.columns and seeds[place] not in first
+        }
+
+    @property
+    def runs(self) -> int:
+        """How many of the combinations will run."""
+        return len(self.choices) - len(self.rivals) + len(set(self.rivals.values()))
+
     def folder(self, root: Path, name: str) -> Path:
         """The folder of the sweep, in `sweeps` of the root of its runs; named after them and after its axes."""
         named: dict[str, Any] = {"config": name, "axes": self.axes}

@@ -17,10 +17,10 @@ from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.runs.run import run
+from shoal.engine.runs.run import require_set_up, run
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Key, grouped, others_of, seeds_of
+from shoal.engine.studies.groups import Key, grouped, others_of
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep_folder import row_of, write_sweep
 from shoal.engine.studies.text_table import TextTable
@@ -59,6 +59,7 @@ class Sweep:
 
         Gives whether all runs of the study are finished. After an interruption, the same sweep continues.
         """
+        self._require_set_up()
         write_sweep(self.folder, self.study, self.rows)
         try:
             with closing(_Hosts()) as hosts:
@@ -69,6 +70,26 @@ class Sweep:
         finally:
             write_sweep(self.folder, self.study, self.rows)
         return all(row.state in (FINISHED, NOT_CHOSEN) for row in self.rows)
+
+    def _require_set_up(self) -> None:
+        """Prepares all stores, and refuses the sweep where a method refuses its model or its data.
+
+        A store that cannot be made is the error of its run alone.
+        """
+        checked = set()
+        for row, plan in zip(self.rows, self.plans):
+            key = repr(plan.config.model_dump(exclude={"name", "seed", "run"}))
+            if key in checked or finished(plan.folder):
+                continue
+            checked.add(key)
+            try:
+                store = plan.prepare()
+            except ShoalError:
+                continue
+            try:
+                require_set_up(plan, store)
+            except ShoalError as error:
+                raise ShoalError(row.label, error.line, detail=error.detail) from error
 
     def _all_of(self, places: Sequence[int], hosts: "_Hosts") -> None:
         if self._parallel > 1:
@@ -179,11 +200,8 @@ class Sweep:
 
     def _for_the_choice(self) -> list[int]:
         """Runs that come first: all, or those with the seeds that choose."""
-        key = self.study.choose
-        if key is None:
-            return list(range(len(self.rows)))
-        seeds = list(dict.fromkeys(seeds_of(row) for row in self.rows))[: self.study.choose_seeds]
-        return [place for place, row in enumerate(self.rows) if key in row.columns and seeds_of(row) in seeds]
+        key, rivals = self.study.choose, self.study.rivals
+        return [p for p, row in enumerate(self.rows) if key is None or (key in row.columns and p not in rivals)]
 
     def _after_the_choice(self, first: Sequence[int]) -> list[int]:
         """The other runs, without those whose value of the key validation did not choose."""
@@ -269,12 +287,19 @@ def show_sweep_plan(sweep: Sweep) -> None:
     """
     took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
     measured: dict[str, float] = {}
-    rows, total = [], 0.0
-    for row, plan in zip(sweep.rows, sweep.plans):
+    rivals = sweep.study.rivals
+    # Runs that were chosen before, and then those that may be: one for each that share all but the key to choose.
+    counted = {rivals[place] for place, row in enumerate(sweep.rows) if place in rivals and started(row.path)}
+    rows, total, left = [], 0.0, 0
+    for place, (row, plan) in enumerate(zip(sweep.rows, sweep.plans)):
         if row.state == FINISHED:
             state, seconds = "finished", 0.0
+        elif place in rivals and rivals[place] in counted and not started(row.path):
+            state, seconds = ("not chosen" if row.state == NOT_CHOSEN else "if chosen"), 0.0
         else:
-            state = "begun" if started(row.path) else "to run"
+            state = "begun" if started(row.path) else "if chosen" if place in rivals else "to run"
+            counted |= {rivals[place]} if place in rivals else set()
+            left += 1
             # Runs that differ in their seed alone are measured once.
             key = repr(plan.config.model_dump(exclude={"seed"}))
             if not took and key not in measured:
@@ -282,6 +307,5 @@ def show_sweep_plan(sweep: Sweep) -> None:
             seconds = fmean(took) if took else measured[key]
         total += seconds
         rows.append((row.label, state, span(seconds) if seconds else "-"))
-    left = sum(state != "finished" for _, state, _ in rows)
-    note = f"{len(rows)} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"
+    note = f"{sweep.study.runs} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"
     print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")

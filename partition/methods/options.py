@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, UserName, Whole, is_own
+from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, UserName, Whole
 
 # A client has files of its own, and an entry in lists that every process holds.
 MOST_CLIENTS = 1_000_000
@@ -73,6 +73,4 @@ class PartitionOptions:
                 f"clients is {self.clients}, those of the domains are {sum(self.domains)}; give `clients` as a list, "
                 "and no `domains`"
             )
-        if self.options and not is_own(self.method):
-            raise ValueError(f"options are for my_file.py:Name; {self.method} reads the keys beside them")
         return self

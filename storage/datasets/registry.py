@@ -92,6 +92,12 @@ def labels_ahead(options: DataSource) -> str | None:
     return _spec(options).task
 
 
+def options_of(options: DataSource) -> tuple[str, ...]:
+    """The keys of `data.options` that a dataset reads, with those of the one that small graphs are cut from."""
+    own = tuple(_spec(options).options)
+    return (*own, *options_of(_base_of(options))) if options.key in INDUCED else own
+
+
 def _base_of(options: DataSource) -> DataSource:
     """The dataset, with labels of nodes, that small graphs are cut from."""
     base = replace(options, dataset=options.base or "")
@@ -133,6 +139,7 @@ def _induced(name: str) -> DatasetSpec:
             "base": fingerprint(_base_of(options)),
             **{key: getattr(options, key) for key in induced_graphs.FIELDS},
         },
+        options=("base", *induced_graphs.FIELDS),
     )
 
 

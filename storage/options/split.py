@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.split_codes import TEST, UNASSIGNED
+from shoal.storage.options.split_codes import CODES, TEST, TRAIN, UNASSIGNED
 from shoal.storage.options.types import CLOSED, FilePath, Number, Seed
 
 if TYPE_CHECKING:
@@ -79,4 +79,14 @@ def read_split_file(file: str | None) -> "np.ndarray":
     invalid = np.flatnonzero((array < UNASSIGNED) | (array > TEST))
     if len(invalid):
         raise ShoalError(f"{rule} {array[invalid[0]]} at node {invalid[0]}")
+    require_both_parts(file, array)
     return array.astype(np.int8)
+
+
+def require_both_parts(where: str, codes: "np.ndarray") -> None:
+    """Raises a ShoalError if a split has no item for training or none for test, as one of other codes has."""
+    found = [code for code in range(UNASSIGNED, TEST + 1) if (codes == code).any()]
+    for code, name in ((TRAIN, "training"), (TEST, "test")):
+        if code not in found:
+            has = ", ".join(map(str, found))
+            raise ShoalError(where, f"the split has codes {has} and so no {name} item; {CODES}")

@@ -1,3 +1,5 @@
 """Codes of a split, int8 per item: unassigned, training, validation, test."""
 
 UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
+# For messages.
+CODES = "0 is none, 1 training, 2 validation, 3 test"

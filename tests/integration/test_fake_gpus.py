@@ -47,7 +47,12 @@ def _leave(hosts: list[Any]) -> None:
     [(4, 0.5, True), (3, 0.6, False), (5, 0.5, False), (3, 1.0, False), (2, 2.0, False)],
 )
 def test_shares_without_room_raise(configure: Callable[..., Config], hosts: int, share: float, fit: bool) -> None:
-    keys = {"engine.hosts": hosts, "resources.cpus_per_host": 0.5, "resources.gpus_per_host": share}
+    keys = {
+        "engine.backend": "ray",
+        "engine.hosts": hosts,
+        "resources.cpus_per_host": 0.5,
+        "resources.gpus_per_host": share,
+    }
     with nullcontext() if fit else refused(says="room for"):
         _require_resources(configure(keys))
 

@@ -8,6 +8,7 @@ from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Req
 from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.algorithms.models.names import BACKBONES, HEADLESS
 from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.algorithms.training.joint_training import require_whole_steps
 from shoal.storage.errors import ShoalError
 
 COPILOT = "copilot"
@@ -62,6 +63,7 @@ class TaughtRows(WithCopilot):
     rows: Literal["all", "train"] | None = None
 
     def setup(self, ctx: Context) -> Tree:
+        require_whole_steps(ctx.train)
         if self.rows == "all":
             require_nodes(ctx)
         return super().setup(ctx)

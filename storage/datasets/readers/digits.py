@@ -39,5 +39,6 @@ DATASETS = (
         items=lambda options: NODES,
         classes=lambda options: CLASSES,
         content=lambda options: {"neighbors": options.neighbors},
+        options=("neighbors",),
     ),
 )

@@ -266,6 +266,7 @@ DATASETS = tuple(
         list(raw_files(known).values()),
         classes=lambda options: PUBLISHED[options.key].classes,
         content=_content,
+        options=("feature_dtype", "scratch"),
         finite=True,
     )
     for name, known in PUBLISHED.items()

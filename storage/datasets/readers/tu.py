@@ -108,12 +108,17 @@ def paths(options: DataSource) -> list[Path]:
     return [text] if not (root / files[0]).is_file() and (root / text).is_file() else files
 
 
-def _content(options: DataSource) -> dict[str, Any]:
-    """The options that change a dataset."""
-    name = options.key
+def _option(name: str) -> str | None:
+    """The option that changes a dataset, if there is one."""
     if name not in OF_NODES:
-        return {} if options.degree_cap is None else {"degree_cap": options.degree_cap}
-    return {"node_attributes": True} if options.node_attributes and len(OF_NODES[name]) > 1 else {}
+        return "degree_cap"
+    return "node_attributes" if len(OF_NODES[name]) > 1 else None
+
+
+def _content(options: DataSource) -> dict[str, Any]:
+    """The option that changes a dataset, where it is set."""
+    option = _option(options.key)
+    return {option: getattr(options, option)} if option and getattr(options, option) else {}
 
 
 def load_tu(name: str, options: DataSource) -> Graph:
@@ -196,4 +201,7 @@ def _columns(path: str, whole: bool) -> np.ndarray:
     return found if whole else found.astype(np.float32)
 
 
-DATASETS = tuple(DatasetSpec(name, load_tu, paths, "graph", content=_content) for name in NAMES)
+DATASETS = tuple(
+    DatasetSpec(name, load_tu, paths, "graph", content=_content, options=tuple(filter(None, [_option(name)])))
+    for name in NAMES
+)

@@ -128,6 +128,7 @@ class DatasetSpec:
         items: Number of nodes, or of graphs, where it is known before they are read.
         classes: Number of classes, where it is known before they are read.
         content: The options that change the graph, and the files of the user's own, in types JSON has.
+        options: The keys of `data.options` that it reads.
         finite: The reader checks that features are finite.
         weighted: Edges may have weights.
     """
@@ -139,6 +140,7 @@ class DatasetSpec:
     items: Callable[[DataSource], int | None] = lambda options: None
     classes: Callable[[DataSource], int | None] = lambda options: None
     content: Callable[[DataSource], dict[str, Any]] = lambda options: {}
+    options: Sequence[str] = ()
     finite: bool = False
     weighted: bool = False
 

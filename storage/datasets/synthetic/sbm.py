@@ -12,6 +12,7 @@ from shoal.storage.files.bounded_npy import require_free
 from shoal.storage.graph.graph import Graph, clean_edges
 
 FIELDS = ("nodes", "classes", "features", "degree", "seed")
+OPTIONS = (*FIELDS, "homophily", "signal")
 HOMOPHILY, SIGNAL = 0.8, 1.0
 MAX_DRAWS = 20
 # In standard deviations; float32 holds all features below it.
@@ -206,8 +207,17 @@ def _content(options: DataSource) -> dict[str, Any]:
 
 
 DATASETS = (
-    DatasetSpec("sbm", load_sbm, items=attrgetter("nodes"), classes=attrgetter("classes"), content=_content),
     DatasetSpec(
-        "sbm-graphs", load_sbm_graphs, (), "graph", attrgetter("graphs"), attrgetter("classes"), content=_content
+        "sbm", load_sbm, (), "node", attrgetter("nodes"), attrgetter("classes"), _content, ("blocks", *OPTIONS)
+    ),
+    DatasetSpec(
+        "sbm-graphs",
+        load_sbm_graphs,
+        (),
+        "graph",
+        attrgetter("graphs"),
+        attrgetter("classes"),
+        _content,
+        ("graphs", *OPTIONS),
     ),
 )

@@ -305,6 +305,7 @@ DATASETS = tuple(
         items=lambda options: Twin.of(options.key, options).nodes,
         classes=lambda options: ORIGINALS[options.key].classes,
         content=lambda options: Twin.of(options.key, options).identity,
+        options=("scale", "homophily", "signal", "seed", "scratch"),
         finite=True,
     )
     for name in ORIGINALS

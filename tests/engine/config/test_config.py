@@ -340,9 +340,9 @@ def test_ordinary_yaml(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TEST_NAME", "from-outside")
     text = "\ufeffname: ${oc.env:SHOAL_TEST_NAME}-${seed}\nseed: &s 3\ndata: {dataset: sbm, split_seed: '${seed}'}\n"
     file.write_text(text + "algorithm: fedavg\npartition: {seed: *s}\n")
-    config = load_config(file, ["heterogeneity.seed=${seed}"])
+    config = load_config(file, ["data.sparsity={edges: 0.5, seed: '${seed}'}"])
     assert (config.name, config.data.split_seed, config.partition.seed) == ("from-outside-3", 3, 3)
-    assert config.heterogeneity.seed == 3
+    assert config.data.sparsity.seed == 3
 
 
 def test_the_longest_list() -> None:

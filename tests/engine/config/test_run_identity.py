@@ -50,7 +50,7 @@ def test_name_digits_equal_a_hash_by_hand() -> None:
 
 
 def test_name_digits_take_the_content_of_a_file_for_its_path() -> None:
-    here, there = ({"data": {"dataset": "sbm", "path": path}} for path in ("/here", "/there"))
+    here, there = ({"data": {"dataset": "files", "path": path}} for path in ("/here", "/there"))
     assert named(here, {"data.path": "abc"}) == named(there, {"data.path": "abc"})
     assert named(here, {"data.path": "abc"}) != named(here, {"data.path": "abd"})
 
@@ -96,7 +96,7 @@ def test_name_digits_other_values_change_the_name() -> None:
         {"model": {"name": "gamlp", "hidden": 3}},
         {"model": [{"name": "gcn"}, {"name": "sgc"}]},
         {"resources": {"server_gpus": 0.25}},
-        {"evaluation": {"domains": False}},
+        {"evaluation": {"every": 2}},
         {"data": {"dataset": "sbm", "sparsity": {"edges": 0.5}}},
         {"data": {"dataset": "sbm", "inductive": True}},
         {"data": {"dataset": "digits"}},

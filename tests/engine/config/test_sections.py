@@ -138,6 +138,16 @@ TAKEN: dict[str, list[Any]] = {
 }
 
 
+# What else is chosen where a key has an effect.
+BESIDE: dict[str, dict[str, Any]] = {
+    "partition.chunks": {"method": "index"},
+    "partition.alpha": {"method": "dirichlet"},
+    "partition.resolution": {"method": "louvain"},
+    "data.name": {"dataset": "files"},
+    "train.momentum": {"optimizer": "sgd"},
+}
+
+
 def keys() -> set[str]:
     """All keys of all sections."""
     hints = {name: hint for name, hint in get_type_hints(Config).items() if name in CLASSES}
@@ -157,7 +167,7 @@ def rows(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 def given(key: str, value: Any) -> tuple[str, str, dict[str, Any]]:
     """A key's section and name, and the plain values of that section."""
     section, name = key.split(".")
-    return section, name, {**PLAIN.get(section, {}), name: value}  # type: ignore[dict-item]
+    return section, name, {**PLAIN.get(section, {}), **BESIDE.get(key, {}), name: value}  # type: ignore[dict-item]
 
 
 def test_the_table_has_every_key() -> None:

@@ -53,7 +53,7 @@ def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -
     assert [one.gpu_share for one in (job, job_of(resources__gpus_per_host=0.25))] == [1.0, 0.25]
     assert Path(job.store).is_absolute()
     # Hosts share half of the memory.
-    assert job_of(engine__memory_limit=9000, engine__hosts=3).cache_bytes == 4500
+    assert job_of(engine__memory_limit=9000).cache_bytes == 4500
     assert job_of(engine__memory_limit=9000, engine__hosts=3, engine__backend="ray").cache_bytes == 1500
     own = job_of(algorithm__name=f"{__file__}:nothing")
     assert own.method.source == Path(__file__).read_text()

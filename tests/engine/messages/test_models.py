@@ -69,7 +69,6 @@ def test_random_shares_are_equal_and_keyed_by_a_seed_of_their_own(models: int, c
         ({"rule": "explicit"}, "must give the model of each of the 3 clients, found none"),
         ({"rule": "explicit", "clients": [0]}, "must give the model of each of the 3 clients, found 1"),
         ({"rule": "explicit", "clients": [0, 2, 1]}, "client 1 has model 2, there are 0 to 1"),
-        ({"clients": [0, 1, 1]}, "read by rule explicit only, the rule is round-robin"),
     ],
 )
 def test_a_wrong_assignment_is_refused(how: dict[str, Any], says: str) -> None:

@@ -87,7 +87,8 @@ def test_a_given_split_holds_for_nodes_that_nobody_has(make: Make, tmp_path: Pat
     given[0] = 1
     np.save(tmp_path / "split.npy", given)
     paths = [user_graph(tmp_path, n, name, split=p) for (name, n), p in zip(SIZES.items(), np.split(given, [30]))]
-    config = make(split=kind, path=paths, split_file=str(tmp_path / "split.npy") if kind == "file" else None)
+    file = {"split_file": str(tmp_path / "split.npy")} if kind == "file" else {}
+    config = make(split=kind, path=paths, fractions=[0.2, 0.4, 0.4], **file)
     whole = prepare(config).domain_graphs()
     for domain in range(2):
         shard = whole.shard(domain)

@@ -163,7 +163,7 @@ def test_domains(make: Configure, edge_task: dict[str, Any], tmp_path: Path) -> 
     ("changed", "places", "says"),
     [
         ({"data__split": "per_client"}, ["data.split"], "per_client divides nodes"),
-        ({"data__split": "public"}, ["data.split"], "public divides nodes"),
+        ({"data__split": "public", "data__fractions": [0.2, 0.4, 0.4]}, ["data.split"], "public divides nodes"),
         ({"propagation__rows": "labelled"}, ["propagation.rows"], "with task edge set all"),
         ({"data__dataset": "nci1", "data__path": None}, ["task"], "'nci1' are those of graphs; set graph"),
         ({"partition__clients": 50, "partition__method": "random"}, [], "'files' has 45 nodes: choose from 1 to 45"),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from support.shards import assert_holds, times
 from support.store_contents import contents
 from support.user_graph import user_graph
 
-from shoal.engine.config.config import Config, parse_config
-from shoal.engine.preparing.checks import read_graph
+from shoal.engine.config.config import Config, config_from, parse_config
+from shoal.engine.preparing.checks import read_graph, require_known
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.storage.graph.graph import Graph
@@ -185,7 +186,9 @@ def test_splits_by_hand(make_ring: Make) -> None:
 def test_splits_that_are_given(make_ring: Make, tmp_path: Path, protocol: str) -> None:
     code = np.random.default_rng(0).integers(0, 4, 40)
     np.save(tmp_path / "split.npy", code)
-    given = {"data__split": protocol, "data__split_file": str(tmp_path / "split.npy")}
+    given = {"data__split": protocol}
+    if protocol == "file":
+        given["data__split_file"] = str(tmp_path / "split.npy")
     store = prepare(make_ring([0, 1] * 20, split=code.tolist(), clients=4, **given))
     (name,) = store.manifest.splits
     for client in range(4):
@@ -201,6 +204,7 @@ def test_splits_that_are_given(make_ring: Make, tmp_path: Path, protocol: str) -
         ([1, 2, 3, 7], False, "found 7 at node 3"),
         ([1, 2, 3, 3], False, "data.split file: client 0 has an unlabelled node in its split"),
         (None, False, "data.split public: files has no split of its own"),
+        ([1, 2, 0, 0], True, "the split has codes 0, 1, 2 and so no test item"),
     ],
 )
 def test_given_splits_that_do_not_fit(make_ring: Make, tmp_path: Path, codes: Any, in_file: bool, says: str) -> None:
@@ -210,6 +214,36 @@ def test_given_splits_that_do_not_fit(make_ring: Make, tmp_path: Path, codes: An
         given = {"data__split": "file", "data__split_file": str(file)}
     with refused(*([str(file)] if in_file else []), says=says):
         prepare(make_ring([0, 1, 0, -1], **given))
+
+
+def test_a_split_without_test_items_is_refused(make_ring: Make, make_config: Make) -> None:
+    with refused("data.split public", says="has codes 0, 1, 2 and so no test item"):
+        prepare(make_ring([0, 1] * 4, split=[0, 1, 2, 0, 1, 2, 0, 1], data__split="public"))
+    for fractions in ([0.5, 0.5, 0.0], [0.0, 0.5, 0.5]):
+        with refused("data.fractions", says="give both a share above 0"):
+            prepare(make_config(data__fractions=fractions))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "says"),
+    [
+        ("digits", {"neighbors": 5, "nodes": 50}, "nodes: has no effect with data.dataset digits, its options are nei"),
+        ("cora", {"scale": 0.5}, "scale: has no effect with data.dataset cora, which has no options"),
+        ("sbm-graphs", {"blocks": 20}, "blocks: has no effect"),
+        ("nci1", {"degree_cap": 3}, "degree_cap: has no effect"),
+        ("imdb-binary", {"degree_cap": 3, "nodes": 10000}, None),
+        ("induced-node", {"base": "sbm", "samples": 9, "nodes": 900}, None),
+        ("induced-node", {"base": "sbm", "graphs": 9}, "graphs: has no effect"),
+        (["digits", "cora"], {"neighbors": 5}, None),
+    ],
+)
+def test_an_option_of_another_dataset_is_refused(dataset: Any, options: dict[str, Any], says: str | None) -> None:
+    task = "graph" if dataset in ("sbm-graphs", "nci1", "imdb-binary", "induced-node") else "node"
+    partition = {"clients": [2, 2] if isinstance(dataset, list) else 2, "method": "random"}
+    data = {"dataset": dataset, "options": options}
+    config = config_from({"name": "x", "task": task, "data": data, "partition": partition, "algorithm": "fedavg"})
+    with refused(*([f"data.options.{says.partition(':')[0]}"] if says else []), says=says) if says else nullcontext():
+        require_known(config)
 
 
 def test_every_node_a_client(make_ring: Make, tmp_path: Path) -> None:

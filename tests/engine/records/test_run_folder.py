@@ -179,7 +179,7 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
 
     folder.begin(config_of())
     others = {"train__lr": 0.5, "participation__count": 2, "algorithm__weight": "train"}
-    assert changed(**others, engine__hosts=9, name="other") == [
+    assert changed(**others, run__keep=9, name="other") == [
         "algorithm.weight (None -> train)",
         "participation.count (None -> 2)",
         "train.lr (0.01 -> 0.5)",
@@ -188,7 +188,7 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
     path = folder.path / CONFIG
     kept = path.read_text().replace("trainer: auto", "path: loop").splitlines()
     path.write_text("\n".join(line for line in kept if "inductive" not in line and "server_gpus" not in line))
-    assert changed(engine__trainer="autograd", engine__hosts=9) == []
+    assert changed(engine__trainer="autograd", run__keep=9) == []
     assert changed(data__inductive=True) == ["data.inductive (False -> True)", "engine.trainer (autograd -> auto)"]
 
 

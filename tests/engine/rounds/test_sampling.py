@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from shoal.engine.rounds.sampling import (
     evaluation_cell,
     form_cells,
     read_trace,
+    require_cohorts,
 )
 
 W = torch.ones(2)
@@ -70,6 +72,26 @@ def test_trace_file(tmp_path: Path) -> None:
         read_trace(trace, 4)
     with refused(gone, says="participation.trace cannot be read"):
         read_trace(gone, 4)
+
+
+@pytest.mark.parametrize(
+    ("how", "rounds", "key"),
+    [
+        ({"count": 4}, 9, None),
+        ({"count": 5}, 9, "participation.count"),
+        ({"ratio": 0.25}, 9, None),
+        ({"ratio": 0.24}, 9, "participation.ratio"),
+        # Two are online in the second round, nobody in others.
+        ({"at_least": 2}, 2, None),
+        ({"at_least": 3}, 9, "participation.at_least"),
+        ({"at_least": 2}, 1, "participation.at_least"),
+        ({}, 1, "participation.trace"),
+    ],
+)
+def test_cohorts_that_cannot_be_are_refused(how: dict[str, float], rounds: int, key: str | None) -> None:
+    online = np.array([[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=bool)
+    with refused(key) if key else nullcontext():
+        require_cohorts(ParticipationOptions(**how), 4, rounds, online)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from support.errors import refused
 from support.user_graph import user_graph
 
@@ -71,7 +72,8 @@ def test_sweep_checks_every_run_once(tiny: Path, calls: Counter[str]) -> None:
     sweep = Sweep(Study(str(tiny), ("seed=0,1",)))
     assert calls["shapes"] == 2
     assert sweep.go()
-    assert calls == OF_A_RUN + OF_A_RUN
+    # Before the first begins, the method was set up on the data of both.
+    assert calls == OF_A_RUN + OF_A_RUN + Counter(shapes=1, models=1)
 
 
 def test_dry_run_and_prepare_check_everything_once(tiny: Path, calls: Counter[str]) -> None:
@@ -162,12 +164,14 @@ def test_dry_run_of_sparse_features(tmp_path: Path, tiny: Path, status: Callable
     nodes = np.arange(120)
     edges = np.stack([nodes, np.roll(nodes, 1)])
     path = user_graph(tmp_path, 120, edge_index=edges, x=np.eye(120, 200))
-    keys = ["data.dataset=files", f"data.path={path}", "data.options={}"]
-    config = load_config(tiny, [*keys, f"data.store={tmp_path / 'store'}", f"data.root={tmp_path}"])
+    plain = yaml.safe_load(tiny.read_text())
+    plain["data"] = {"dataset": "files", "path": path, "store": str(tmp_path / "store"), "root": str(tmp_path)}
+    tiny.write_text(yaml.safe_dump(plain))
+    config = load_config(tiny)
     # A value and its column of each row, and its start; a hop no larger than a dense one; 240 neighbours.
     x, hop, rest = 120 * 12, 120 * 200 * 4, 4 * 240 + 16 * 120
     assert shown(config)["disk"].startswith(f"{(x + hop + rest) / 1024:.1f} KiB for the store, ")
-    assert status("prepare", tiny, *keys) == 0
+    assert status("prepare", tiny) == 0
     manifest = read_manifest(tmp_path / "store")
     rest = 4 * sum(client.entries for client in manifest.clients) + 16 * 120
     assert (manifest.layout, manifest.feature_values) == ("sparse", 120)

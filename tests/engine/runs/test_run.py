@@ -132,7 +132,9 @@ def test_resume_with_a_changed_config_or_a_lost_shard(tiny: Path, refused: Refus
         "run", tiny, "train.lr=0.5", "--resume"
     )
     assert all(word in refused("run", tiny) for word in ("--resume", "--fresh"))
-    shoal("run", tiny, "engine.retries=9", "--resume")
+    assert "--resume, --fresh: one goes on with the run" in refused("run", tiny, "--resume", "--fresh")
+    assert (run / METRICS).exists()
+    shoal("run", tiny, "run.keep=9", "--resume")
     shard = tiny.parent / "store" / "clients" / "00002.arrow"
     os.truncate(shard, 1000)
     line = refused("run", tiny, "seed=1")

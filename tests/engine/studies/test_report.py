@@ -234,11 +234,12 @@ def test_scaling(sweep: Sweep, status: Callable[..., int], capsys: pytest.Captur
 
 
 def test_scaling_refuses_wrong_numbers(sweep: Sweep, refused: Callable[..., str]) -> None:
-    fixed = ["data.dataset=digits", "data.options={}", "--clients", "2,4", "--weak"]
+    fixed = ["data.dataset=digits", "--clients", "2,4", "--weak"]
     for arguments, line in (
         ([], "--clients, --hosts: name what grows"),
         (["--clients", "2,x"], "--clients: must be whole numbers above 0 with commas between them, found 'x'"),
         (["--hosts", "0"], "--hosts: must be whole numbers above 0"),
+        (["--hosts", "1,2"], "--hosts: engine.backend local has no hosts; set it to ray, or leave --hosts out"),
         (fixed, "--weak: digits has the size"),
     ):
         assert line in refused("scale", sweep.study.config, *arguments)

@@ -125,7 +125,7 @@ def test_a_title_is_the_name_of_a_file() -> None:
         (["algorithm=fedavg,fedgta{epz:0.5}"], ["algorithm.epz"], ""),
         (["model=sgc,gcn{hidden:true}"], ["model.hidden"], ""),
         (["data.dataset=sbm,sbmm"], ["data.dataset"], "'sbmm'"),
-        (["rounds=2,3", "engine.hosts=1,2"], [], "are one run; leave one of them out of the sweep"),
+        (["rounds=2,3", "run.keep=1,2"], [], "are one run; leave one of them out of the sweep"),
     ],
 )
 def test_a_wrong_combination_stops_all(config: str, axes: list[str], places: list[str], says: str) -> None:
@@ -199,7 +199,12 @@ def test_sweep_interrupted_keeps_finished_rows(config: str) -> None:
 
 def test_validation_chooses_with_few_seeds(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     axes = ("algorithm=local,fedgta{eps:-1,0.5,1.01}", "seeds=3")
-    sweep = swept(config, *axes, choose="algorithm.eps", choose_seeds=2, choose_by="trained")
+    study = Study(config, axes, choose="algorithm.eps", choose_seeds=2, choose_by="trained")
+    sweep = Sweep(study)
+    show_sweep_plan(sweep)
+    # Three of local, three values by two seeds, and the chosen one by the third.
+    assert "\n10 runs, 10 to go, " in capsys.readouterr().out
+    sweep.go()
     said = next(line for line in capsys.readouterr().err.splitlines() if "chosen by" in line)
     assert said.startswith("algorithm fedgta, algorithm.eps chosen by trained validation: -1: ")
     by_eps: dict[str, list[float]] = {}
@@ -215,6 +220,20 @@ def test_validation_chooses_with_few_seeds(config: str, capsys: pytest.CaptureFi
         # The last seed was run with the chosen value alone.
         assert bool(row.figures) == (mine or row.columns["seed"] != "2")
     assert [row.state for row in read_rows(sweep.folder)] == [row.state for row in sweep.rows]
+    capsys.readouterr()
+    show_sweep_plan(Sweep(study))
+    assert "\n10 runs, 0 to go, " in capsys.readouterr().out
+
+
+def test_a_method_that_refuses_its_model_stops_all(config: str) -> None:
+    """It does so with the data, which is there before the first run begins."""
+    sweep = Sweep(Study(config, ("algorithm=fedavg,class_means", "seed=0,1")))
+    with refused("algorithm class_means, seed 0", says="algorithm.hops: 2 needs propagation.hops of at least as many"):
+        sweep.go()
+    assert not Path(config).with_name("runs").exists()
+    # Data that cannot be had is the fault of its run alone.
+    others = swept(config, "data.fractions=[0.2,0.4,0.4],[0.001,0.5,0.4]", "rounds=1")
+    assert [row.state for row in others.rows] == ["finished", "failed"]
 
 
 def test_the_plan_writes_nothing(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

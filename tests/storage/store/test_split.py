@@ -161,6 +161,8 @@ def saved(save: Callable[..., None] = np.save, *values: Any, **named: Any) -> by
         (saved(np.save, [[0, 1]]), "found int64 [1, 2]"),
         (saved(np.save, [0, 1, 4, -1]), "found 4 at node 2"),
         (saved(np.save, [0, -1]), "found -1 at node 1"),
+        (saved(np.save, [0, 1, 2, 0]), "has codes 0, 1, 2 and so no test item; 0 is none, 1 training"),
+        (saved(np.save, [3, 2]), "has codes 2, 3 and so no training item"),
         (None, "No such file"),
     ],
 )

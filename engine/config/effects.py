@@ -1,0 +1,119 @@
+"""When a key has an effect: one table of keys that another key's value leaves without one."""
+
+from collections.abc import Callable, Collection, Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.masking import Sparsity
+from shoal.storage.options.types import is_own
+
+OWN = "my_file.py:Name"
+
+
+class Rule(NamedTuple):
+    """Keys that have an effect only where another key `holds` a value, which `values` says in words.
+
+    Beside its default a key may have the value `given`, which says what is the case without it.
+    """
+
+    keys: tuple[str, ...]
+    other: str
+    values: str
+    holds: Callable[[Any], bool]
+    given: Any = None
+
+
+def _one_of(keys: str, other: str, *values: str) -> Rule:
+    """Keys for some words of another key; where that has a list, for one of its entries."""
+
+    def holds(found: Any) -> bool:
+        names = found if isinstance(found, tuple) else (found,)
+        return any(str(name).lower() in values or (OWN in values and is_own(str(name))) for name in names)
+
+    return Rule(tuple(keys.split()), other, ", ".join(values), holds)
+
+
+def _is_list(found: Any) -> bool:
+    return isinstance(found, tuple)
+
+
+# A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
+# machines hosts have, and how they are waited for, may stay in a config that is run in one process to try it.
+RULES = (
+    _one_of("data.path", "data.dataset", "files"),
+    Rule(("data.name",), "data.dataset", "files, one graph", lambda found: str(found).lower() == "files"),
+    _one_of("data.split_seed data.fractions", "data.split", "stratified", "per_client"),
+    _one_of("data.split_file", "data.split", "file"),
+    _one_of("data.features.width", "data.features.kind", "degree", "random", "spectral"),
+    _one_of("data.features.seed", "data.features.kind", "random"),
+    Rule(
+        ("data.sparsity.seed",), "data.sparsity", "with a share above 0",
+        lambda found: found.features > 0 or found.edges > 0 or found.labels > 0,
+    ),
+    _one_of("data.inductive", "task", "node"),
+    _one_of(
+        "partition.seed", "partition.method",
+        "metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", OWN,
+    ),
+    _one_of("partition.resolution partition.balance", "partition.method", "louvain"),
+    _one_of("partition.imbalance", "partition.method", "metis", "kaminpar", "semi-external"),
+    _one_of("partition.file", "partition.method", "file"),
+    _one_of("partition.chunks", "partition.method", "index"),
+    _one_of("partition.alpha", "partition.method", "dirichlet"),
+    _one_of("partition.options", "partition.method", OWN),
+    Rule(("propagation.r", "propagation.dtype"), "propagation.hops", "above 0", lambda found: found > 0),
+    Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _is_list),
+    _one_of("heterogeneity.seed", "heterogeneity.rule", "random"),
+    _one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
+    _one_of("train.momentum", "train.optimizer", "sgd"),
+    Rule(
+        tuple(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace")), "algorithm.name",
+        "with several clients", lambda found: found != "global",
+    ),
+    Rule(("participation.ratio",), "participation.count", "null", lambda found: found is None),
+    Rule(("participation.at_least",), "participation.trace", "with a file", lambda found: found is not None),
+    Rule(("evaluation.domains",), "data.dataset", "as a list", _is_list),
+    Rule(("engine.hosts",), "engine.backend", "ray", lambda found: found == "ray", given=1),
+    _one_of("ray.address", "engine.backend", "ray"),
+)  # fmt: skip
+
+
+def require_effects(config: BaseModel, usual: BaseModel, where: str, among: Collection[str] | None = None) -> None:
+    """Refuses a key that is set and has no effect; names it, and the key on which that depends.
+
+    Args:
+        usual: A config whose keys have their defaults, which are never refused.
+        among: The keys, or sections of such, to look at; None: all.
+    """
+    idle = [(rule, key) for rule, key in _of(among) if not rule.holds(attrgetter(rule.other)(config))]
+    wrong = [(r, key) for r, key in idle if attrgetter(key)(config) not in (attrgetter(key)(usual), r.given)]
+    for rule, key in wrong[:1]:
+        found, default = attrgetter(rule.other)(config), attrgetter(key)(usual)
+        too = [name for other, name in wrong[1:] if other.other == rule.other]
+        raise ShoalError(
+            where,
+            key,
+            f"is for {rule.other} {rule.values}, found {_shown(found)}; leave it at its default, {_shown(default)}"
+            + (f", and so {', '.join(too)}" if too else ""),
+        )
+
+
+def _of(among: Collection[str] | None) -> Iterator[tuple[Rule, str]]:
+    for rule in RULES:
+        for key in rule.keys:
+            if among is None or any(f"{key}.".startswith(f"{name}.") for name in among):
+                yield rule, key
+
+
+def _shown(value: Any) -> str:
+    """A value as a config has it, for a message."""
+    if value is None:
+        return "null"
+    if isinstance(value, Sparsity):
+        return "0 in all"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(getattr(value, "name", value))

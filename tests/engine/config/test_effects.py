@@ -1,0 +1,100 @@
+"""A key that what else is chosen leaves without an effect is refused; the line names both keys."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.errors import refused
+from support.small_runs import small_run
+
+from shoal.engine.config.config import config_from, load_config
+from shoal.engine.config.config_text import with_seal
+from shoal.engine.config.effects import RULES
+from shoal.engine.runs.run import run
+
+TWO = [{"name": "gcn"}, {"name": "sgc"}]
+# Keys with what makes them idle, and after that with what gives them an effect.
+CASES: list[tuple[str, Any, str, Any, Any]] = [
+    ("data.path", "mine", "data.dataset", "digits", "Files"),
+    ("data.name", "mine", "data.dataset", "sbm", "files"),
+    ("data.split_seed", 1, "data.split", "public", "per_client"),
+    ("data.fractions", [0.3, 0.3, 0.4], "data.split", "file", "stratified"),
+    ("data.split_file", "s.npy", "data.split", "public", "file"),
+    ("data.features.width", 8, "data.features.kind", "one-hot", "degree"),
+    ("data.features.seed", 1, "data.features.kind", "spectral", "random"),
+    ("data.sparsity.seed", 1, "data.sparsity.edges", 0.0, 0.5),
+    ("data.inductive", True, "task", "edge", "node"),
+    ("partition.seed", 1, "partition.method", "index", "mine.py:Mine"),
+    ("partition.resolution", 2.0, "partition.method", "metis", "louvain"),
+    ("partition.balance", "labelled", "partition.method", "metis", "louvain"),
+    ("partition.imbalance", 1.2, "partition.method", "louvain", "kaminpar"),
+    ("partition.file", "p.npy", "partition.method", "metis", "file"),
+    ("partition.chunks", 20, "partition.method", "random", "index"),
+    ("partition.alpha", 0.1, "partition.method", "random", "dirichlet"),
+    ("partition.options", {"a": 1}, "partition.method", "random", "mine.py:Mine"),
+    ("propagation.r", 0.0, "propagation.hops", 0, 1),
+    ("propagation.dtype", "float16", "propagation.hops", 0, 1),
+    ("heterogeneity.rule", "blocks", "model", {"name": "gcn"}, TWO),
+    ("heterogeneity.seed", 1, "heterogeneity.rule", "blocks", "random"),
+    ("heterogeneity.clients", [0] * 10, "heterogeneity.rule", "random", "explicit"),
+    ("train.momentum", 0.9, "train.optimizer", "adam", "sgd"),
+    ("participation.ratio", 0.5, "algorithm", "global", "fedavg"),
+    ("participation.trace", "t.npy", "algorithm", "global", "fedavg"),
+    ("participation.count", 2, "algorithm", "global", "fedavg"),
+    ("participation.ratio", 0.5, "participation.count", 2, None),
+    ("participation.at_least", 2, "participation.trace", None, "t.npy"),
+    ("evaluation.domains", False, "data.dataset", "sbm", ["digits", "cora"]),
+    ("engine.hosts", 3, "engine.backend", "local", "ray"),
+    ("ray.address", "auto", "engine.backend", "local", "ray"),
+]
+
+
+def with_keys(**values: Any) -> dict[str, Any]:
+    """Plain values of a config; keys have `__` for the dot."""
+    plain: dict[str, Any] = {"name": "x", "data": {"dataset": "sbm"}, "algorithm": "fedavg"}
+    if isinstance(values.get("data__dataset"), list):
+        values["partition__clients"] = [5, 5]
+    if str(values.get("heterogeneity__rule", "round-robin")) != "round-robin":
+        values = {"model": TWO, **values}
+    for key, value in values.items():
+        *sections, last = key.split("__")
+        place = plain
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return plain
+
+
+@pytest.mark.parametrize(("key", "value", "other", "without", "for_it"), CASES)
+def test_a_key_without_effect_is_refused(key: str, value: Any, other: str, without: Any, for_it: Any) -> None:
+    one, two = key.replace(".", "__"), other.replace(".", "__")
+    named = {"data.sparsity.edges": "data.sparsity", "algorithm": "algorithm.name"}.get(other, other)
+    with refused("config", key, says=f"is for {named} "):
+        config_from(with_keys(**{two: without, one: value}))
+    config_from(with_keys(**{two: for_it, one: value}))
+    # Without the key either may be chosen.
+    config_from(with_keys(**{two: without}))
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == set()
+
+
+def test_all_idle_keys_of_one_cause_are_named() -> None:
+    says = "is for engine.backend ray, found local; leave it at its default, 2, and so ray.address"
+    with refused("config", "engine.hosts", says=says):
+        config_from(with_keys(engine__backend="local", ray__address="auto", engine__hosts=4))
+    # There is one.
+    config_from(with_keys(engine__backend="local", engine__hosts=1))
+
+
+def test_a_run_keeps_the_keys_that_it_had(tmp_path: Path) -> None:
+    folder = run(config_from(small_run(tmp_path, rounds=1)))
+    file = folder / "config.yaml"
+    plain = yaml.safe_load(file.read_text())
+    plain["partition"]["alpha"] = 0.1
+    file.write_text(with_seal(yaml.safe_dump(plain)))
+    assert load_config(folder).partition.alpha == load_config(folder, ["rounds=2"]).partition.alpha == 0.1
+    with refused(str(file), "partition.chunks", says="is for partition.method index, found metis"):
+        load_config(folder, ["partition.chunks=9"])
