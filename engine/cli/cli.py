@@ -95,8 +95,9 @@ def run_command(
         return
     from shoal.engine.runs.run import run
 
-    show_run(run(resolved, resume=resume, fresh=fresh))
-    show_next(config, resolved.task, len(resolved.models()))
+    folder = run(resolved, resume=resume, fresh=fresh)
+    show_run(folder)
+    show_next(config, overrides or (), resolved, folder)
 
 
 @app.command("sweep")

@@ -19,7 +19,7 @@ from shoal.engine.records.run_folder import CONFIG, finished, read_summary, star
 from shoal.engine.records.summary import NODES, POOLED
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.means import MEANS, alike, figures_by, is_share, several_clients
+from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_share, several_clients
 from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows, row_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -207,7 +207,7 @@ def compare(left: Path, right: Path) -> list[TextTable]:
     summaries = [read_summary(run) for run in (left, right)]
     for part in ("inputs", "environment"):
         tables.append(_differing(part, names, *(flatten(summary.get(part, {})) for summary in summaries)))
-    rows, mean = alike([row_of({}, run) for run in (left, right)])
+    rows, mean = by_one_mean([row_of({}, run) for run in (left, right)])
     return [*tables, _figures(names, mean, *(row.figures for row in rows))]
 
 

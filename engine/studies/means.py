@@ -69,7 +69,7 @@ def comparable(figure: str, rows: Sequence[Row]) -> bool:
     return not (ranked or parts[-1] in OF_CLIENTS or any(metric in parts for metric in RANKINGS))
 
 
-def alike(rows: Sequence[Row], mean: str | None = None) -> tuple[list[Row], str]:
+def by_one_mean(rows: Sequence[Row], mean: str | None = None) -> tuple[list[Row], str]:
     """Rows that were read with the figures of `nodes` with those of one mean, and its name.
 
     That is the one that is asked for; else over all scored items where runs have other numbers of clients, as the
@@ -83,7 +83,7 @@ def alike(rows: Sequence[Row], mean: str | None = None) -> tuple[list[Row], str]
 
 
 def figures_by(run: Path, mean: str) -> dict[str, float]:
-    """The figures of a finished run by a mean; raises as `alike`."""
+    """The figures of a finished run by a mean; raises as `by_one_mean`."""
     return dict(_figures_by(run, mean, (run / SUMMARY).lstat().st_mtime_ns))
 
 

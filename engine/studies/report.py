@@ -27,7 +27,7 @@ from shoal.engine.studies.curves import (
 )
 from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, grouped, varied
-from shoal.engine.studies.means import MEANS, SCOPES, alike
+from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.scaling import CLIENTS, HOSTS, ideal
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import is_sweep, rows_of, title_of
@@ -75,7 +75,7 @@ MIB = 1 << 20
 def report(paths: Sequence[Path], out: Path | None) -> Path:
     """Writes the report of runs and sweeps to a folder, by default `report` in the first of them; gives the page."""
     read = [row for row in rows_of(paths) if row.state != "not chosen"]
-    rows, mean = alike(read)
+    rows, mean = by_one_mean(read)
     groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")

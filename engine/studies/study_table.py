@@ -10,7 +10,7 @@ from typing import Literal
 from shoal.engine.config.sizes import size
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
 from shoal.engine.studies.marks import Place, Ties, marked, shared_keys
-from shoal.engine.studies.means import MEANS, SCOPES, Mean, alike, comparable, is_share, is_short, several_clients
+from shoal.engine.studies.means import MEANS, SCOPES, Mean, by_one_mean, comparable, is_share, is_short, several_clients
 from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -26,7 +26,7 @@ class Layout:
         rows: Keys that name a row; empty: all that vary and are not in `columns`, the key whose values are the columns.
         statistic: Mean ± sample standard deviation, or median [quartiles], over runs that differ in seeds alone.
         against: Values of keys that name the combination to compare with, by the paired t-test over seeds.
-        mean: The mean over clients of scores with short names; None: see `alike`.
+        mean: The mean over clients of scores with short names; None: see `by_one_mean`.
         ties: What ties with the best or the second best: what is `shown` as the same number, or is `exact`ly equal.
         not_worse: Level of the paired t-test over seeds; what is not worse by it is marked with the best.
     """
@@ -43,7 +43,7 @@ class Layout:
 
 def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     """Makes the table of the finished runs; of what may be compared the best and the second best are marked."""
-    chosen, mean = alike([row for row in rows if row.state != "not chosen"], layout.mean)
+    chosen, mean = by_one_mean([row for row in rows if row.state != "not chosen"], layout.mean)
     groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
     if not groups:
         return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))

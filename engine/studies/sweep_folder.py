@@ -18,7 +18,7 @@ from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished
 from shoal.engine.records.summary import NODES
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.means import alike, figures_by
+from shoal.engine.studies.means import by_one_mean, figures_by
 from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
@@ -34,7 +34,7 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
 
     `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too. Columns of the
     tables are the keys that vary, `state`, `error`, `run`, `mean`, by which accuracies with short names are averaged
-    over clients (see `alike`), and all figures, which are empty where a run is not finished.
+    over clients (see `by_one_mean`), and all figures, which are empty where a run is not finished.
     """
     plain = {
         "config": str(Path(study.config).expanduser().resolve()),
@@ -59,7 +59,7 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
 
 def table_of_runs(rows: Sequence[Row]) -> pa.Table:
     """The runs of a sweep, with the columns that `write_sweep` names."""
-    rows, mean = alike(rows)
+    rows, mean = by_one_mean(rows)
     text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run", "mean"]
     # A key that varies, `rounds` for one, is no figure again.
     numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
