@@ -81,7 +81,9 @@ def run_command(
     config: ConfigPath,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and stop.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished run, or one of fewer rounds.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
 ) -> None:
     """Run a config to its end; prepares its store first if needed."""
