@@ -56,7 +56,7 @@ def run(config: Source, *, resume: bool = False, fresh: bool = False) -> Run:
 
     Args:
         config: The run; with `engine.backend` `local` all of it happens in this process, without Ray.
-        resume: Go on with an unfinished run from its newest checkpoint.
+        resume: Go on with an unfinished run from its newest checkpoint, or with one that had fewer `rounds`.
         fresh: Start over, whatever the run folder holds.
 
     Raises:

@@ -20,11 +20,14 @@ class TensorBoard(Callback):
     _writer: EventFileWriter | None = field(default=None, init=False, repr=False)
 
     def start(self, run: Running) -> None:
-        """Begins a file of events."""
+        """Begins a file of events; where there is none yet, with the rounds that there are."""
         if self._writer is None:
+            earlier = () if (run.path / "tensorboard").exists() else run.lines
             plain = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in run.keys.items()}
             self._writer = EventFileWriter(str(run.path / "tensorboard"))
             self._writer.add_event(Event(step=0, summary=hparams_pb(plain, trial_id=run.path.name)))
+            for line in earlier:
+                self.after_round(run, line)
 
     def after_round(self, run: Running, line: Line) -> None:
         """Writes a round."""

@@ -81,7 +81,9 @@ def run_command(
     config: ConfigPath,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and stop.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished run, or one of fewer rounds.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
 ) -> None:
     """Run a config to its end; prepares its store first if needed."""
@@ -95,8 +97,9 @@ def run_command(
         return
     from shoal.engine.runs.run import run
 
-    show_run(run(resolved, resume=resume, fresh=fresh))
-    show_next(config, resolved.task, len(resolved.models()))
+    folder = run(resolved, resume=resume, fresh=fresh)
+    show_run(folder)
+    show_next(config, overrides or (), resolved, folder)
 
 
 @app.command("sweep")
@@ -174,14 +177,24 @@ def table_command(
     columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
     statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
     against: Annotated[str, typer.Option(help="Compare by a paired test with these values, as train.lr=0.1.")] = "",
+    mean: Annotated[
+        str | None,
+        typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says."),
+    ] = None,
+    ties: Annotated[str, typer.Option(help="What shares a mark: equal as shown, or exact.")] = "shown",
+    not_worse: Annotated[
+        float | None, typer.Option(help="Mark with the best what a paired test at this level finds not worse, as 0.05.")
+    ] = None,
     form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
 ) -> None:
-    """Put any runs into a table: spreads over seeds, the best marked, a paired test against a baseline."""
+    """Put any runs into a table: spreads over seeds, the best methods marked, a paired test against a baseline."""
     from shoal.engine.studies.study_table import layout_of, write_table
 
     of_seeds = _one_of("--statistic", statistic, "mean", "median")
-    layout = layout_of(figure or (), rows, columns, of_seeds, against)  # type: ignore[arg-type]
+    by = None if mean is None else _one_of("--mean", mean, "nodes", "rows", "clients")
+    tie = _one_of("--ties", ties, "shown", "exact")
+    layout = layout_of(figure or (), rows, columns, of_seeds, against, by, tie, not_worse)  # type: ignore[arg-type]
     chosen = _one_of("--format", form, "terminal", "markdown", "latex", "csv")
     write_table([_possible(path) for path in paths], layout, chosen, out)  # type: ignore[arg-type]
 

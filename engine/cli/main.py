@@ -82,3 +82,7 @@ def way_out(error: ModuleNotFoundError) -> str | None:
         return None
     package, without = SPARED[name]
     return f"the package {package} is not installed; pip install {package}, or do without it: {without}"
+
+
+if __name__ == "__main__":
+    main()

@@ -14,9 +14,13 @@ PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
 LAST = 5
 
 
-def weighting_of(scope: str) -> str:
-    """The number that stands for a scope: the mean over domains, or weighted by all nodes of a client."""
-    return "clients" if scope == DOMAINS else "nodes"
+# The mean that stands for a scope, and the one that is the accuracy of all scored items, whoever holds them.
+NODES, POOLED = "nodes", "rows"
+
+
+def weighting_of(scope: str, weighting: str = NODES) -> str:
+    """The number that stands for a scope: the mean over domains, or over clients by a weighting."""
+    return "clients" if scope == DOMAINS else weighting
 
 
 def metric_of(numbers: Mapping[str, Any]) -> str:
@@ -24,18 +28,18 @@ def metric_of(numbers: Mapping[str, Any]) -> str:
     return next((metric for metric in RANKINGS if metric in numbers), ACCURACY)
 
 
-def chosen(numbers: Mapping[str, Any], scope: str) -> float | None:
+def chosen(numbers: Mapping[str, Any], scope: str, weighting: str = NODES) -> float | None:
     """The number by which rounds are chosen, that of the run's metric; None where it is not defined."""
     metric = metric_of(numbers)
     weightings = numbers if metric == ACCURACY else numbers[metric]
-    value: float | None = weightings[weighting_of(scope)]
+    value: float | None = weightings[weighting_of(scope, weighting)]
     return value
 
 
-def best_round(lines: Sequence[dict[str, Any]], scope: str) -> dict[str, Any] | None:
+def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = NODES) -> dict[str, Any] | None:
     """The first logged round with the highest validation metric of a scope; None where it is defined in none."""
     numbers = [line.get("scopes", {}).get(scope, {}).get("val") for line in lines]
-    values = {place: None if found is None else chosen(found, scope) for place, found in enumerate(numbers)}
+    values = {place: None if found is None else chosen(found, scope, weighting) for place, found in enumerate(numbers)}
     known = {place: value for place, value in values.items() if value is not None}
     return lines[max(known, key=known.__getitem__)] if known else None
 

@@ -23,6 +23,7 @@ from shoal.engine.records.run_folder import (
 )
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.driver import Driver, go_on_from
+from shoal.engine.runs.more_rounds import take_over
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
@@ -35,7 +36,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
     """Runs a config, or the plan that was made of it, to its end and returns the run folder.
 
     Args:
-        resume: Continue an unfinished run from its newest checkpoint.
+        resume: Continue an unfinished run from its newest checkpoint, or one of fewer rounds; see `take_over`.
         fresh: Start over, whatever the folder holds.
         backend: Carries it out; by default the run starts its own and closes it.
 
@@ -123,11 +124,11 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 
 
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
-    """The checkpoint that an unfinished run continues from; None: from its start."""
+    """The checkpoint that an unfinished run, or one of more rounds, continues from; None: from its start."""
+    if not folder.started and resume and (why_not := take_over(plan, folder)) is not None:
+        _refuse_changed(plan.config)
+        say(f"{why_not}, starting")
     if not folder.started:
-        if resume:
-            _refuse_changed(plan.config)
-            say(f"{folder.path}: nothing to resume, starting")
         return None
     if not resume:
         raise ShoalError(folder.path, "holds an unfinished run; --resume continues it, --fresh starts over")

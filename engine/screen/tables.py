@@ -1,5 +1,6 @@
 """Tables for people."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.algorithms.methods.registry.load import weighing_methods
-from shoal.engine.config.config import load_config
+from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
@@ -86,17 +87,33 @@ def show_run(run: Path) -> None:
     _line(f"run folder: {run}")
 
 
-def show_next(config_path: str, task: str, models: int) -> None:
-    """Prints commands to try after a run."""
+def show_next(config_path: str, overrides: Sequence[str], config: Config, run: Path) -> None:
+    """Prints commands to try after a run, with its overrides, but those of the keys that a command sets."""
+    folder = shlex.quote(str(run))
+    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+
+    def again(command: str, *sets: str) -> str:
+        kept = [f"{key}={value}" for key, value in given.items() if key not in sets and key.split(".")[0] not in sets]
+        # What would be several values of an axis, or none, is in the config of the run folder.
+        if command == "sweep" and any(not v or ("," in v and v[0] not in "[{(") for v in given.values()):
+            return f"  shoal sweep {folder}"
+        return f"  shoal {command} {shlex.join([config_path, *kept])}"
+
     _line("next:")
-    if models == 1:
+    models = config.models()
+    if len(models) == 1:
         # Some that can train any graph, with weights or without.
-        names = ",".join(islice(weighing_methods(task), MOST_NAMED))
-        _line(f"  shoal sweep {config_path} algorithm.name={names} seed=0,1,2")
-        _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
+        names = ",".join(islice(weighing_methods(config.task), MOST_NAMED))
+        key = "algorithm" if config.algorithm.options else "algorithm.name"
+        _line(f"{again('sweep', 'algorithm', 'seed')} {key}={names} seed=0,1,2")
+        of_model = "" if models[0].options or any(key.startswith("model") for key in given) else " model.name=sgc"
+        _line(f"{again('run', 'participation.ratio', 'participation.count')} participation.ratio=0.5{of_model}")
     else:
-        _line(f"  shoal sweep {config_path} heterogeneity.rule=round-robin,blocks seed=0,1,2")
-    _line("  shoal export RUN, shoal inspect RUN, tensorboard --logdir runs")
+        start = again("sweep", "heterogeneity.rule", "heterogeneity.clients", "seed")
+        _line(f"{start} heterogeneity.rule=round-robin,blocks seed=0,1,2")
+    board = config.run.tensorboard or any(callback.name == "tensorboard" for callback in config.callbacks)
+    more = f", tensorboard --logdir {shlex.quote(config.run.root)}" if board else ""
+    _line(f"  shoal export {folder}, shoal inspect {folder}{more}")
 
 
 def show_store(path: Path, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from shoal.engine.records.checkpoint import TENSORS, newest_round
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
 from shoal.engine.records.run_folder import CHECKPOINTS
-from shoal.engine.records.summary import chosen
+from shoal.engine.records.summary import NODES, chosen
 from shoal.engine.rounds.scoring import CORRECT, SUPPORT
 from shoal.engine.rounds.scoring import PARTS as OF_SCORES
 from shoal.engine.studies.groups import Group
@@ -34,9 +34,9 @@ class Curve:
     runs: int
 
 
-def curve_of(name: str, runs: Sequence[Path], scope: str, part: str) -> Curve | None:
-    """The number that stands for a scope, over the rounds in which all runs have it; None where none do."""
-    of_runs = [_points(read_metrics(run), scope, part) for run in runs]
+def curve_of(name: str, runs: Sequence[Path], scope: str, part: str, mean: str = NODES) -> Curve | None:
+    """The number that stands for a scope, by a mean over clients, of the rounds in which all runs have it, if any."""
+    of_runs = [_points(read_metrics(run), scope, part, mean) for run in runs]
     rounds = sorted(set.intersection(*(set(points) for points in of_runs))) if of_runs else []
     if not rounds:
         return None
@@ -47,14 +47,16 @@ def curve_of(name: str, runs: Sequence[Path], scope: str, part: str) -> Curve | 
     return Curve(name, x, value_ST.mean(0), value_ST.min(0), value_ST.max(0), len(runs))
 
 
-def _points(lines: Sequence[Mapping[str, Any]], scope: str, part: str) -> dict[int, tuple[float, float, float]]:
+def _points(
+    lines: Sequence[Mapping[str, Any]], scope: str, part: str, mean: str
+) -> dict[int, tuple[float, float, float]]:
     """Value, bytes and seconds so far by evaluated round."""
     found, sent, seconds = {}, 0.0, 0.0
     for line in lines:
         sent += line["bytes_up"] + line["bytes_down"]
         seconds += line["seconds"]["round"]
         numbers = line.get("scopes", {}).get(scope, {}).get(part)
-        value = None if numbers is None else chosen(numbers, scope)
+        value = None if numbers is None else chosen(numbers, scope, mean)
         if value is not None:
             found[int(line["round"])] = (value, sent, seconds)
     return found

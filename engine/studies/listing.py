@@ -4,6 +4,7 @@ import fcntl
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary, started
+from shoal.engine.records.summary import NODES, POOLED
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.sweep_folder import SWEEP, figures_of, is_share, is_sweep, read_rows, title_of
+from shoal.engine.studies.groups import Row
+from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_share, several_clients
+from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows, row_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK
@@ -60,15 +64,24 @@ def kept_in(root: Path) -> Iterator[Kept]:
 
 def listed(found: list[Kept]) -> TextTable:
     """A row for each folder: kind, name, age, size, state, and content or result. Damage is in the row."""
-    rows = [(each.kind, each.path.name, _age(each.path), size(each.bytes), *_state(each)) for each in found]
+    mean = POOLED if several_clients(list(_finished_runs(found))) else NODES
+    rows = [(each.kind, each.path.name, _age(each.path), size(each.bytes), *_state(each, mean)) for each in found]
     heads = ("kind", "name", "age", "size", "state", "what")
-    return TextTable(heads, tuple(rows), len(heads), notes=() if rows else ("no runs, sweeps or stores",))
+    scored = (f"scores: {MEANS[mean]}",) if any(each.kind == "run" for each in found) else ()
+    return TextTable(heads, tuple(rows), len(heads), notes=scored if rows else ("no runs, sweeps or stores",))
 
 
-def _state(each: Kept) -> tuple[str, str]:
+def _finished_runs(found: Sequence[Kept]) -> Iterator[Row]:
+    for each in found:
+        with suppress(ShoalError):
+            if each.kind == "run":
+                yield row_of({}, each.path)
+
+
+def _state(each: Kept, mean: str) -> tuple[str, str]:
     try:
         if each.kind == "run":
-            return _of_run(each.path)
+            return _of_run(each.path, mean)
         if each.kind == "store":
             manifest = read_manifest(each.path)
             return "finished", f"{manifest.name}, {len(manifest.clients)} clients, {manifest.nodes:,} nodes"
@@ -79,13 +92,13 @@ def _state(each: Kept) -> tuple[str, str]:
         return "damaged", str(error)
 
 
-def _of_run(path: Path) -> tuple[str, str]:
+def _of_run(path: Path, mean: str) -> tuple[str, str]:
     config = load_config(path)
     graph = config.data.name or config.data.dataset
     what = f"{config.algorithm.name} on {graph}, {config.partition.clients} clients, seed {config.seed}"
     if not finished(path):
         return ("unfinished" if started(path) else "not begun"), what
-    figures = figures_of(read_summary(path))
+    figures = figures_by(path, mean)
     scope = next((scope for scope in ("served", "trained", "global") if f"{scope}.best.test" in figures), None)
     reached = "" if scope is None else f": {100 * figures[f'{scope}.best.test']:.2f} % {scope}"
     return "finished", what + reached
@@ -194,7 +207,8 @@ def compare(left: Path, right: Path) -> list[TextTable]:
     summaries = [read_summary(run) for run in (left, right)]
     for part in ("inputs", "environment"):
         tables.append(_differing(part, names, *(flatten(summary.get(part, {})) for summary in summaries)))
-    return [*tables, _figures(names, *(figures_of(summary) for summary in summaries))]
+    rows, mean = by_one_mean([row_of({}, run) for run in (left, right)])
+    return [*tables, _figures(names, mean, *(row.figures for row in rows))]
 
 
 Names = tuple[str, str]
@@ -206,12 +220,12 @@ def _differing(what: str, names: Names, left: Mapping[str, Any], right: Mapping[
     return TextTable((what, *names), rows, 3, notes=() if rows else (f"{what}: equal",))
 
 
-def _figures(names: Names, left: Mapping[str, float], right: Mapping[str, float]) -> TextTable:
+def _figures(names: Names, mean: str, left: Mapping[str, float], right: Mapping[str, float]) -> TextTable:
     rows = []
     for figure in (figure for figure in left if figure in right and figure.endswith(SHOWN)):
         factor = 100 if is_share(figure) else 1
         a, b = factor * left[figure], factor * right[figure]
         if a != b:
             rows.append((figure, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}"))
-    notes = ("shares in %",) if rows else ("results: equal",)
+    notes = (f"shares in %; scores: {MEANS[mean]}",) if rows else ("results: equal",)
     return TextTable(("results", *names, "difference"), tuple(rows), 1, notes=notes)

@@ -27,9 +27,10 @@ from shoal.engine.studies.curves import (
 )
 from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, grouped, varied
+from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.scaling import CLIENTS, HOSTS, ideal
 from shoal.engine.studies.study_table import Layout, table_of
-from shoal.engine.studies.sweep_folder import SCOPES, is_sweep, rows_of, title_of
+from shoal.engine.studies.sweep_folder import is_sweep, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -73,7 +74,8 @@ MIB = 1 << 20
 
 def report(paths: Sequence[Path], out: Path | None) -> Path:
     """Writes the report of runs and sweeps to a folder, by default `report` in the first of them; gives the page."""
-    rows = [row for row in rows_of(paths) if row.state != "not chosen"]
+    read = [row for row in rows_of(paths) if row.state != "not chosen"]
+    rows, mean = by_one_mean(read)
     groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
@@ -83,11 +85,13 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     named = {name_of(group, keys): group for group in groups}
     waiting, more = sum(not row.figures for row in rows), len(named) - MOST_CURVES
     missing = f"{waiting} of {len(rows)} runs are not finished and not shown" if waiting else ""
-    first = f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables" if more > 0 else ""
+    of_curves = [f"scores: {MEANS[mean]}"]
+    if more > 0:
+        of_curves.append(f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables")
     sections = [
-        Section("Results", tables=[table_of(rows, Layout())], note=missing),
+        Section("Results", tables=[table_of(read, Layout())], note=missing),
         Section("Scaling", drawings=_scaling(groups, keys)),
-        Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named)], note=first),
+        Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named, mean)], note="; ".join(of_curves)),
         Section("Clients", drawings=_clients(named)),
         Section("What the server mixed, and prototypes", drawings=_records(named)),
         Section("Time and memory", drawings=_costs(named)),
@@ -112,12 +116,12 @@ def _scopes(named: dict[str, Group]) -> list[str]:
     return [scope for scope in SCOPES if scope in known]
 
 
-def _curves(named: dict[str, Group]) -> list[Drawing]:
+def _curves(named: dict[str, Group], mean: str) -> list[Drawing]:
     found: list[Drawing] = []
     few = dict(list(named.items())[:MOST_CURVES])
     for scope in _scopes(named):
         for part in ("test", "val"):
-            made = [curve_of(name, _finished(group), scope, part) for name, group in few.items()]
+            made = [curve_of(name, _finished(group), scope, part, mean) for name, group in few.items()]
             several = [curve for curve in made if curve is not None]
             if several:
                 for x in ("round",) if part == "val" else ("round", "bytes", "seconds"):
@@ -265,7 +269,8 @@ def _section(section: Section) -> str:
     if section.note:
         parts.append(f'<p class="note">{html.escape(section.note)}</p>')
     for table in section.tables:
-        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
+        below = (*table.notes, *table.legend("bold", "underlined"))
+        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in below)
         parts.append(f'<div class="wide" tabindex="0">{table.html()}</div>\n{notes}')
     if section.drawings:
         parts += ['<div class="figures">', *(_figure(drawing) for drawing in section.drawings), "</div>"]

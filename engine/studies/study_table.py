@@ -9,7 +9,9 @@ from typing import Literal
 
 from shoal.engine.config.sizes import size
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
-from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, rows_of, title_of
+from shoal.engine.studies.marks import Place, Ties, marked, shared_keys
+from shoal.engine.studies.means import MEANS, SCOPES, Mean, by_one_mean, comparable, is_share, is_short, several_clients
+from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -24,6 +26,9 @@ class Layout:
         rows: Keys that name a row; empty: all that vary and are not in `columns`, the key whose values are the columns.
         statistic: Mean ± sample standard deviation, or median [quartiles], over runs that differ in seeds alone.
         against: Values of keys that name the combination to compare with, by the paired t-test over seeds.
+        mean: The mean over clients of scores with short names; None: see `by_one_mean`.
+        ties: What ties with the best or the second best: what is `shown` as the same number, or is `exact`ly equal.
+        not_worse: Level of the paired t-test over seeds; what is not worse by it is marked with the best.
     """
 
     figures: tuple[str, ...] = ()
@@ -31,11 +36,14 @@ class Layout:
     columns: str | None = None
     statistic: Statistic = "mean"
     against: tuple[tuple[str, str], ...] = ()
+    mean: Mean | None = None
+    ties: Ties = "shown"
+    not_worse: float | None = None
 
 
 def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
-    """Makes the table of the finished runs; the best of every column is marked, if there are several."""
-    chosen = [row for row in rows if row.state != "not chosen"]
+    """Makes the table of the finished runs; of what may be compared the best and the second best are marked."""
+    chosen, mean = by_one_mean([row for row in rows if row.state != "not chosen"], layout.mean)
     groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
     if not groups:
         return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
@@ -54,7 +62,7 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
         raise ShoalError("--against", f"no finished runs have {_listed(against)}")
     keys = list(layout.rows) or [key for key in varied(groups) if key != layout.columns]
     cells = _cells(groups, keys, layout.columns)
-    numbers = _Numbers(layout.statistic, against, groups)
+    numbers = _Numbers(layout.statistic, against, groups, mean, layout.ties, layout.not_worse)
     return _joined(cells, keys, figures, numbers, title)
 
 
@@ -65,6 +73,13 @@ class _Numbers:
     statistic: Statistic
     against: Mapping[str, str]
     groups: Sequence[Group]
+    mean: str
+    ties: Ties
+    not_worse: float | None
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for group in self.groups for row in group.rows]
 
     def spread(self, group: Group | None, figure: str) -> Spread | None:
         return None if group is None else spread_of(group.values(figure), self.statistic)
@@ -112,42 +127,60 @@ def _joined(
         heads = values
     runs = {group.finished for row in cells.values() for group in row.values()}
     counted = len(runs) > 1
-    rows, spreads = [], []
+    rows, placed = [], list[list[Group | None]]()
     for row, by_value in cells.items():
         groups = [by_value.get(value) for _, value in wanted]
         count = ["/".join(str(group.finished) for group in by_value.values())] if counted else []
         rows.append((*row, *count, *(numbers.cell(g, figure) for g, (figure, _) in zip(groups, wanted))))
-        spreads.append([numbers.spread(g, figure) for g, (figure, _) in zip(groups, wanted)])
-    first = len(keys) + counted
+        placed.append(groups)
     notes = [f"{figures[0]}"] if len(figures) == 1 and heads == values else []
-    notes.append(_note(numbers, runs, figures))
+    notes += _notes(numbers, runs, figures)
+    best, second = _marks(placed, [figure for figure, _ in wanted], numbers, len(keys) + counted)
     return TextTable(
-        (*keys, *(["runs"] if counted else []), *heads), tuple(rows), len(keys),
-        _best(spreads, figures, values, first), title, tuple(notes),
+        (*keys, *(["runs"] if counted else []), *heads), tuple(rows), len(keys), best, title, tuple(notes),
+        second, _compared(numbers), numbers.mean if any(map(is_short, figures)) else "",
     )  # fmt: skip
 
 
-def _best(
-    spreads: Sequence[Sequence[Spread | None]], figures: Sequence[str], values: Sequence[str], first: int
-) -> frozenset[tuple[int, int]]:
-    """The highest of every share: in a column, or in a row where columns are values of a key; of costs none."""
-    found: set[tuple[int, int]] = set()
-    rows = range(len(spreads))
-    for number, figure in enumerate(figures):
-        if not is_share(figure):
-            continue
-        columns = range(number * len(values), (number + 1) * len(values))
-        alone = len(values) == 1
-        compared = [[(row, columns[0]) for row in rows]] if alone else [[(row, c) for c in columns] for row in rows]
-        for places in compared:
-            known = {place: s.middle for place in places if (s := spreads[place[0]][place[1]]) is not None}
-            if len(known) > 1:
-                best = max(known.values())
-                found |= {(row, first + column) for (row, column), value in known.items() if value == best}
-    return frozenset(found)
+def _marks(
+    placed: Sequence[Sequence[Group | None]], figures: Sequence[str], numbers: _Numbers, first: int
+) -> tuple[frozenset[Place], frozenset[Place]]:
+    """Places of the best and the second best of every share, wherever they are in the table; of costs none."""
+    keys = shared_keys(numbers.groups)
+    of: dict[tuple[object, ...], dict[Place, Group]] = {}
+    for row, groups in enumerate(placed):
+        for column, (group, figure) in enumerate(zip(groups, figures)):
+            if group is not None and is_share(figure) and comparable(figure, numbers.rows):
+                shared = (figure, *(group.columns.get(key) for key in keys))
+                of.setdefault(shared, {})[row, first + column] = group
+    best, second = set[Place](), set[Place]()
+    for (figure, *_), groups_of in of.items():
+        name = str(figure)
+        known = {place: s.middle for place, group in groups_of.items() if (s := numbers.spread(group, name))}
+
+        def equal(a: float, b: float, name: str = name) -> bool:
+            return a == b or (numbers.ties == "shown" and _number(a, name) == _number(b, name))
+
+        def not_worse(place: Place, top: Place, of: Mapping[Place, Group] = groups_of, name: str = name) -> bool:
+            p = paired_p(of[place], of[top], name) if numbers.not_worse is not None else None
+            return p is not None and numbers.not_worse is not None and p >= numbers.not_worse
+
+        bests, seconds = marked(known, equal, not_worse)
+        best.update(bests)
+        second.update(seconds)
+    return frozenset(best), frozenset(second)
 
 
-def _note(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> str:
+def _compared(numbers: _Numbers) -> str:
+    """What marks compare, for a legend."""
+    keys = shared_keys(numbers.groups)
+    text = f" of equal {', '.join(keys)}" if keys else ""
+    if numbers.not_worse is not None:
+        text += f"; with the best is what the paired t-test over seeds does not find worse at {numbers.not_worse:g}"
+    return text
+
+
+def _notes(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> list[str]:
     most = max(runs)
     spread = "mean ± sample standard deviation" if numbers.statistic == "mean" else "median [lower, upper quartile]"
     notes = [f"{spread} over {most} runs" if len(runs) == 1 else spread] if most > 1 else []
@@ -159,7 +192,18 @@ def _note(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> str:
         notes.append(
             f"p: paired t-test over seeds against {_listed(numbers.against)}, not corrected for several comparisons"
         )
-    return "; ".join(notes)
+    lines = ["; ".join(notes)]
+    if any(map(is_short, figures)):
+        several = several_clients(numbers.rows)
+        why = f"; runs have {_in_words(several)} clients" if several else ""
+        lines.append(f"scores: {MEANS[numbers.mean]}{why}")
+    if unlike := [figure for figure in figures if is_share(figure) and not comparable(figure, numbers.rows)]:
+        lines.append(f"not compared, for they depend on the number of clients: {', '.join(unlike)}")
+    return lines
+
+
+def _in_words(numbers: Sequence[int]) -> str:
+    return " and ".join([", ".join(map(str, numbers[:-1])), str(numbers[-1])])
 
 
 def _listed(values: Mapping[str, str]) -> str:
@@ -185,14 +229,18 @@ Format = Literal["terminal", "markdown", "latex", "csv"]
 
 
 def layout_of(
-    figures: Sequence[str], rows: str | None, columns: str | None, statistic: Literal["mean", "median"], against: str
-) -> Layout:
+    figures: Sequence[str], rows: str | None, columns: str | None, statistic: Statistic, against: str,
+    mean: Mean | None, ties: Ties, not_worse: float | None,
+) -> Layout:  # fmt: skip
     """A layout from the options of a command line."""
+    if not_worse is not None and not 0 < not_worse < 1:
+        raise ShoalError("--not-worse", f"must be a level between 0 and 1, as 0.05, found {not_worse:g}")
     pairs = [part.partition("=") for part in against.split(",") if part]
     if wrong := next((key for key, equals, _ in pairs if not equals), None):
         raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
     named = tuple((key, value) for key, _, value in pairs)
-    return Layout(tuple(figures), tuple((rows or "").split(",")) if rows else (), columns, statistic, named)
+    keys = tuple((rows or "").split(",")) if rows else ()
+    return Layout(tuple(figures), keys, columns, statistic, named, mean, ties, not_worse)
 
 
 def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:

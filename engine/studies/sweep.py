@@ -20,7 +20,8 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Key, grouped, others_of
+from shoal.engine.studies.groups import Key, grouped, others_of, seeds_of
+from shoal.engine.studies.means import by_one_mean
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep_folder import row_of, write_sweep
 from shoal.engine.studies.text_table import TextTable
@@ -222,7 +223,8 @@ class Sweep:
         """The value with the highest mean validation, of equals the first, by all other keys but seeds."""
         figure = f"{self.study.choose_by}.best.val"
         found: dict[Key, dict[str, float]] = {}
-        for group in grouped([self.rows[place] for place in first]):
+        rows, _ = by_one_mean([self.rows[place] for place in first])
+        for group in grouped(rows):
             if values := group.values(figure):
                 found.setdefault(others_of(group.rows[0], key), {})[group.columns[key]] = fmean(values)
         for others, scores in found.items():

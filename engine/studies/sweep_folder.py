@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +14,15 @@ import pyarrow.parquet
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.run_identity import fingerprint_of, flatten
-from shoal.engine.records.metrics import METRICS, numbers_of
-from shoal.engine.records.run_folder import finished, read_summary
-from shoal.engine.records.summary import chosen
+from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.run_folder import CONFIG, finished
+from shoal.engine.records.summary import NODES
 from shoal.engine.studies.groups import Row
+from shoal.engine.studies.means import by_one_mean, figures_by
 from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
-
-SCOPES = ("trained", "served", "global", "domains")
-MOMENTS = ("best", "last")
-PARTS = ("val", "test")
-
-
-def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a summary under its dotted name.
-
-    What stands for a part of a scope has a short name, too: `served.best.test` is the metric of the run at the best
-    validation round, and `served.best.round` that round.
-    """
-    found = {name: float(value) for name, value in numbers_of(summary).items()}
-    for scope, numbers in summary["scopes"].items():
-        for moment in MOMENTS:
-            for part in PARTS:
-                table = (numbers[moment] or {}).get(part)
-                value = None if table is None else chosen(table, scope)
-                if value is not None:
-                    found[f"{scope}.{moment}.{part}"] = value
-    return found
-
-
-def is_share(figure: str) -> bool:
-    """Whether a figure is a share, shown in %: all numbers of scopes are, but the rounds and classes among them."""
-    scope, _, rest = figure.partition(".")
-    return scope in SCOPES and not rest.endswith(("round", "constant_class"))
-
 
 SWEEP, RUNS = "sweep.json", "runs"
 LONGEST_TITLE = 160
@@ -59,8 +33,8 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
     """Writes the state of a sweep, and the tables of its runs: one row each, in the order of the study.
 
     `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too. Columns of the
-    tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run is not
-    finished.
+    tables are the keys that vary, `state`, `error`, `run`, `mean`, by which accuracies with short names are averaged
+    over clients (see `by_one_mean`), and all figures, which are empty where a run is not finished.
     """
     plain = {
         "config": str(Path(study.config).expanduser().resolve()),
@@ -85,11 +59,15 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
 
 def table_of_runs(rows: Sequence[Row]) -> pa.Table:
     """The runs of a sweep, with the columns that `write_sweep` names."""
-    text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run"]
+    rows, mean = by_one_mean(rows)
+    text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run", "mean"]
     # A key that varies, `rounds` for one, is no figure again.
     numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
     schema = pa.schema([*((name, pa.string()) for name in text), *((name, pa.float64()) for name in numbers)])
-    own = ({**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run} for row in rows)
+    own = (
+        {**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run, "mean": mean}
+        for row in rows
+    )
     return pa.Table.from_pylist(list(own), schema)
 
 
@@ -143,7 +121,7 @@ def row_of(columns: dict[str, str], path: Path, state: str = "waiting", error: s
     """A run as it is now: a finished one with its figures, another one in the state that is known of it."""
     if finished(path):
         state = state if state == "not chosen" else "finished"
-        return Row(columns, figures_of(read_summary(path)), str(path), state)
+        return Row(columns, figures_by(path, NODES), str(path), state)
     return Row(columns, {}, str(path), "waiting" if state == "finished" else state, error)
 
 
@@ -152,20 +130,33 @@ OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.options.scratch")
 
 
 def rows_of(paths: Sequence[Path]) -> list[Row]:
-    """The runs of sweeps as these have them, single runs by the keys in which their configs differ."""
-    rows = [row for path in paths if is_sweep(path) for row in read_rows(path)]
-    runs = [path for path in paths if not is_sweep(path)]
-    for path in runs:
-        if not (path / METRICS).exists():
+    """The runs of one sweep as it has them; others by the keys in which their configs differ."""
+    if len(paths) == 1 and is_sweep(paths[0]):
+        return read_rows(paths[0])
+    found = []
+    for path in paths:
+        if not is_sweep(path) and not (path / METRICS).exists():
             raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
-    flat = [flatten(load_config(path).plain()) for path in runs]
-    configs = [{key: str(value) for key, value in keys.items() if not key.startswith(OF_PLACES)} for keys in flat]
+        found += read_rows(path) if is_sweep(path) else [row_of({}, path)]
+    # One that is in two sweeps is one.
+    rows = list({row.path.resolve(): row for row in found}.values())
+    begun = [row for row in rows if (row.path / CONFIG).exists()]
+    configs = [_keys_of(row.path) for row in begun]
     names = list(dict.fromkeys(name for config in configs for name in config))
     differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
     if any(name != "name" and not is_seed(name) for name in differ):
         # The name repeats the other keys in words.
         differ = [name for name in differ if name != "name"]
-    for path, config in zip(runs, configs):
-        rows.append(row_of({name: config[name] for name in differ if name in config}, path))
-    # One that is in two sweeps is one.
-    return list({row.run: row for row in rows}.values())
+    every = [{name: config[name] for name in differ if name in config} for config in configs]
+    # Of equal keys, they are no repetitions: a file that they read was another.
+    own = {
+        row.run: columns | ({"run": row.run} if every.count(columns) > 1 else {}) for row, columns in zip(begun, every)
+    }
+    return [replace(row, columns=own.get(row.run, row.columns)) for row in rows]
+
+
+def _keys_of(run: Path) -> dict[str, str]:
+    """The keys of a run's config as texts, without places; code that it keeps is named in its folder."""
+    keys = flatten(load_config(run).plain())
+    kept = f"{run.absolute()}{os.sep}"
+    return {key: str(value).replace(kept, "") for key, value in keys.items() if not key.startswith(OF_PLACES)}

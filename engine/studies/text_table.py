@@ -8,9 +8,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-BEST = "*"
-# Enclose a marked cell until tabulate has escaped all cells.
-OPEN, CLOSE = "\ue000", "\ue001"
+BEST, SECOND = "*", "†"
+# Before and after a cell that is the best or the second best, until tabulate has escaped all cells.
+OPEN, CLOSE, OPEN_SECOND, CLOSE_SECOND = "\ue000\ue001\ue002\ue003"
 # A last text is wrapped into no fewer characters.
 NARROWEST = 20
 # As wide as a table may be where there is no terminal.
@@ -26,8 +26,10 @@ class TextTable:
         rows: Cells; all as many as heads.
         keys: Number of leading columns that name the row, aligned left; the others are numbers, aligned right. Where
             all are keys, the last one is a text, which is wrapped where the terminal is too narrow.
-        best: Rows and columns of the marked cells.
+        best: Rows and columns of the cells that are marked as the best, and `second` as the second best.
         title: A line above, `notes` lines below.
+        compared: What the legend of the marks says of them.
+        mean: Name of the mean that scores are, a column of CSV; empty: they name theirs.
     """
 
     heads: tuple[str, ...]
@@ -36,13 +38,16 @@ class TextTable:
     best: frozenset[tuple[int, int]] = frozenset()
     title: str = ""
     notes: tuple[str, ...] = ()
+    second: frozenset[tuple[int, int]] = frozenset()
+    compared: str = ""
+    mean: str = ""
 
     def text(self, width: int | None = None) -> str:
         """For a terminal. A table that is too wide is split into blocks of columns, or else into lines of cells."""
-        rows = self._marked("", BEST)
+        rows = self._marked("", BEST, "", SECOND)
         body = self._wrapped(rows, width) or self._blocks(rows, width) or self._listed(rows)
         title = [self.title] if self.title else []
-        return "\n".join([*title, *(line.rstrip() for line in body), *self.notes]) + "\n"
+        return "\n".join([*title, *(line.rstrip() for line in body), *self.notes, *self.legend(BEST, SECOND)]) + "\n"
 
     def _wrapped(self, rows: list[list[str]], width: int | None) -> list[str]:
         """Lines of the whole table, its last text wrapped; empty where it is too wide nevertheless."""
@@ -72,25 +77,41 @@ class TextTable:
         return lines
 
     def markdown(self) -> str:
-        """For a page; marked cells are bold."""
-        text = self._made("pipe", [[cell.replace("|", r"\|") for cell in row] for row in self._marked("**", "**")])
-        return "\n\n".join([*([self.title] if self.title else []), text, *self.notes]) + "\n"
+        """For a page; the best cells are bold, the second best in italics."""
+        rows = self._marked("**", "**", "*", "*")
+        text = self._made("pipe", [[cell.replace("|", r"\|") for cell in row] for row in rows])
+        below = (*self.notes, *self.legend("bold", "italics"))
+        return "\n\n".join([*([self.title] if self.title else []), text, *below]) + "\n"
 
     def latex(self) -> str:
-        """For a paper: a tabular of the package booktabs; marked cells are bold."""
-        text = self._made("latex_booktabs", self._marked(OPEN, CLOSE))
-        text = text.replace(OPEN, r"\textbf{").replace(CLOSE, "}").replace("±", r"$\pm$")
-        return "\n".join([*(f"% {line}" for line in (self.title, *self.notes) if line), text]) + "\n"
+        """For a paper: a tabular of the package booktabs; the best cells are bold, the second best underlined."""
+        text = self._between("latex_booktabs", r"\textbf{", "}", r"\underline{", "}").replace("±", r"$\pm$")
+        above = (self.title, *self.notes, *self.legend("bold", "underlined"))
+        return "\n".join([*(f"% {line}" for line in above if line), text]) + "\n"
 
     def html(self) -> str:
-        """For a report; marked cells are strong."""
-        return self._made("html", self._marked(OPEN, CLOSE)).replace(OPEN, "<strong>").replace(CLOSE, "</strong>")
+        """For a report; the best cells are strong, the second best underlined."""
+        return self._between("html", "<strong>", "</strong>", "<u>", "</u>")
 
     def csv(self) -> str:
-        """For another program, without marks, title and notes."""
+        """For another program, without title and notes; the last columns are the marks of columns, and the mean."""
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([self.heads, *self.rows])
+        columns = sorted({column for _, column in self.best | self.second})
+        heads = [*self.heads, *(f"{self.heads[column]} mark" for column in columns), *(["mean"] if self.mean else [])]
+        rows = [
+            [
+                *row,
+                *("best" if (r, c) in self.best else "second" if (r, c) in self.second else "" for c in columns),
+                *([self.mean] if self.mean else []),
+            ]
+            for r, row in enumerate(self.rows)
+        ]
+        csv.writer(out, lineterminator="\n").writerows([heads, *rows])
         return out.getvalue()
+
+    def legend(self, best: str, second: str) -> list[str]:
+        """A line that says what the marks, in these words, are; none without marks."""
+        return [f"{best}: best, {second}: second best{self.compared}"] if self.best else []
 
     def _made(self, form: str, rows: list[list[str]], columns: Sequence[int] | None = None, **options: Any) -> str:
         """By tabulate, all columns or some."""
@@ -101,11 +122,20 @@ class TextTable:
         made: str = tabulate(cells, heads, tablefmt=form, disable_numparse=True, **options)
         return made
 
-    def _marked(self, left: str, right: str) -> list[list[str]]:
-        return [
-            [f"{left}{cell}{right}" if (place, column) in self.best else cell for column, cell in enumerate(row)]
-            for place, row in enumerate(self.rows)
-        ]
+    def _between(self, form: str, *marks: str) -> str:
+        """By tabulate, the best and the second best cells between texts that it would escape."""
+        signs = (OPEN, CLOSE, OPEN_SECOND, CLOSE_SECOND)
+        text = self._made(form, self._marked(*signs))
+        for sign, mark in zip(signs, marks):
+            text = text.replace(sign, mark)
+        return text
+
+    def _marked(self, left: str, right: str, left_second: str, right_second: str) -> list[list[str]]:
+        rows = [list(row) for row in self.rows]
+        for places, before, after in ((self.best, left, right), (self.second, left_second, right_second)):
+            for row, column in places:
+                rows[row][column] = f"{before}{rows[row][column]}{after}"
+        return rows
 
     def _listed(self, rows: list[list[str]]) -> list[str]:
         lines = []

@@ -77,7 +77,7 @@ def test_cells_are_larger_where_they_are_trained_in_batches(config: Path) -> Non
 
 def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
     many = ["rounds=100", "run.tensorboard=false"]
-    command = [sys.executable, "-m", "shoal", "run", str(config), *many]
+    command = [sys.executable, "-m", "shoal.engine.cli.main", "run", str(config), *many]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
     deadline = time.monotonic() + 60
     while not list(config.parent.glob("runs/*/metrics.jsonl")):

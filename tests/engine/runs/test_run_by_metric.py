@@ -16,7 +16,7 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_rounds, show_run
-from shoal.engine.studies.sweep_folder import figures_of
+from shoal.engine.studies.means import figures_of
 
 Make = Callable[..., Config]
 

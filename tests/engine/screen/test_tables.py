@@ -116,18 +116,43 @@ def test_a_store(configure: Callable[..., Config]) -> None:
     assert "r0.5-k2-float32" in rows["hops"]
 
 
+NEXT = "algorithm.name=local,global,fedavg,fedgta seed=0,1,2"
+
+
 @pytest.mark.parametrize(
-    ("task", "models", "parts"),
+    ("more", "overrides", "lines"),
     [
-        ("node", 1, ["algorithm.name=local,global,fedavg,fedgta seed=0,1,2", "participation.ratio=0.5 model.name=sgc"]),
-        ("graph", 1, ["algorithm.name=local,global,fedavg,fedprox seed=0,1,2"]),
-        ("node", 2, ["shoal sweep my.yaml heterogeneity.rule="]),
+        ({}, [], [f"shoal sweep my.yaml {NEXT}", "shoal run my.yaml participation.ratio=0.5 model.name=sgc"]),
+        (
+            {"task": "graph", "run": {"root": "my runs", "tensorboard": False}},
+            ["seed=3", "data.path=a b", "rounds=2"],
+            ["shoal sweep my.yaml 'data.path=a b' rounds=2 algorithm.name=local,global,fedavg,fedprox seed=0,1,2",
+             "shoal export 'my runs/a-1', shoal inspect 'my runs/a-1'"],
+        ),
+        (
+            {"run": {"root": "kept"}}, ["algorithm.mu=0.1", "model.name=gcn", "participation.count=2", "seed=1"],
+            [f"shoal sweep my.yaml model.name=gcn participation.count=2 {NEXT}",
+             "shoal run my.yaml algorithm.mu=0.1 model.name=gcn seed=1 participation.ratio=0.5",
+             "shoal export kept/a-1, shoal inspect kept/a-1, tensorboard --logdir kept"],
+        ),
+        ({"algorithm": {"name": "fedprox", "mu": 0.1}}, [], ["shoal sweep my.yaml algorithm=local,global,fedavg,"]),
+        ({}, ["data.path=a,b"], [f"shoal sweep runs/a-1 {NEXT}", "shoal run my.yaml data.path=a,b participation"]),
+        (
+            {"model": [{"name": "sgc"}, {"name": "sign"}]}, ["heterogeneity.rule=random", "rounds=2"],
+            ["shoal sweep my.yaml rounds=2 heterogeneity.rule=round-robin,blocks seed=0,1,2"],
+        ),
     ],
-)
-def test_show_next_prints_possible_commands(task: str, models: int, parts: list[str]) -> None:
-    text = "\n".join(printed(show_next, "my.yaml", task, models))
-    assert "shoal sweep my.yaml " in text
-    assert all(part in text for part in parts)
+)  # fmt: skip
+def test_show_next_repeats_the_overrides(more: dict[str, Any], overrides: list[str], lines: list[str]) -> None:
+    plain = {"name": "a", "data": {"dataset": "cora"}, "algorithm": "fedavg", "model": {"name": "sgc"}, **more}
+    root = more.get("run", {}).get("root", "runs")
+    config = Config.model_validate({**plain, "run": {"root": root, **more.get("run", {})}})
+    found = printed(show_next, "my.yaml", overrides, config, Path(root) / "a-1")
+    root_of = config.run.root
+    for line in lines:
+        wanted = f"  {line}".replace("--logdir kept", f"--logdir {root_of}")
+        assert any(each.startswith(wanted) for each in found), found
+    assert ("tensorboard" in found[-1]) == config.run.tensorboard
 
 
 def of_domains(add: float, auc: float | None = 0.5) -> dict[str, Any]:

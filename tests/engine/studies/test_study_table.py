@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,11 @@ def rows(seeds: int = 4, datasets: tuple[str, ...] = ("cora", "pubmed")) -> list
 def values(of: list[Row], dataset: str, method: str) -> list[float]:
     own = {"data.dataset": dataset, "algorithm": method}
     return [row.figures[TEST] for row in of if row.figures and own.items() <= row.columns.items()]
+
+
+def ranked(of: list[Row], dataset: str, middle: Any = np.mean) -> list[int]:
+    """Numbers of the methods on a dataset, the best one last."""
+    return np.argsort([middle(values(of, dataset, method)) for method in METHODS]).tolist()
 
 
 def test_spreads_by_numpy() -> None:
@@ -92,10 +98,13 @@ def test_a_table_with_everything() -> None:
     assert (table.rows[0][2], *table.rows[0][6:]) == ("-", "0.500 ± 0.000", "2.0 KiB")
     assert "(p" not in table.rows[0][5]
     assert [row[3] for row in table.rows] == ["4"] * 5 + ["3"]
-    # The best of a column; costs have none.
-    means = [np.mean(values(of, dataset, method)) for dataset in ("cora", "pubmed") for method in METHODS]
-    assert table.best == {(int(np.argmax(means)), column) for column in (4, 5)}
-    assert "paired t-test over seeds against algorithm fedavg, not corrected" in table.notes[-1]
+    # The best and second best method on each dataset; costs have none.
+    order = {dataset: ranked(of, dataset) for dataset in ("cora", "pubmed")}
+    for place, marks in ((-1, table.best), (-2, table.second)):
+        assert marks == {(order["cora"][place], c) for c in (4, 5)} | {(3 + order["pubmed"][place], c) for c in (4, 5)}
+    assert "paired t-test over seeds against algorithm fedavg, not corrected" in table.notes[0]
+    assert table.notes[1] == "scores: mean over clients weighted by all their items (nodes)"
+    assert table.text().splitlines()[-1] == "*: best, †: second best of equal data.dataset"
 
 
 def test_values_of_a_key_as_columns() -> None:
@@ -105,7 +114,55 @@ def test_values_of_a_key_as_columns() -> None:
     assert [row[:2] for row in table.rows] == list(zip(METHODS, ("4/4", "4/4", "4/3")))
     low, middle, high = 100 * np.quantile(values(of, "pubmed", "local"), [0.25, 0.5, 0.75])
     assert table.rows[2][3] == f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-    assert table.best == {(row, 3) for row in range(3)}
+    for place, marks in ((-1, table.best), (-2, table.second)):
+        assert marks == {(ranked(of, "cora", np.median)[place], 2), (ranked(of, "pubmed", np.median)[place], 3)}
+    assert table_of(of, Layout((TEST,), ("data.dataset",), "algorithm", "median")).best == {
+        (column - 2, 2 + row) for row, column in table.best
+    }
+
+
+def runs_of(scores: dict[tuple[str, ...], list[float]], *keys: str, **figures: float) -> list[Row]:
+    """Runs by the values of keys, one for each seed."""
+    return [
+        Row({**dict(zip(keys, of)), "seed": str(seed)}, {TEST: value, **figures}, f"{of}{seed}")
+        for of, several in scores.items()
+        for seed, value in enumerate(several)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "scores", "layout", "best", "second"),
+    [
+        # Rates that validation chose belong to the method; without, methods are compared at the same rate.
+        (["algorithm", "train.lr"], {("a", "1"): [0.5], ("b", "2"): [0.6], ("c", "1"): [0.4]}, {}, [1], [0]),
+        (["algorithm", "train.lr"], {("a", "1"): [0.5], ("a", "2"): [0.6], ("b", "1"): [0.4]}, {}, [0], [2]),
+        (["algorithm.name", "partition.clients"], {("a", "3"): [0.5], ("b", "6"): [0.6]}, {}, [], []),
+        (["algorithm", "model.name"], {("a", "gcn"): [0.5], ("b", "gcn"): [0.6], ("a", "gat"): [0.9]}, {}, [1], [0]),
+        # Without several methods, models are compared, and data never.
+        (["model", "data.dataset"], {("x", "d"): [0.5], ("y", "d"): [0.6], ("x", "e"): [0.9]}, {}, [1], [0]),
+        (["algorithm"], {("a",): [0.50001], ("b",): [0.50002], ("c",): [0.4]}, {}, [0, 1], [2]),
+        (["algorithm"], {("a",): [0.50001], ("b",): [0.50002], ("c",): [0.4]}, {"ties": "exact"}, [1], [0]),
+        (
+            ["algorithm"], {("a",): [0.5, 0.6], ("b",): [0.55, 0.56], ("c",): [0.45, 0.51]},
+            {"not_worse": 0.3}, [0, 1], [2],
+        ),
+    ],
+)  # fmt: skip
+def test_best_and_second_best_of_what_may_be_compared(
+    keys: list[str], scores: dict[tuple[str, ...], list[float]], layout: Any, best: list[int], second: list[int]
+) -> None:
+    table = table_of(runs_of(scores, *keys), Layout((TEST,), **layout))
+    places = [sorted({row for row, _ in marks}) for marks in (table.best, table.second)]
+    assert places == [best, second]
+
+
+def test_numbers_that_depend_on_the_number_of_clients_are_not_compared() -> None:
+    name = f"{TEST}.nodes"
+    one, six = (runs_of({(a,): [0.5]}, "algorithm", clients=c, **{name: 0.5}) for a, c in (("global", 1), ("b", 6)))
+    table = table_of([*one, *six], Layout((name,), mean="nodes"))
+    assert (table.best, table.second) == (frozenset(), frozenset())
+    assert table.notes[-1] == f"not compared, for they depend on the number of clients: {name}"
+    assert table_of(six, Layout((name,))).notes[-1] != table.notes[-1]
 
 
 def test_any_number_of_a_summary() -> None:
@@ -135,19 +192,19 @@ WIDE = TextTable(
         ("fedavg", "cora", "81.23 ± 0.40", "80.11 ± 0.30", "0.512"),
         ("fedgta & co_1", "cora", "82.00 ± 1.40", "-", "1.250"),
     ),
-    2, frozenset({(1, 2), (0, 3)}), "a title", ("a note",),
+    2, frozenset({(1, 2), (0, 3)}), "a title", ("a note",), frozenset({(0, 2)}), " of equal x", "rows",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "blocks"), [(None, 1), (200, 1), (80, 1), (60, 2), (20, 0)])
 def test_no_cell_is_cut_at_any_width(width: int | None, blocks: int) -> None:
     lines = WIDE.text(width).splitlines()
-    assert (lines[0], lines[-1]) == ("a title", "a note")
+    assert (lines[0], *lines[-2:]) == ("a title", "a note", "*: best, †: second best of equal x")
     if width is not None and width > 20:
         assert max(map(len, lines)) <= width
     text = " ".join(lines)
     cells = [cell for row in (WIDE.heads, *WIDE.rows) for cell in row if cell != "-"]
-    assert not [cell for cell in (*cells, "82.00 ± 1.40*", "80.11 ± 0.30*") if cell not in text]
+    assert not [cell for cell in (*cells, "82.00 ± 1.40*", "80.11 ± 0.30*", "81.23 ± 0.40†") if cell not in text]
     assert sum(line.startswith("algorithm  ") for line in lines) == blocks
 
 
@@ -177,15 +234,21 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     markdown = [" ".join(line.split()) for line in WIDE.markdown().splitlines()]
     assert markdown[2] == "| algorithm | dataset | served.best.val | served.best.test | seconds |"
     assert [part[0] + part[-1] for part in markdown[3].strip("|").split("|")] == [":-", ":-", "-:", "-:", "-:"]
+    assert markdown[4] == "| fedavg | cora | *81.23 ± 0.40* | **80.11 ± 0.30** | 0.512 |"
+    assert markdown[-1] == "bold: best, italics: second best of equal x"
     assert markdown[5] == "| fedgta & co_1 | cora | **82.00 ± 1.40** | - | 1.250 |"
     assert r"a\|b" in TextTable(("x", "y"), (("a|b", "1"),), 1).markdown()
     latex = " ".join(WIDE.latex().split())
     assert r"\begin{tabular}{llrrr}" in latex
     assert r"fedgta \& co\_1 & cora & \textbf{82.00 $\pm$ 1.40} & - & 1.250 \\" in latex
-    assert WIDE.latex().startswith("% a title\n% a note\n")
+    assert r"\underline{81.23 $\pm$ 0.40}" in latex
+    assert WIDE.latex().startswith("% a title\n% a note\n% bold: best, underlined: second best of equal x\n")
+    assert "<u>81.23 ± 0.40</u>" in WIDE.html()
     assert "fedgta &amp; co_1" in WIDE.html()
     assert WIDE.html().count("<strong>") == WIDE.html().count("</strong>") == 2
-    assert list(csv.reader(io.StringIO(WIDE.csv()))) == [list(WIDE.heads), *map(list, WIDE.rows)]
+    marks = ["served.best.val mark", "served.best.test mark", "mean"], ["second", "best", "rows"], ["best", "", "rows"]
+    plain = [list(row) + more for row, more in zip((WIDE.heads, *WIDE.rows), marks)]
+    assert list(csv.reader(io.StringIO(WIDE.csv()))) == plain
 
 
 def test_as_wide_as_the_terminal_or_as_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,10 @@ from shoal.engine.records import checkpoint
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import SUMMARY, read_summary, started
 from shoal.engine.studies.study import Study
+from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep import SHOAL, Sweep, show_sweep_plan, span
-from shoal.engine.studies.sweep_folder import read_rows, run_title, title_of
+from shoal.engine.studies.sweep_folder import read_rows, rows_of, run_title, title_of
+from shoal.kept_run import Run
 
 Capture = pytest.CaptureFixture[str]
 # A method whose rounds after the first take their time, as long as a file is there.
@@ -94,6 +96,32 @@ def test_the_tables_for_other_programs(config: str) -> None:
     of_csv = pyarrow.csv.read_csv(sweep.folder / "table.csv")
     assert of_csv["served.best.test"].to_pylist() == [row["served.best.test"] for row in rows]
     assert read_rows(sweep.folder) == sweep.rows
+
+
+def test_table_with_global_has_one_mean_for_all(config: str) -> None:
+    sweep = swept(config, "algorithm=local,global")
+    rows = json.loads((sweep.folder / "table.json").read_text())
+    assert [(row["algorithm"], row["clients"] > 1, row["mean"]) for row in rows] == [
+        ("local", True, "rows"), ("global", False, "rows"),
+    ]  # fmt: skip
+    for row in rows:
+        scores = Run(row["run"]).clients.to_pandas().query("scope == 'served'")
+        counts = scores.groupby(["part", "round"])[["correct", "rows"]].sum()
+        accuracy = counts["correct"] / counts["rows"]
+        best = accuracy["val"].idxmax()
+        assert row["served.best.round"] == best
+        assert row["served.best.val"] == accuracy["val", best]
+        assert row["served.best.test"] == accuracy["test", best]
+    table = table_of(rows_of([sweep.folder]), Layout(("served.best.test",)))
+    assert [row[-1] for row in table.rows] == [f"{100 * row['served.best.test']:.2f}" for row in rows]
+    assert table.notes[-1].endswith(f"(rows); runs have 1 and {int(rows[0]['clients'])} clients")
+
+
+def test_table_of_several_sweeps_separates_their_configs(config: str) -> None:
+    folders = [swept(config, f"algorithm={name}", "seed=0,1", "rounds=1").folder for name in ("fedavg", "local")]
+    table = table_of(rows_of(folders), Layout(("served.best.test",)))
+    assert (table.heads[0], [row[0] for row in table.rows]) == ("algorithm.name", ["fedavg", "local"])
+    assert all("±" in row[-1] for row in table.rows)
 
 
 def test_runs_have_titles_that_tensorboard_shows(config: str) -> None:

@@ -1,0 +1,99 @@
+"""The numbers of runs beside each other: by short names, and by one mean over clients for all rows of a table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from shoal.engine.records.metrics import numbers_of, read_metrics
+from shoal.engine.records.run_folder import SUMMARY, read_summary, require_whole_metrics
+from shoal.engine.records.summary import NODES, POOLED, best_round, chosen
+from shoal.engine.rounds.scoring import RANKINGS
+from shoal.engine.studies.groups import Row
+
+SCOPES = ("trained", "served", "global", "domains")
+MOMENTS = ("best", "last")
+PARTS = ("val", "test")
+Mean = Literal["nodes", "rows", "clients"]
+MEANS: Mapping[str, str] = {
+    NODES: "mean over clients weighted by all their items (nodes)",
+    POOLED: "of all scored items, a mean over clients weighted by their scored items (rows)",
+    "clients": "plain mean over clients (clients)",
+}
+# Numbers of a scope that another division into clients changes, with the same predictions of the same items.
+OF_CLIENTS = (NODES, "clients", "f1_clients", "min", "median", "max")
+
+
+def figures_of(summary: Mapping[str, Any], mean: str = NODES) -> dict[str, float]:
+    """Every number of a summary under its dotted name.
+
+    What stands for a part of a scope has a short name, too: `served.best.test` is the metric of the run at the best
+    validation round, by a mean over clients, and `served.best.round` that round.
+    """
+    found = {name: float(value) for name, value in numbers_of(summary).items()}
+    for scope, numbers in summary["scopes"].items():
+        for moment in MOMENTS:
+            for part in PARTS:
+                table = (numbers[moment] or {}).get(part)
+                value = None if table is None else chosen(table, scope, mean)
+                if value is not None:
+                    found[f"{scope}.{moment}.{part}"] = value
+    return found
+
+
+def is_share(figure: str) -> bool:
+    """Whether a figure is a share, shown in %: all numbers of scopes are, but the rounds and classes among them."""
+    scope, _, rest = figure.partition(".")
+    return scope in SCOPES and not rest.endswith(("round", "constant_class"))
+
+
+def is_short(figure: str) -> bool:
+    """Whether a figure is the short name of a number, whose mean the table chooses."""
+    scope, _, rest = figure.partition(".")
+    return scope in SCOPES and scope != "domains" and rest in [f"{m}.{part}" for m in MOMENTS for part in PARTS]
+
+
+def several_clients(rows: Sequence[Row]) -> list[int]:
+    """Numbers of clients of the finished runs, ascending, if there are several: that of `global` is 1."""
+    found = sorted({int(row.figures["clients"]) for row in rows if "clients" in row.figures})
+    return found if len(found) > 1 else []
+
+
+def comparable(figure: str, rows: Sequence[Row]) -> bool:
+    """Whether equal predictions of all runs would have equal figures, however many clients hold the items."""
+    if not several_clients(rows) or figure.startswith("domains."):
+        return True
+    ranked = any(f"{figure}.{metric}.{POOLED}" in row.figures for row in rows for metric in RANKINGS)
+    parts = figure.split(".")
+    return not (ranked or parts[-1] in OF_CLIENTS or any(metric in parts for metric in RANKINGS))
+
+
+def by_one_mean(rows: Sequence[Row], mean: str | None = None) -> tuple[list[Row], str]:
+    """Rows that were read with the figures of `nodes` with those of one mean, and its name.
+
+    That is the one that is asked for; else over all scored items where runs have other numbers of clients, as the
+    single one of `global` beside those of a federation, for then no other mean is the same; else weighted by items.
+    The best round of a scope is the best by this mean. Raises ShoalError: the metrics of a run are damaged.
+    """
+    mean = mean or (POOLED if several_clients(rows) else NODES)
+    if mean == NODES:
+        return list(rows), mean
+    return [replace(row, figures=figures_by(row.path, mean)) if row.figures else row for row in rows], mean
+
+
+def figures_by(run: Path, mean: str) -> dict[str, float]:
+    """The figures of a finished run by a mean; raises as `by_one_mean`."""
+    return dict(_figures_by(run, mean, (run / SUMMARY).lstat().st_mtime_ns))
+
+
+@lru_cache(maxsize=2048)
+def _figures_by(run: Path, mean: str, written: int) -> dict[str, float]:
+    summary = read_summary(run)
+    if mean != NODES:
+        require_whole_metrics(run)
+        scored = [line for line in read_metrics(run) if "scopes" in line]
+        for scope, numbers in summary["scopes"].items():
+            best = best_round(scored, scope, mean)
+            numbers["best"] = {"round": best["round"], **best["scopes"][scope]} if best else None
+    return figures_of(summary, mean)
