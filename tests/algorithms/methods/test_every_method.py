@@ -1,8 +1,11 @@
 """What all methods hold: hidden labels, terms that are off, a resume, options and models that are refused."""
 
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.errors import refused
@@ -36,6 +39,18 @@ SAGE = {"name": "sage", "hidden": 8}
 FGGP = {"hidden": 6, "knn_every": 2}
 PHASES = {"shared_rounds": 2, "hidden": 6}
 SAGE_PLUS = {"generator_rounds": 2, "hidden": 6}
+
+# What every method needs beside its name, of a GCN where nothing else is said.
+NEEDS: dict[str, tuple[Keys, Any]] = {
+    **dict.fromkeys(("fml", "fedkd", "fedgkc"), ({"copilot": GCN}, GCN)),
+    **dict.fromkeys(("fedsage_plus", "fedsage_plus_fedgta"), ({"generator_rounds": 1, "hidden": 6}, SAGE)),
+    **dict.fromkeys(("fedgl", "fedgl_fedgta"), ({"threshold": 0.0}, GCN)),
+    "fedgen": (GEN, GCN),
+    "adafgl": ({"shared_rounds": 1, "hidden": 6}, GCN),
+    "fggp": (FGGP, CONV),
+    "fedstar": ({}, {"name": "star", "hidden": 8}),
+    "fedgpl": ({}, {"name": "gcn", "hidden": 8, "prompt": {"name": "vpg"}}),
+}
 
 
 def keys_of(name: str, options: Keys, model: Any = None) -> dict[str, Any]:
@@ -110,6 +125,32 @@ def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys
         one, other = ({**server.state.server, **flat_state(server.state.clients)} for server in (some, expected))
         assert all(t.isfinite().all() for t in one.values())
         assert any(not torch.equal(one[key], t) for key, t in other.items())
+
+
+@pytest.fixture(scope="module")
+def zero_rows(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path], graph_task: Keys) -> list[Keys]:
+    """Keys of nodes, and of small graphs, of which isolated ones have no feature, or one that a view may lose."""
+    found: list[Keys] = []
+    for place, task in ((graphs["plain"], {}), (Path(graph_task["data.path"]), {"task": "graph"})):
+        folder = tmp_path_factory.mktemp("zero") / "rows"
+        shutil.copytree(place, folder)
+        x, ends = np.load(folder / "x.npy"), np.load(folder / "edge_index.npy")
+        isolated = np.setdiff1d(np.arange(len(x)), ends)
+        x[isolated] = 0
+        x[isolated[::2], 0] = 1
+        np.save(folder / "x.npy", x)
+        found.append({**task, "data.path": str(folder), "data.store": str(folder.with_name("store"))})
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_of_zeros_move_no_parameter_far(run: Start, zero_rows: list[Keys], name: str) -> None:
+    """Clients of one feature at most are new when the others' prototypes reach them: their biases still are zero."""
+    keys = {**zero_rows[name in GRAPH_ONLY], **keys_of(name, *NEEDS.get(name, ({}, GCN))), "participation.ratio": 0.5}
+    state = run({**keys, "train.optimizer": "sgd", "train.lr": 0.1, "train.epochs": 2}, rounds=2).state
+    kept = {**state.server, **flat_state(state.clients)}
+    numbers = {key: t for key, t in kept.items() if t.numel() and not key.endswith(("step", "count", "sum"))}
+    assert all(not t.is_floating_point() or float(t.abs().max()) < 10 for t in numbers.values())
 
 
 @pytest.mark.exhaustive(2)
