@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.errors import refused
 from support.fixtures import Keys, Start
+from support.methods import CONV, FGGP, GCN, GEN, GRAPH_ONLY, NEEDS, NODE_ONLY, SAGE
 from support.same_bits import assert_same_runs, assert_same_trees
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from shoal.engine.config.config import Config
 from shoal.engine.messages.models import require_mixable
 
 COPILOT = {"copilot": {"name": "sgc", "layers": 2, "hidden": 6}}
-GEN = {"server_steps": 3, "server_batch": 8}
 PERSONAL = {"alignment": "prototype", "attention": "node"}
 # Models that pass messages, over whole graphs and drawn neighbours, and one that reads hops.
 MIXED = [
@@ -32,25 +32,9 @@ MIXED = [
 ]
 # Models that may teach a copilot.
 WHOLE = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
-GCN = {"name": "gcn", "hidden": 8, "head": "linear"}
 GAMLP = {"name": "gamlp", "hidden": 8}
-CONV = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
-SAGE = {"name": "sage", "hidden": 8}
-FGGP = {"hidden": 6, "knn_every": 2}
 PHASES = {"shared_rounds": 2, "hidden": 6}
 SAGE_PLUS = {"generator_rounds": 2, "hidden": 6}
-
-# What every method needs beside its name, of a GCN where nothing else is said.
-NEEDS: dict[str, tuple[Keys, Any]] = {
-    **dict.fromkeys(("fml", "fedkd", "fedgkc"), ({"copilot": GCN}, GCN)),
-    **dict.fromkeys(("fedsage_plus", "fedsage_plus_fedgta"), ({"generator_rounds": 1, "hidden": 6}, SAGE)),
-    **dict.fromkeys(("fedgl", "fedgl_fedgta"), ({"threshold": 0.0}, GCN)),
-    "fedgen": (GEN, GCN),
-    "adafgl": ({"shared_rounds": 1, "hidden": 6}, GCN),
-    "fggp": (FGGP, CONV),
-    "fedstar": ({}, {"name": "star", "hidden": 8}),
-    "fedgpl": ({}, {"name": "gcn", "hidden": 8, "prompt": {"name": "vpg"}}),
-}
 
 
 def keys_of(name: str, options: Keys, model: Any = None) -> dict[str, Any]:
@@ -218,9 +202,6 @@ def test_items_of_the_test_are_refused(start: Start, graph_task: Keys, edge_task
         start({**keys, "algorithm.name": name, **copilot, "algorithm.rows": "all"})
 
 
-NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
-GRAPH_ONLY = {"fedstar", "fedgpl"}
 HETEROGENEOUS = {"local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "fml", "fedkd"}
 
 
