@@ -460,6 +460,9 @@ class _CellAtWork:
             # It may have written into its data before, which a later visit would read.
             for data in opened.visited(client_id):
                 require_unwritten(data, opened.where(cell, client_id))
+        if isinstance(error, ShoalError) and error.file is not None:
+            # A file of the store that is damaged or missing is no fault of the client.
+            raise ShoalError(who, *error.args, detail=error.detail) from error
         line = f"{who}: {in_one_line(error)}"
         detail = "".join(traceback.format_exception(error))
         if not opened.job.skip_failed_clients:

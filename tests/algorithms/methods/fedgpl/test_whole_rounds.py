@@ -288,9 +288,8 @@ def test_an_export_predicts(configure: Make, start: Start, keys: Keys, one_proce
     models, batch = load_file(out / "models.safetensors"), pa.ipc.open_file(out / "predictions.arrow").get_batch(0)
     column = {name: batch.column(name).to_numpy() for name in ("client", "served")}
     for client in one_process(start(keys), "frozen").clients:
-        own = {
-            name.partition("backbone.backbone.")[2]: t for name, t in models.items() if f"/{client.number:05d}/" in name
-        }
+        mine = f"client/{client.number:05d}/"
+        own = {name.removeprefix(f"{mine}backbone.backbone."): t for name, t in models.items() if mine in name}
         gnn = Net()
         gnn.load_state_dict({name: t for name, t in own.items() if name.startswith("convs.")})
         head = (own["head.linears.0.weight"], own["head.linears.0.bias"])
