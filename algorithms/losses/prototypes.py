@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
@@ -46,13 +45,14 @@ def class_means(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor
 
 
 def unit(z: Tensor) -> Tensor:
-    """Rows of length one; a zero row stays zero."""
-    return F.normalize(z, dim=-1, eps=EPS)
+    """Rows of length one; a zero row stays zero and has no gradient, where `F.normalize` gives it one of 1 / EPS."""
+    length = z.norm(dim=-1, keepdim=True)
+    return z / length.where(length > EPS, torch.inf)
 
 
 def direction(z: Tensor) -> Tensor:
-    """`unit`, for embeddings that are trained: a zero row has no gradient, where `unit` gives it one of 1 / EPS."""
-    return unit(z.where(z.norm(dim=-1, keepdim=True) > EPS, 0))
+    """`unit` of embeddings that a loss reads elsewhere, too: its gradients are added up before they meet others."""
+    return unit(z.view_as(z))
 
 
 def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.local_training import finite_loss, keep_moments, kept_moments, make_optimizer
+from shoal.algorithms.training.local_training import bounded_loss, keep_moments, kept_moments, make_optimizer
 from shoal.storage.errors import ShoalError
 
 Outputs = Mapping[str, Output]
@@ -37,7 +37,8 @@ def train_jointly(
     `after_epoch` is called after the step of the last model. Gives the loss of every model in the last epoch.
 
     Raises:
-        ShoalError: A loss is NaN or infinite, or the config asks for steps that do not read all these rows.
+        ShoalError: A loss is NaN, infinite or a million times its first, or the config asks for steps that do not read
+            all these rows.
     """
     require_whole_steps(trainer.options)
     _require_whole_graphs(client, losses)
@@ -45,6 +46,7 @@ def train_jointly(
     inputs: dict[str, Inputs] = {name: model.gathered(part) for name, model in models.items()}
     streams = {name: Stream(client.data.device, model.random("train")) for name, model in models.items()}
     values: dict[str, Tensor] = {}
+    first: dict[str, Tensor] = {}
     with ExitStack() as stack:
         optimizers = {name: stack.enter_context(trainer.optimizer(client, name)) for name in losses}
         for model in models.values():
@@ -62,9 +64,10 @@ def train_jointly(
                         value.backward()
                         optimizers[name].step()
                 values[name] = value.detach()
+            first = first or values.copy()
             if after_epoch is not None:
                 after_epoch()
-    return {name: finite_loss(float(value)) for name, value in values.items()}
+    return {name: bounded_loss(float(value), float(first[name])) for name, value in values.items()}
 
 
 def require_whole_steps(options: TrainOptions) -> None:

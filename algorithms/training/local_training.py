@@ -23,6 +23,8 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, StoredFeat
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
 Step = Callable[[], None]
+# A loss so many times the first one comes from parameters that no later round mends.
+DIVERGED = 1e6
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
@@ -83,6 +85,7 @@ class LocalTrainer:
             step, count = flat_step(optimizer, own.flat.w), len(y)
             size = self.options.batch_size or count
             losses: list[Tensor] = []
+            first: list[Tensor] = []
             for _ in range(self.options.epochs):
                 order = torch.randperm(count, device=y.device) if size < count else None
                 losses.clear()
@@ -92,7 +95,8 @@ class LocalTrainer:
                     value = gradient_of(inputs_of(chosen), target)
                     step()
                     losses.append(value if chosen is None else value * (len(target) / count))
-        return finite_loss(float(sum(losses)))
+                first = first or losses.copy()
+        return bounded_loss(float(sum(losses)), float(sum(first)))
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
         """Gradients of a loss, the method's by default, and of a term."""
@@ -140,17 +144,19 @@ class LocalTrainer:
             keep_moments(client.state, self._moments[model], optimizer.state[w])
 
 
-def finite_loss(loss: float) -> float:
+def bounded_loss(loss: float, first: float = math.inf) -> float:
     """The loss of a client that was trained.
 
     Raises:
-        ShoalError: It is NaN or infinite.
+        ShoalError: It is NaN or infinite, or a million times as large as `first`, an earlier one (at least 1).
     """
     if not math.isfinite(loss):
-        raise ShoalError(
-            f"the training loss is {'NaN' if math.isnan(loss) else 'infinite'}; a smaller train.lr may help"
-        )
-    return loss
+        found = "NaN" if math.isnan(loss) else "infinite"
+    elif loss > DIVERGED * max(first, 1.0):
+        found = f"{loss:.2g}, over a million times the first, {first:.2g}"
+    else:
+        return loss
+    raise ShoalError(f"the training loss is {found}; a smaller train.lr may help")
 
 
 def kept_moments(state: Tree, prefix: str) -> Tree:

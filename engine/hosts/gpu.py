@@ -23,7 +23,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, Tree, Upload
 from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded, size_groups
 from shoal.algorithms.training.batched.batched_training import evaluated, outputs
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.scoring import ACCURACY, KINDS, PARTS, class_label, require_winner, scores_in_form
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -135,7 +135,7 @@ class Deferred:
             return
         for one in found:
             try:
-                loss = finite_loss(float(one.loss)) if isinstance(one.loss, Tensor) else one.loss
+                loss = bounded_loss(float(one.loss)) if isinstance(one.loss, Tensor) else one.loss
                 counts = without_lost(one.counts.numpy()) if isinstance(one.counts, Tensor) else one.counts
                 take(replace(one, loss=loss, counts=counts))
             except Exception as error:

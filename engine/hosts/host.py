@@ -3,6 +3,7 @@
 `Host.run_cells` runs cells, `_CellAtWork.run` the clients of one, and `Visit` is one client's step.
 """
 
+import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
-from shoal.algorithms.training.local_training import LocalTrainer, finite_loss
+from shoal.algorithms.training.local_training import LocalTrainer, bounded_loss
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.gpu import ClientResult, Deferred
@@ -265,7 +266,7 @@ class Visit:
             number = float(loss)
         except BaseException as error:
             raise_named(algorithm, "train", error)
-        return finite_loss(number) if number == number else number
+        return bounded_loss(number) if number == number else number
 
     def upload(self) -> tuple[Upload, Tree]:
         """What the client sends and its new state, where they are; the next client leaves both as they are.
@@ -409,7 +410,7 @@ class _CellAtWork:
             # 2. Local training.
             began = working_clock()
             if trained is not None:
-                loss = trained.loss if isinstance(trained.loss, Tensor) else finite_loss(trained.loss)
+                loss = trained.loss if isinstance(trained.loss, Tensor) else bounded_loss(trained.loss)
             elif cell.train:
                 loss = visit.train()
             after_training = working_clock()
@@ -437,9 +438,11 @@ class _CellAtWork:
         outcome, upload = self._outcome, result.upload
         if upload is not None:
             require_sound(upload, self._cell.up)
+            if not math.isnan(loss := float(result.loss)):
+                bounded_loss(loss, self._cell.first_loss)
             outcome.states[result.client] = result.state
             self._uploads.append(upload)
-            outcome.losses.append(float(result.loss))
+            outcome.losses.append(loss)
             outcome.bytes_up.append(upload_bytes(upload))
         outcome.ids.append(result.client)
         if result.counts is not None:
@@ -457,6 +460,9 @@ class _CellAtWork:
             # It may have written into its data before, which a later visit would read.
             for data in opened.visited(client_id):
                 require_unwritten(data, opened.where(cell, client_id))
+        if isinstance(error, ShoalError) and error.file is not None:
+            # A file of the store that is damaged or missing is no fault of the client.
+            raise ShoalError(who, *error.args, detail=error.detail) from error
         line = f"{who}: {in_one_line(error)}"
         detail = "".join(traceback.format_exception(error))
         if not opened.job.skip_failed_clients:

@@ -1,5 +1,6 @@
 """Cells: the fixed small groups of clients that a host runs in one go, and what goes in and out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,7 @@ class Cell:
         cost: Estimated work, for balance only.
         score_with: What is applied to these before they are evaluated after training.
         batched: Clients train in one batch, so that the last bits depend on which clients are in the cell.
+        first_loss: The largest loss of the phase's first round; infinite in that round.
     """
 
     round: int
@@ -37,6 +39,7 @@ class Cell:
     cost: float
     score_with: Tree = field(default_factory=dict)
     batched: bool = False
+    first_loss: float = math.inf
 
 
 @dataclass

@@ -75,6 +75,10 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "kernels": sum(line["seconds"].get("kernels", 0.0) for line in lines),
         },
         "retries": sum(line["retries"] for line in lines),
+        "left_out": {
+            "visits": sum(len(line.get("failures", ())) for line in lines),
+            "clients": len({client for line in lines for client in line.get("failures", ())}),
+        },
         "peak_memory_bytes": peak_memory,
         "resident_bytes": _largest(lines),
         "environment": environment(device),

@@ -3,6 +3,7 @@
 `Server.round` has the steps of a round in their order; `Exchange` runs them on clients.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -310,6 +311,7 @@ class Exchange:
                 cost=self._cost(cell),
                 score_with=ask.score_with if score & frozenset(cell) else {},
                 batched=self._batched and ask.train,
+                first_loss=next_state.first_losses.get(ask.phase, math.inf),
             )
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]
@@ -325,6 +327,8 @@ class Exchange:
                     trained.pop(i, None)
                 self._meter.trained(outcome)
             trained.update(outcome.scores)
+        if losses := [loss for outcome in outcomes for loss in outcome.losses if math.isfinite(loss)]:
+            next_state.first_losses.setdefault(ask.phase, max(losses))
         answered = [outcome for outcome in outcomes if outcome.ids]
         if ids and not answered:
             line, detail = next(iter(outcomes[0].failures.values()))

@@ -28,6 +28,7 @@ class FederationState:
         touched: Clients that were visited or sent something since the last evaluation; True if their newest counts as
             `trained` are from the end of that visit.
         evaluated: Digest of the server's model that the counts of scope `global` are of; empty: there are none.
+        first_losses: Largest loss of a client in the first round of each phase that trained.
     """
 
     round: int = 0
@@ -39,6 +40,7 @@ class FederationState:
     scores: Scores = field(default_factory=dict)
     touched: dict[int, bool] = field(default_factory=dict)
     evaluated: str = ""
+    first_losses: dict[str, float] = field(default_factory=dict)
 
     def next_state(self, round_number: int) -> "FederationState":
         """A copy that a round may change while this state stays as it is."""
@@ -52,6 +54,7 @@ class FederationState:
             newest=dict(self.newest),
             scores={scope: dict(by_client) for scope, by_client in self.scores.items()},
             touched=dict(self.touched),
+            first_losses=dict(self.first_losses),
         )
 
     def put_into_inbox(self, client: int, entry: str, value: Tensor) -> None:
@@ -99,6 +102,7 @@ class FederationState:
             "newest": {str(i): r for i, r in self.newest.items()},
             "touched": {str(i): t for i, t in self.touched.items()},
             "evaluated": self.evaluated,
+            "first_losses": self.first_losses,
         }
         return tensors, plain
 
@@ -106,8 +110,9 @@ class FederationState:
     def from_tensors(cls, tensors: Tree, plain: dict[str, Any]) -> "FederationState":
         """The inverse of `to_tensors`."""
         newest, touched = ({int(i): value for i, value in plain[name].items()} for name in ("newest", "touched"))
+        state = cls(round=plain["round"], newest=newest, touched=touched)
         # A state that was kept before there was this digest is evaluated once more.
-        state = cls(round=plain["round"], newest=newest, touched=touched, evaluated=plain.get("evaluated", ""))
+        state.evaluated, state.first_losses = plain.get("evaluated", ""), plain.get("first_losses", {})
         trees = {"client": state.clients, "inbox": state.inboxes, "download": state.downloads}
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")

@@ -1,7 +1,7 @@
 """Exports the final models and predictions of a run, so that its accuracies can be checked from outside."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.method_errors import code_of
-from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.protocol import MODEL, Tree, is_moment, parameters_key
 from shoal.engine.config.config import load_config
 from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.job import Job, make_job
@@ -32,6 +32,7 @@ from shoal.storage.store.store import Store
 MODELS, PREDICTIONS, OF_DOMAINS = "models.safetensors", "predictions.arrow", "predictions-domains.arrow"
 # Columns that hold classes.
 CLASSES = {"label", "served", "global", "domains"}
+BESIDE = "beside.safetensors"
 
 
 def export(run: Path, best: str | None = None) -> Path:
@@ -39,6 +40,12 @@ def export(run: Path, best: str | None = None) -> Path:
 
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
     personal models; those that a method names are below their names.
+
+    What else `served` and `global` are predicted from is in `beside.safetensors`, if anything: where clients have no
+    models of their own, a model that a client deploys and that is not the server's, under `round/<number>/` of the
+    round that it is from, or `client/<number>/` if it is this client's alone, and `round`, int32 `[clients]`, the round
+    of every client, 0 before its first; for a method with a `predict` of its own also all that this may read, under
+    `client/<number>/state/`, `client/<number>/inbox/`, `round/<number>/download/` and `global/download/`.
 
     Predictions have the columns that `shoal.Run.predictions` names. Where classes have names, all of these are in the
     schema's metadata, `label_names`, as a JSON list. Where the server's model is scored on the whole graphs of domains,
@@ -78,6 +85,7 @@ def export(run: Path, best: str | None = None) -> Path:
     out = run / "export" / (f"best-{best}" if best else "")
     out.mkdir(parents=True, exist_ok=True)
     models: Tree = {}
+    beside = _read_by_predict(state, global_model, algorithm.models()) if overrides(algorithm, "predict") else {}
     rows = []
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
@@ -88,10 +96,18 @@ def export(run: Path, best: str | None = None) -> Path:
                 if scope == "global":
                     models.update(_named(visit, "global/", received=True))
                 elif personal:
-                    models.update(_named(visit, f"client/{client_id:05d}/", received=False))
+                    models.update(_named(visit, f"client/{client_id:05d}/"))
+                else:
+                    served = dict(_named(visit, ""))
+            if not personal:
+                _keep_apart(models, beside, served, client_id, state.newest.get(client_id, 0))
             rows.append(columns)
             step.advance()
     write_tensors(out / MODELS, models)
+    (out / BESIDE).unlink(missing_ok=True)
+    if beside:
+        rounds = [state.newest.get(client_id, 0) for client_id in range(store.clients)]
+        write_tensors(out / BESIDE, {**beside, "round": torch.tensor(rounds, dtype=torch.int32)})
     names = store.manifest.label_names
     _write(out / PREDICTIONS, _joined(rows), names)
     graphs = job.open_graphs(store) if best != "served" else None
@@ -148,7 +164,31 @@ def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> np.ndarray:
     return predicted.int().cpu().numpy()
 
 
-def _named(visit: Visit, prefix: str, received: bool) -> Iterator[tuple[str, Tensor]]:
+def _read_by_predict(state: FederationState, global_model: Tree, names: Iterable[str]) -> Tree:
+    """What a method's own `predict` may read beside models of these names: states, and what `receive` saw."""
+    parameters = {parameters_key(name) for name in names}
+    found = {f"global/download/{name}": t for name, t in global_model.items() if name != "w"}
+    for number, tree in state.downloads.items():
+        found.update({f"round/{number:06d}/download/{name}": t for name, t in tree.items() if name != "w"})
+    for kind, trees in (("state", state.clients), ("inbox", state.inboxes)):
+        for client, tree in trees.items():
+            kept = [name for name in tree if not is_moment(name) and name not in parameters]
+            found.update({f"client/{client:05d}/{kind}/{name}": tree[name] for name in kept})
+    return found
+
+
+def _keep_apart(models: Tree, beside: Tree, served: Tree, client: int, number: int) -> None:
+    """Keeps the model that a client deploys, once for all clients of a round, if it is not the server's."""
+    served = {name: t for name, t in served.items() if f"global/{name}" in models}
+    if all(torch.equal(models[f"global/{name}"], t) for name, t in served.items()):
+        return
+    of_round = f"round/{number:06d}/"
+    if any(not torch.equal(beside.get(of_round + name, t), t) for name, t in served.items()):
+        of_round = f"client/{client:05d}/"
+    beside.update({of_round + name: t for name, t in served.items()})
+
+
+def _named(visit: Visit, prefix: str, received: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Parameters of a client's models, or of those that the server sends; that of the config has no name between."""
     for name, model in visit.client.models.items():
         if received and not model.received:

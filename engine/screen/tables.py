@@ -12,7 +12,7 @@ from rich.table import Table
 from shoal.algorithms.methods.registry.load import weighing_methods
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.sizes import size
-from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import PARTS, chosen, metric_of
 from shoal.engine.rounds.domains import BOTH, DOMAINS
@@ -84,6 +84,12 @@ def show_run(run: Path) -> None:
         f"peak memory {size(summary['peak_memory_bytes'])}, all processes, each page of memory once (resident, with "
         f"pages that others hold, too: {held}){lost}"
     )
+    # Summaries of before have no such count.
+    if (left_out := summary.get("left_out", {})).get("visits"):
+        _line(
+            f"left out: {left_out['visits']} visits of {left_out['clients']} clients, which failed "
+            f"(engine.on_client_error: skip); why is in {METRICS}"
+        )
     _line(f"run folder: {run}")
 
 

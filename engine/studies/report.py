@@ -238,6 +238,7 @@ def _how(paths: Sequence[Path], named: dict[str, Group]) -> Section:
             ("dataset", summary["dataset"] + (" (synthetic)" if summary["synthetic"] else "")),
             ("clients", str(summary["clients"])),
             ("rounds", str(summary["rounds"])),
+            ("visits left out", str(summary.get("left_out", {}).get("visits", 0))),
             ("sent", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
             *((key, str(value)) for key, value in summary["environment"].items()),
         ),

@@ -16,6 +16,9 @@ from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 
+# Visits of clients that failed, which are shown if there are any.
+LEFT_OUT = "left_out.visits"
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -47,7 +50,9 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
     if not groups:
         return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
-    known = {name: value for group in groups for row in group.rows for name, value in row.figures.items()}
+    known: dict[str, float] = {}
+    for figures_of_run in (row.figures for group in groups for row in group.rows):
+        known.update({name: max(value, known.get(name, value)) for name, value in figures_of_run.items()})
     figures = layout.figures or _unasked(known)
     for figure in figures:
         if figure not in known:
@@ -214,7 +219,8 @@ def _unasked(known: Mapping[str, float]) -> tuple[str, ...]:
     """Validation and test of every scope, then seconds and bytes."""
     scores = [f"{scope}.best.{part}" for scope in SCOPES for part in ("val", "test")]
     costs = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round")
-    return tuple(figure for figure in (*scores, *costs) if figure in known)
+    left_out = [LEFT_OUT] if known.get(LEFT_OUT) else []
+    return tuple(figure for figure in (*scores, *left_out, *costs) if figure in known)
 
 
 def _number(value: float, figure: str) -> str:

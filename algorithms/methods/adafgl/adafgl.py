@@ -14,7 +14,7 @@ from shoal.algorithms.methods.adafgl.knowledge import Knowledge, homophily, know
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.rng import Stream, seed_default
 from shoal.algorithms.training.joint_training import own_optimizer
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 
 # Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
@@ -143,7 +143,7 @@ class AdaFGL(FedAvg):
                 loss.backward()
                 optimizer.step()
         received.scores_NC = None
-        return finite_loss(float(loss.detach()))
+        return bounded_loss(float(loss.detach()))
 
     def _known(self, client: Client) -> Knowledge:
         """Predictions and propagation by w on the client's graph; cached on the host."""

@@ -23,7 +23,7 @@ from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
 from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL, Reduce
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.training.local_training import bounded_loss
 
 GRAPHS = dict.fromkeys(("x", "pairs", "arrows", "first"), Reduce.GATHER)
 UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
@@ -212,7 +212,7 @@ class FedGPL(Algorithm):
             received.up = {"of_answer": self._noised(client, part.learn_head(down["answer"]), "answer")}
         else:
             received.up = {"theta": client.state[OWN]}
-            return finite_loss(float(client.state[LOSS])) if client.info.train else float("nan")
+            return bounded_loss(float(client.state[LOSS])) if client.info.train else float("nan")
         return float("nan")
 
     def _noised(self, client: Client, rows: Tensor, what: str) -> Tensor:

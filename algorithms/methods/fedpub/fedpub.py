@@ -18,7 +18,7 @@ from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.joint_training import own_optimizer
-from shoal.algorithms.training.local_training import batches, finite_loss
+from shoal.algorithms.training.local_training import batches, bounded_loss
 
 # Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
 MASK = "mask"
@@ -177,7 +177,7 @@ class FedPUB(Algorithm):
                 mask_optimizer.zero_grad()
                 losses = [] if first else losses
                 losses.append(value * (len(target) / len(y)))
-        return finite_loss(float(sum(losses)))
+        return bounded_loss(float(sum(losses)))
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": received.w, "sketch": sketch(client.model, received.seed)})

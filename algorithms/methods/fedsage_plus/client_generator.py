@@ -32,7 +32,7 @@ from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
-from shoal.algorithms.training.local_training import finite_loss, kept_moments
+from shoal.algorithms.training.local_training import bounded_loss, kept_moments
 from shoal.storage.graph.sparse_matrix import Features
 
 # Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its augmented
@@ -119,7 +119,7 @@ class ClientGenerator:
                 if of_others_Q is not None:
                     gradient[of_maker(flat)] += self._options.across * of_others_Q
                 optimizer.step()
-        return finite_loss(float(loss.detach()))
+        return bounded_loss(float(loss.detach()))
 
     def _objective(self, noise: torch.Generator) -> Tensor:
         options, shown = self._options, self._impaired

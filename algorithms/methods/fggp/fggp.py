@@ -32,7 +32,7 @@ from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.joint_training import label_loss, weighted_sum
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 
 GENERATOR = "generator"
@@ -275,7 +275,7 @@ class FGGP(FedAvg):
                     loss.backward()
                 for optimizer in optimizers:
                     optimizer.step()
-        return finite_loss(float(loss.detach()))
+        return bounded_loss(float(loss.detach()))
 
     def _objective(self, client: Client, own: Output, other: Output, regularizer: Term | None) -> Tensor:
         """Equation 9; only a generator has a regularizer."""

@@ -1,12 +1,16 @@
 """What all methods hold: hidden labels, terms that are off, a resume, options and models that are refused."""
 
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.errors import refused
 from support.fixtures import Keys, Start
+from support.methods import CONV, FGGP, GCN, GEN, GRAPH_ONLY, NEEDS, NODE_ONLY, SAGE
 from support.same_bits import assert_same_runs, assert_same_trees
 from torch import Tensor
 
@@ -16,7 +20,6 @@ from shoal.engine.config.config import Config
 from shoal.engine.messages.models import require_mixable
 
 COPILOT = {"copilot": {"name": "sgc", "layers": 2, "hidden": 6}}
-GEN = {"server_steps": 3, "server_batch": 8}
 PERSONAL = {"alignment": "prototype", "attention": "node"}
 # Models that pass messages, over whole graphs and drawn neighbours, and one that reads hops.
 MIXED = [
@@ -29,11 +32,7 @@ MIXED = [
 ]
 # Models that may teach a copilot.
 WHOLE = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
-GCN = {"name": "gcn", "hidden": 8, "head": "linear"}
 GAMLP = {"name": "gamlp", "hidden": 8}
-CONV = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
-SAGE = {"name": "sage", "hidden": 8}
-FGGP = {"hidden": 6, "knn_every": 2}
 PHASES = {"shared_rounds": 2, "hidden": 6}
 SAGE_PLUS = {"generator_rounds": 2, "hidden": 6}
 
@@ -112,6 +111,32 @@ def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys
         assert any(not torch.equal(one[key], t) for key, t in other.items())
 
 
+@pytest.fixture(scope="module")
+def zero_rows(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path], graph_task: Keys) -> list[Keys]:
+    """Keys of nodes, and of small graphs, of which isolated ones have no feature, or one that a view may lose."""
+    found: list[Keys] = []
+    for place, task in ((graphs["plain"], {}), (Path(graph_task["data.path"]), {"task": "graph"})):
+        folder = tmp_path_factory.mktemp("zero") / "rows"
+        shutil.copytree(place, folder)
+        x, ends = np.load(folder / "x.npy"), np.load(folder / "edge_index.npy")
+        isolated = np.setdiff1d(np.arange(len(x)), ends)
+        x[isolated] = 0
+        x[isolated[::2], 0] = 1
+        np.save(folder / "x.npy", x)
+        found.append({**task, "data.path": str(folder), "data.store": str(folder.with_name("store"))})
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_of_zeros_move_no_parameter_far(run: Start, zero_rows: list[Keys], name: str) -> None:
+    """Clients of one feature at most are new when the others' prototypes reach them: their biases still are zero."""
+    keys = {**zero_rows[name in GRAPH_ONLY], **keys_of(name, *NEEDS.get(name, ({}, GCN))), "participation.ratio": 0.5}
+    state = run({**keys, "train.optimizer": "sgd", "train.lr": 0.1, "train.epochs": 2}, rounds=2).state
+    kept = {**state.server, **flat_state(state.clients)}
+    numbers = {key: t for key, t in kept.items() if t.numel() and not key.endswith(("step", "count", "sum"))}
+    assert all(not t.is_floating_point() or float(t.abs().max()) < 10 for t in numbers.values())
+
+
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("name", "options", "model", "stop"),
@@ -177,9 +202,6 @@ def test_items_of_the_test_are_refused(start: Start, graph_task: Keys, edge_task
         start({**keys, "algorithm.name": name, **copilot, "algorithm.rows": "all"})
 
 
-NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
-GRAPH_ONLY = {"fedstar", "fedgpl"}
 HETEROGENEOUS = {"local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "fml", "fedkd"}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -157,9 +158,21 @@ def test_rounds_written_out(start: Start, keys: Keys, views: Views, size: int | 
     assert server.state.scores["served"][ONE_GRAPH].sum() == 0
 
 
-def test_an_export_has_clients_and_no_model_of_the_server(configure: Make, keys: Keys, tmp_path: Path) -> None:
+def test_an_export_has_clients_and_no_model_of_the_server(
+    configure: Make, start: Start, views: Views, keys: Keys, tmp_path: Path
+) -> None:
+    """By which PyG predicts what it says."""
     config = configure({**keys, "run.root": str(tmp_path), "run.tensorboard": False})
-    models = load_file(export(run_config(config)) / "models.safetensors")
+    out = export(run_config(config))
+    models, batch = load_file(out / "models.safetensors"), pa.ipc.open_file(out / "predictions.arrow").get_batch(0)
+    column = {name: batch.column(name).to_numpy() for name in ("client", "served")}
+    server = start(keys)
+    for i, view in enumerate(views(server)):
+        client = StarClient(i, Path(keys["data.path"]), view, server._initial)
+        own = {name.partition("/")[2].partition("/")[2]: t for name, t in models.items() if f"/{i:05d}/" in name}
+        client.module.load_state_dict(own)
+        predicted = client.module.eval()(client.batch(np.arange(len(client.graphs)))).argmax(1)
+        np.testing.assert_array_equal(column["served"][column["client"] == i], predicted.numpy())
     assert {name.split("/")[0] for name in models} == {"client"}
     name = "backbone.structure.lift.weight"
     # Who came last, came together.

@@ -225,16 +225,19 @@ def test_lack_of_memory_says_what_may_help(job_of: MakeJob) -> None:
 
 
 @BOTH
-def test_data_that_cannot_be_opened_is_its_clients_failure(job_of: MakeJob, path: str) -> None:
+@pytest.mark.parametrize("damage", ["missing", "truncated", "replaced"])
+def test_a_damaged_store_ends_the_run_whoever_is_skipped(job_of: MakeJob, path: str, damage: str) -> None:
     job = job_of(skip=True, engine__trainer=path)
     shard = job.store_path / shard_path(1)
     hidden = shard.rename(shard.with_suffix(".hidden"))
     try:
-        (outcome,) = run_cells(job, [cell([0, 1, 2])])
+        if damage != "missing":
+            content = hidden.read_bytes()
+            shard.write_bytes(content[:-50] if damage == "truncated" else bytes(len(content)))
+        with refused("round 1, client 1", shard):
+            run_cells(job, [cell([0, 1, 2])])
     finally:
-        hidden.rename(shard)
-    assert outcome.ids == [0, 2]
-    assert outcome.failures[1][0].startswith(f"round 1, client 1: {shard}: missing")
+        hidden.replace(shard)
 
 
 @pytest.mark.exhaustive(2)

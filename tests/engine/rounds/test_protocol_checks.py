@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.method_errors import ProtocolError
 from shoal.algorithms.protocol import Ask, Mix, Reduce, Upload
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.rounds.protocol_checks import (
     require_form,
     require_generator,
@@ -141,7 +141,16 @@ def test_nothing_that_is_not_finite_is_sent_or_committed(bad: float) -> None:
         require_finite({"w": torch.ones(2), "v": torch.tensor([[0.0, bad]])}, "round 2: Mine: the state")
     if bad == bad:
         with refused(says="the training loss is infinite"):
-            finite_loss(bad)
+            bounded_loss(bad)
+
+
+def test_a_loss_a_million_times_the_first_is_refused() -> None:
+    assert bounded_loss(2e6, 2.0) == 2e6
+    # Next to nothing is no measure, and NaN is none: a client of before had no training row.
+    assert bounded_loss(9e5, 1e-9) == bounded_loss(9e5, NAN) == 9e5
+    for first in (2.0, 1e-9):
+        with refused(says=f"the training loss is 2.1e+06, over a million times the first, {first:.2g}"):
+            bounded_loss(2.1e6, first)
 
 
 def test_finite_numbers_and_what_nobody_asked_for_pass() -> None:

@@ -211,6 +211,19 @@ def test_a_schedule_gives_each_round_its_rate(start: Start, path: str) -> None:
         require_same_tree(tensors_of(server), tensors_of(alone))
 
 
+@pytest.mark.parametrize("epochs", [1, 12])
+def test_a_loss_without_bounds_ends_the_run(start: Start, epochs: int) -> None:
+    """From round to round, also of a run that goes on, or from epoch to epoch."""
+    keys = {"model.name": "mlp", "train.optimizer": "sgd", "train.lr": 1e3, "train.epochs": epochs}
+    server = start(keys)
+    if epochs == 1:
+        server.round()
+        server = start(keys, state=FederationState.from_tensors(*server.state.to_tensors()))
+        server.round()
+    with refused(f"round {server.state.round + 1}, client 0", says="over a million times the first"):
+        server.round()
+
+
 NAMES = st.sampled_from(["w", "opt.exp_avg", "proto/head", "c"])
 TENSORS = st.builds(lambda n, seed: torch.arange(n) * seed, st.integers(0, 4), st.integers(-3, 3))
 TREES = st.dictionaries(NAMES, TENSORS, min_size=1)
@@ -236,6 +249,7 @@ def plain_of(value: object) -> object:
         scores=st.dictionaries(st.sampled_from(["trained", "global"]), st.dictionaries(IDS, COUNTS, min_size=1)),
         touched=st.dictionaries(IDS, st.booleans()),
         evaluated=st.sampled_from(["", "0f"]),
+        first_losses=st.dictionaries(NAMES, st.floats(0, 9)),
     )
 )
 def test_tensors_and_back(state: FederationState) -> None:

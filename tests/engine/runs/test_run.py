@@ -32,6 +32,10 @@ from shoal.engine.records.run_folder import SUMMARY, read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
+from shoal.engine.screen.tables import console, show_run
+from shoal.engine.studies.report import report
+from shoal.engine.studies.study_table import Layout, table_of
+from shoal.engine.studies.sweep_folder import rows_of
 from shoal.storage.options.split_codes import TEST
 from shoal.storage.store.store import Store
 
@@ -162,7 +166,15 @@ def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str
     assert all(message.split(":")[0] in line["failures"]["2"] for line in lines)
     assert "Traceback" in (folder / "run.log").read_text()
     assert np.isfinite(lines[-1]["loss"])
-    assert read_summary(folder)["scopes"]["global"]["last"]["test"]["rows"] > 0
+    summary = read_summary(folder)
+    assert summary["scopes"]["global"]["last"]["test"]["rows"] > 0
+    # Whoever looks at the numbers sees that they lack a client.
+    assert summary["left_out"] == {"visits": 2, "clients": 1}
+    with console.capture() as captured:
+        show_run(folder)
+    assert "left out: 2 visits of 1 clients" in captured.get()
+    assert "left_out.visits" in table_of(rows_of([folder]), Layout()).heads
+    assert "left_out.visits" in report([folder], tmp_path / "page").read_text()
 
 
 def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:

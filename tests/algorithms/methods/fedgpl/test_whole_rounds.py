@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from support.fixtures import Keys, Make
 from support.plain_dropout import dropped
 from support.plain_fedavg import row_counts
@@ -20,6 +22,8 @@ from torch_geometric.nn import GCNConv
 
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run as run_config
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.view import View
 
@@ -277,6 +281,22 @@ def test_small_passes_are_one_large_one(run: Start, keys: dict[str, Any]) -> Non
     for other in found[1:]:
         for name in ("gnn", "theta"):
             torch.testing.assert_close(other[name], found[0][name], rtol=1e-4, atol=1e-6)
+
+
+def test_an_export_predicts(configure: Make, start: Start, keys: Keys, one_process: Make, tmp_path: Path) -> None:
+    out = export(run_config(configure({**keys, "run.root": str(tmp_path), "run.tensorboard": False})))
+    models, batch = load_file(out / "models.safetensors"), pa.ipc.open_file(out / "predictions.arrow").get_batch(0)
+    column = {name: batch.column(name).to_numpy() for name in ("client", "served")}
+    for client in one_process(start(keys), "frozen").clients:
+        mine = f"client/{client.number:05d}/"
+        own = {name.removeprefix(f"{mine}backbone.backbone."): t for name, t in models.items() if mine in name}
+        gnn = Net()
+        gnn.load_state_dict({name: t for name, t in own.items() if name.startswith("convs.")})
+        head = (own["head.linears.0.weight"], own["head.linears.0.bias"])
+        client.p = nn.Parameter(models[f"{mine}prompt.direction"])
+        z = gnn.eval()(client.with_prompt(np.arange(len(client.graphs))))
+        predicted = F.linear(z, *head).argmax(1).numpy()
+        np.testing.assert_array_equal(column["served"][column["client"] == client.number], predicted)
 
 
 def test_bytes_are_of_the_formula(start: Start, keys: Keys, one_process: Make) -> None:

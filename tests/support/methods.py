@@ -1,0 +1,25 @@
+"""What every method needs beside its name in a small run."""
+
+from typing import Any
+
+from support.fixtures import Keys
+
+GCN = {"name": "gcn", "hidden": 8, "head": "linear"}
+CONV = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
+SAGE = {"name": "sage", "hidden": 8}
+GEN = {"server_steps": 3, "server_batch": 8}
+FGGP = {"hidden": 6, "knn_every": 2}
+NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
+NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
+GRAPH_ONLY = {"fedstar", "fedgpl"}
+# Options and model; a GCN alone where a method is not named.
+NEEDS: dict[str, tuple[Keys, Any]] = {
+    **dict.fromkeys(("fml", "fedkd", "fedgkc"), ({"copilot": GCN}, GCN)),
+    **dict.fromkeys(("fedsage_plus", "fedsage_plus_fedgta"), ({"generator_rounds": 1, "hidden": 6}, SAGE)),
+    **dict.fromkeys(("fedgl", "fedgl_fedgta"), ({"threshold": 0.0}, GCN)),
+    "fedgen": (GEN, GCN),
+    "adafgl": ({"shared_rounds": 1, "hidden": 6}, GCN),
+    "fggp": (FGGP, CONV),
+    "fedstar": ({}, {"name": "star", "hidden": 8}),
+    "fedgpl": ({}, {"name": "gcn", "hidden": 8, "prompt": {"name": "vpg"}}),
+}
