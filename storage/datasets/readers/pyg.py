@@ -23,7 +23,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import load_npy, open_npz
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.dataset_names import PYG_NAME
-from shoal.storage.suggestions import did_you_mean
+from shoal.storage.suggestions import did_you_mean_name
 
 # Parameters of PyG's constructors that `data.options` does not set.
 OF_PYG = ("root", "name", "transform", "pre_transform", "pre_filter", "force_reload", "log")
@@ -101,7 +101,7 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     title, name = found.groups()
     if title not in known.__all__:
         raise ShoalError(
-            "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean(title, known.__all__)}"
+            "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean_name(title, known.__all__)}"
         )
     cls = getattr(known, title)
     parameters = inspect.signature(cls).parameters
