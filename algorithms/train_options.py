@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Named, Number, Positive
-from shoal.storage.suggestions import did_you_mean
+from shoal.storage.suggestions import did_you_mean_name
 
 # Those whose options are numbers, and which change nothing but the rate.
 SCHEDULES = (
@@ -35,7 +35,7 @@ class Rates:
     def __init__(self, schedule: Named, lr: float) -> None:
         """Begins with the first round; a ValueError for an unknown name, or an option that is unknown or impossible."""
         if schedule.name not in SCHEDULES:
-            known = f"known here: {', '.join(SCHEDULES)}{did_you_mean(schedule.name, SCHEDULES)}"
+            known = f"known here: {', '.join(SCHEDULES)}{did_you_mean_name(schedule.name, SCHEDULES)}"
             raise ValueError(f"{schedule.name} is no schedule; {known}")
         if wrong := [key for key, value in schedule.options.items() if key == OF_TORCH or not _is_number(value)]:
             raise ValueError(f"{wrong[0]} is no option of {schedule.name}, or not a number, or a list of some")

@@ -1,11 +1,15 @@
 """ "Did you mean" suggestions for unknown names."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+
+# An acronym of three letters has no typing errors: with one letter changed it is another name.
+SHORTEST = 4
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'lr'?` with the known name that is most like a wrong one; an empty text where none is."""
+    """`; did you mean 'lr'?` with the known key that is most like a wrong one; an empty text where none is."""
     names = {name.lower(): name for name in known}
     return _asked([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1)])
 
@@ -13,6 +17,53 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
 def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:
     """The same for a name that stands in a wrong place: dotted names that end with it."""
     return _asked([name for name in known if name.rpartition(".")[2] == wrong])
+
+
+def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
+    """The same for what has a name elsewhere, too: datasets, methods, models. Names that only sound alike are no match.
+
+    A match is the same but for case and separators, or has one typing error. `also` has other names of what is known,
+    as `plain_name` writes them.
+    """
+    names = list(known)
+    same = {plain_name(name): name for name in names} | dict(also or {})
+    if plain_name(wrong) in same:
+        return _asked([same[plain_name(wrong)]])
+    return _asked([name for name in names if _mistyped(_words(wrong), _words(name))])
+
+
+def plain_name(name: str) -> str:
+    """A name without case and separators; a plus sign is the word."""
+    return "".join(_words(name))
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, in lower case; `fed` is one, so that what follows is looked at by itself."""
+    return re.findall("[a-z]+|[0-9]+", re.sub("^fed", "fed ", name.lower().replace("+", " plus ")))
+
+
+def _mistyped(wrong: list[str], name: list[str]) -> bool:
+    """Whether two names differ in one word, by one typing error in it; numbers have none."""
+    if len(wrong) != len(name):
+        return False
+    different = [(one, other) for one, other in zip(wrong, name) if one != other]
+    if len(different) != 1:
+        return False
+    one, other = different[0]
+    if re.sub(r"(.)\1+", r"\1", one) == re.sub(r"(.)\1+", r"\1", other):
+        return not one.isdigit()
+    return one.isalpha() and other.isalpha() and min(len(one), len(other)) >= SHORTEST and _one_apart(one, other)
+
+
+def _one_apart(one: str, other: str) -> bool:
+    """Whether a letter was left out, added, changed, or swapped with the next one."""
+    if len(one) > len(other):
+        one, other = other, one
+    first = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(one))
+    if len(one) < len(other):
+        return one[first:] == other[first + 1 :]
+    swapped = one[first : first + 2] == other[first : first + 2][::-1]
+    return one[first + 1 :] == other[first + 1 :] or (swapped and one[first + 2 :] == other[first + 2 :])
 
 
 def _asked(names: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
-from shoal.storage.suggestions import did_you_mean
+from shoal.storage.suggestions import did_you_mean_name
 
 # By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
 BACKBONES = {
@@ -19,6 +19,9 @@ BACKBONES = {
     "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
+
+# What else they are called, as `plain_name` writes it.
+OTHER_NAMES = {"graphsage": "sage", "ssgc": "s2gc", "gcn2": "gcnii"}
 
 # For graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
@@ -48,5 +51,6 @@ def require_backbone_name(name: str, task: str) -> None:
         names = sorted(BACKBONES)
         raise ShoalError(
             "model.name",
-            f"there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel{did_you_mean(name, names)}",
+            f"there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel"
+            f"{did_you_mean_name(name, names, OTHER_NAMES)}",
         )

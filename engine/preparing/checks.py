@@ -1,5 +1,7 @@
 """Checks of a config against its data, before a store is made."""
 
+import warnings
+
 from shoal.algorithms.base import WEIGHTED
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.methods.registry.load import describe, load, weighing_methods
@@ -8,10 +10,12 @@ from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import sources
+from shoal.engine.screen.progress import say
 from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all, options_of
 from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.user.unread import Unread
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.layout import require_possible
@@ -24,7 +28,13 @@ from shoal.storage.store.hops import hops_bytes
 
 def read_graph(config: Config) -> Graph:
     """The graph of a config, or its graphs behind one another; refused as by `load_all` and `require_fitting_data`."""
-    graph = load_all(sources(config))
+    with warnings.catch_warnings(record=True) as caught:
+        graph = load_all(sources(config))
+    for warning in caught:
+        if issubclass(warning.category, Unread):
+            say(str(warning.message))
+        else:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     require_fitting_data(config, graph.name, graph.item_name, graph.classes, graph.edge_weight is not None)
     return graph
 

@@ -33,6 +33,7 @@ from shoal.storage.graph.induced import Induced, kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.rows import entries_of
+from shoal.storage.graph.two_sides import ONE, OTHER, sides_of
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.store.arrow_file import FileRecord, record_of
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
@@ -55,6 +56,11 @@ class LazyGraph:
     def graph(self) -> Graph:
         """The graph, read at the first use."""
         return read_graph(self._config)
+
+    @cached_property
+    def sides(self) -> np.ndarray:
+        """The side of every node, where the graph has two, int8 `[N]`."""
+        return sides_of(self.graph)
 
     @cached_property
     def published(self) -> dict[str, str]:
@@ -114,6 +120,8 @@ class StoreBuilder(StoreSteps):
         _report(graph)
         if masked := masks(self.made.get("sparsity", {})):
             say(f"sparsity: clients lack {masked}")
+        if self.config.task == "edge" and self.clients is None:
+            _report_sides(graph, self.lazy.sides)
         assignment = self._assignment(graph)
         count = int(assignment.max()) + 1
         data = self.config.data
@@ -181,7 +189,7 @@ class StoreBuilder(StoreSteps):
         """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
         require_room(client, len(part.indices), self.config.memory_limit())
         if self.clients is None:
-            return draw_pairs(part, client, self.config.data)
+            return draw_pairs(part, client, self.config.data, self.lazy.sides[part.node])
         row_of = np.full(nodes, -1, dtype=np.int64)
         row_of[part.node] = np.arange(len(part.node))
         shards = map(self.clients.shard, range(self.clients.clients))
@@ -307,6 +315,17 @@ def _report(graph: Graph) -> None:
         say(f"{c.nodes_dropped:,} nodes without one label were dropped when the graph was read")
     for domain in graph.domains:
         say(f"domain {domain.name}: {domain.nodes:,} nodes")
+
+
+def _report_sides(graph: Graph, side: np.ndarray) -> None:
+    if side.any():
+        one, other = (int((side == each).sum()) for each in (ONE, OTHER))
+        say(f"every edge joins one of {one:,} nodes and one of {other:,} others: so do pairs without an edge")
+    elif sides_of(graph, cycles=0).any():
+        say(
+            "no odd cycle, but too few cycles to tell two kinds of nodes: pairs without an edge are of any two nodes, "
+            "and if there are two kinds (users, items), those within a kind are told easily"
+        )
 
 
 def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:

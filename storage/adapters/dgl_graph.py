@@ -6,6 +6,7 @@ import torch
 
 from shoal.storage.adapters.outgoing import library, tensors_of
 from shoal.storage.datasets.user.incoming import MASKS, graph_of
+from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.store.shard import Shard
@@ -23,8 +24,11 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
     `weight` or `w`.
 
     Raises:
-        ShoalError: Several kinds of node or edge, or an entry is missing or wrong; names it.
+        ShoalError: Several kinds of node or edge, an entry is missing or wrong, or it tells something of edges, parts
+            or clients and is not read; names it. A warning names all others.
     """
+    if not hasattr(graph, "is_homogeneous"):
+        raise ShoalError("graph", f"must be one DGLGraph, found {type(graph).__name__}")
     if not graph.is_homogeneous:
         raise ShoalError("graph", "has several kinds of node or edge; give dgl.to_homogeneous(graph)")
     keys = {"x": x, "y": y, **{key: key for key in ("assignment", *MASKS)}}
@@ -32,6 +36,8 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
     where = {ours: f"graph.ndata[{theirs!r}]" for ours, theirs in keys.items()}
     if y != Y and values["y"] is None:
         raise ShoalError(where["y"], "missing")
+    _require_read("ndata", graph.ndata, tuple(keys.values()))
+    _require_read("edata", graph.edata, WEIGHTS)
     if values["x"] is not None and len(values["x"]) != graph.num_nodes():
         raise ShoalError(where["x"], f"{len(values['x'])} rows for {graph.num_nodes()} nodes; one a node")
     # Edges in the order of their numbers, as `edata` has them.
@@ -42,6 +48,14 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
     if named:
         values["edge_weight"], where["edge_weight"] = graph.edata[named[0]], f"graph.edata[{named[0]!r}]"
     return graph_of(name, values, where)
+
+
+def _require_read(kind: str, entries: Any, read: tuple[str, ...]) -> None:
+    """Refuses entries of `ndata` or `edata` that are not read and have a meaning, as all of edges have."""
+    found = {key: f"graph.{kind}[{key!r}]" for key in entries}
+    places = {**PLACES, "weight": f"edata[{WEIGHTS[0]!r}]"}
+    of_edges = found if kind == "edata" else ()
+    require_read(found, read, lambda key: f"take it out (del graph.{kind}[{key!r}])", of_edges, places)
 
 
 def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None) -> Any:

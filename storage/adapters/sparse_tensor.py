@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal.storage.adapters.outgoing import library
 from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of
+from shoal.storage.datasets.user.unread import require_read
 from shoal.storage.graph.graph import Graph
 from shoal.storage.store.shard import Shard
 
@@ -26,8 +27,10 @@ def from_sparse_tensor(
     Raises:
         ShoalError: The adjacency is not square, or a tensor is of a wrong shape, type or value; names it.
     """
+    require_read({key: f"masks[{key!r}]" for key in masks or {}}, MASKS, lambda key: "take it out")
     edge_index, weight = edges_of(adjacency, "adjacency")
-    values = {"edge_index": edge_index, "edge_weight": weight, "x": x, "y": y, **(masks or {})}
+    values = {"edge_index": edge_index, "edge_weight": weight, "x": x, "y": y}
+    values |= {key: mask for key, mask in (masks or {}).items() if key in MASKS}
     where = dict.fromkeys(("edge_index", "edge_weight"), "adjacency") | {"x": "x", "y": "y"}
     where |= {key: f"masks[{key!r}]" for key in MASKS}
     return graph_of(name, values, where)

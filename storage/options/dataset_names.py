@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
-from shoal.storage.suggestions import did_you_mean
+from shoal.storage.suggestions import did_you_mean_name, plain_name
 
 # By the module below `storage/datasets` that has their records, which is loaded when one of them is named. These are
 # read into memory as a whole; features of other datasets are drawn, or stay on disk.
@@ -45,6 +45,20 @@ NOT_IN_MEMORY = (
 IN_MEMORY = tuple(name for _, names in READ_INTO_MEMORY for name in names)
 # Every dataset, and the module that has its record.
 DATASETS = {name: module for module, names in (*READ_INTO_MEMORY, *NOT_IN_MEMORY) for name in names}
+# What else a dataset is called, as `plain_name` writes it: by its collection, and by its files.
+COLLECTIONS = (
+    (("planetoid",), ("cora", "citeseer", "pubmed")),
+    (("amazon", "amazonelectronics"), ("computers", "photo")),
+    (("coauthor", "msacademic"), ("cs", "physics")),
+    (("webkb", "geomgcn"), ("cornell", "texas", "wisconsin")),
+    (("tu", "tudataset"), ("nci1", "proteins", "imdb-binary", "collab")),
+    (("linkx", "facebook100", "fb100"), ("penn94", "reed98", "amherst41", "cornell5", "johnshopkins55")),
+)
+OTHER_NAMES = {
+    **{before + plain_name(name): name for prefixes, names in COLLECTIONS for before in prefixes for name in names},
+    **{name.removeprefix("ogbn-"): name for name in TWINS},
+    **{"amazoncomputer": "computers", "amazonphotos": "photo", "msacademicphy": "physics", "film": "actor"},
+}
 # A dataset class of torch_geometric, and the `name` that its constructor takes: `pyg:Planetoid/Cora`.
 PYG = "pyg:"
 PYG_NAME = re.compile(PYG + r"([A-Za-z]\w*)(?:/([\w.-]+))?")
@@ -80,8 +94,9 @@ def require_dataset(name: str) -> None:
     if name.startswith(PYG) and not PYG_NAME.fullmatch(name):
         raise ShoalError("data.dataset", f"expected pyg:CLASS or pyg:CLASS/NAME, as pyg:Planetoid/Cora, got {name!r}")
     if known not in DATASETS and not has_user_options(name):
-        names = f"{', '.join(DATASETS)}, pyg:CLASS/NAME, or my_file.py:MyDataset{did_you_mean(known, DATASETS)}"
-        raise ShoalError("data.dataset", f"unknown dataset '{name}'; known are {names}")
+        names = f"{', '.join(DATASETS)}, pyg:CLASS/NAME, or my_file.py:MyDataset"
+        meant = did_you_mean_name(known, DATASETS, OTHER_NAMES)
+        raise ShoalError("data.dataset", f"unknown dataset '{name}'; known are {names}{meant}")
 
 
 def may_be_sparse(dataset: object, path: object) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.pairs import EDGE, NO_EDGE, Pairs
+from shoal.storage.graph.two_sides import ONE, OTHER
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.split import random_split, to_codes
@@ -21,22 +22,29 @@ WITHOUT_EDGE = 1
 OF_EDGE = 192
 
 
-def draw_pairs(part: Induced, client: int, options: SplitOptions) -> Pairs:
+def draw_pairs(part: Induced, client: int, options: SplitOptions, side: np.ndarray | None = None) -> Pairs:
     """Divides the edges of a client by the shares of a split, and draws as many pairs without an edge for every part.
 
     These are drawn uniformly from the pairs that are no edge of the client's whole graph, held-out edges included; no
     pair is in two parts. Where fewer exist, all of them are dealt to the parts in proportion. What belongs to no part,
     because the shares sum to less than one, is an edge of the graph and no item. Shares are rounded as those of nodes.
+    In a graph of two sides they join one of each: a pair within a side is no edge for a reason that a model sees.
 
     Args:
+        part: The graph of the client.
         client: Its number; with `options.split_seed` it keys the random streams.
+        options: Shares and seed.
+        side: The side of every row, as `sides_of` has them; None: the graph has none.
     """
     nodes = len(part.node)
     edges = _edges(part)
     code = to_codes(random_split(np.zeros(len(edges)), np.arange(len(edges)), client, options), len(edges))
     wanted = [int((code == each).sum()) for each in (TRAIN, VAL, TEST)]
     rng = np.random.default_rng([options.split_seed, client, WITHOUT_EDGE])
-    others = _without_edge(edges, nodes, sum(wanted), rng)
+    if side is None or not side.any():
+        others = _without_edge(edges, nodes, sum(wanted), rng)
+    else:
+        others = _between_sides(edges, side, sum(wanted), rng)
     # As many of each as there are edges, if enough exist.
     ends = np.cumsum([0, *wanted]) * len(others) // max(sum(wanted), 1)
     return _pairs(
@@ -84,11 +92,27 @@ def _edges(part: Induced) -> np.ndarray:
 
 def _without_edge(edges: np.ndarray, nodes: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
     """So many pairs that are no edge, or all there are, int64 `[n, 2]`, in random order, the smaller row first."""
-    taken = np.sort(_numbers(edges, nodes))
-    free = nodes * (nodes - 1) // 2 - len(taken)
+    return _ends(_untaken(nodes * (nodes - 1) // 2, _numbers(edges, nodes), wanted, rng), nodes)
+
+
+def _between_sides(edges: np.ndarray, side: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
+    """The same of the pairs of a row on one side and a row on the other, numbered from 0 row by row."""
+    one, other = np.flatnonzero(side == ONE), np.flatnonzero(side == OTHER)
+    place = np.zeros(len(side), dtype=np.int64)
+    place[one], place[other] = np.arange(len(one)), np.arange(len(other))
+    is_one = side[edges[:, 0]] == ONE
+    taken = place[np.where(is_one, *edges.T)] * len(other) + place[np.where(is_one, *edges.T[::-1])]
+    numbers = _untaken(len(one) * len(other), taken, wanted, rng)
+    return np.sort(np.stack([one[numbers // len(other)], other[numbers % len(other)]], axis=1), axis=1)
+
+
+def _untaken(pairs: int, taken: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
+    """So many numbers below `pairs` that are not taken, or all there are, in random order."""
+    taken = np.sort(taken)
+    free = pairs - len(taken)
     place = _distinct(free, min(wanted, free), rng)
     # taken[i] - i free pairs have a smaller number than taken[i]; so many are passed over on the way to a place.
-    return _ends(place + np.searchsorted(taken - np.arange(len(taken)), place, side="right"), nodes)
+    return np.asarray(place + np.searchsorted(taken - np.arange(len(taken)), place, side="right"))
 
 
 def _distinct(end: int, count: int, rng: np.random.Generator) -> np.ndarray:

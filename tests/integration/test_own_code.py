@@ -134,6 +134,14 @@ class Mine(shoal.Dataset):
 """
 
 
+# An object with attributes, in place of a mapping.
+OBJECT = """def load(self, root):
+        from types import SimpleNamespace
+        return SimpleNamespace(edge_attr=1, **self.arrays(root))
+
+    def arrays(self, root):"""
+
+
 MISTAKES = {
     ("model.name", MODEL): [
         ("import torch\n", "import nothing_like_it\n", "line 2: fails while it is read: Module"),
@@ -158,6 +166,7 @@ MISTAKES = {
     ],
     ("data.dataset", DATASET): [
         ('"y": ring % 2', '"z": ring', "load gives 'z', which is none of edge_index, x, y"),
+        ("def load(self, root):", OBJECT, "edge_attr: would be lost: of an edge one weight is read, from edge_weight"),
         ('"y": ring % 2', '"y": ring[1:]', "y: shape [59], but x has 60 rows"),
         ("np.ones(", "np.nan * np.ones(", "x: row 0 of the features has NaN"),
         ("np.ones(", "np.once(", "line 11: AttributeError"),

@@ -3,12 +3,17 @@
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.models.names import OTHER_NAMES as OF_MODELS
 from shoal.engine.config.config import parse_config
 from shoal.storage.errors import ShoalError
-from shoal.storage.suggestions import did_you_mean, did_you_mean_at
+from shoal.storage.options.dataset_names import DATASETS, OTHER_NAMES
+from shoal.storage.suggestions import did_you_mean, did_you_mean_at, did_you_mean_name
 
 
 def test_error_names_its_file_and_key_in_another_process_too() -> None:
@@ -28,6 +33,34 @@ def test_the_most_alike_is_proposed() -> None:
     assert did_you_mean("scaffold", known) == did_you_mean("x", ()) == ""
     assert did_you_mean_at("lr", ("train.lr", "data.root", "lr.train")) == "; did you mean 'train.lr'?"
     assert did_you_mean_at("seed", ("a.seed", "b.seed")) == "; did you mean 'a.seed' or 'b.seed'?"
+
+
+@pytest.mark.parametrize(
+    ("meant", "wrong", "known", "also"),
+    [
+        ("cs", "coauthor-cs Coauthor-CS CoauthorCS CS-", DATASETS, OTHER_NAMES),
+        ("computers", "Amazon-Computers amazon_electronics_computers Computer", DATASETS, OTHER_NAMES),
+        ("ogbn-arxiv", "arxiv ogbn_arxiv ogbn-arxvi", DATASETS, OTHER_NAMES),
+        ("cora", "Planetoid/Cora coraa croa", DATASETS, OTHER_NAMES),
+        (
+            None,
+            "ogbl-collab ogbn-proteins ogbn-mag nci109 reddit2 imdb-multi wikics acmv8",
+            DATASETS,
+            OTHER_NAMES,
+        ),
+        (None, "amazon-products corafull cora-ml twitch-br arxiv-year reddit-binary coral-like", DATASETS, OTHER_NAMES),
+        ("fedsage_plus", "FedSage+ fedsageplus", METHODS, {}),
+        ("fedavg", "FedAvg fed-avg fedavgg", METHODS, {}),
+        ("scaffold", "scafold scaffodl scaffolt", METHODS, {}),
+        (None, "fedsage gcfl fedgat fedgcn fedmd fedavgm fedproto2 fedbn fedgh", METHODS, {}),
+        ("sage", "GraphSAGE saage", BACKBONES, OF_MODELS),
+        (None, "gatv2 gine appnp graphsaint", BACKBONES, OF_MODELS),
+    ],
+)
+def test_what_only_sounds_alike_is_not_meant(meant: str | None, wrong: str, known: Any, also: Any) -> None:
+    says = "" if meant is None else f"; did you mean {meant!r}?"
+    for name in wrong.split():
+        assert did_you_mean_name(name, known, also) == says, name
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
-from shoal.storage.suggestions import did_you_mean
+from shoal.storage.suggestions import did_you_mean_name
 
 METHODS = {
     "local": "shoal.algorithms.methods.local:Local",
@@ -47,5 +47,6 @@ def require_method_name(name: str) -> None:
     if name not in METHODS and not is_own(name):
         raise ShoalError(
             "algorithm.name",
-            f"{name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod{did_you_mean(name, METHODS)}",
+            f"{name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
+            f"{did_you_mean_name(name, METHODS)}",
         )

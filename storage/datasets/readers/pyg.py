@@ -23,7 +23,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import load_npy, open_npz
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.dataset_names import PYG_NAME
-from shoal.storage.suggestions import did_you_mean
+from shoal.storage.suggestions import did_you_mean_name
 
 # Parameters of PyG's constructors that `data.options` does not set.
 OF_PYG = ("root", "name", "transform", "pre_transform", "pre_filter", "force_reload", "log")
@@ -76,20 +76,29 @@ def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None 
 def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
     """The graph of a dataset of PyG: of its one `Data`, or of many small ones; of several splits the first."""
     import torch
+    from torch_geometric.data import Data
 
-    from shoal.storage.datasets.user.pyg_data import from_pyg
+    from shoal.storage.datasets.user.pyg_data import features_of_edges, graph_of_data
+    from shoal.storage.datasets.user.unread import WEIGHTS, meaning
 
     graphs = [dataset[number] for number in range(len(dataset))]
     for data in graphs:
         if options.made.made and getattr(data, "x", None) is None:
             data.x = torch.zeros(data.num_nodes, 1)
-        if options.edge_weights == "drop":
-            data.edge_weight = None
+        if options.edge_weights == "drop" and isinstance(data, Data):
+            for key in features_of_edges(data):
+                del data[key]
         for key in MASKS:
             mask = getattr(data, key, None)
             if mask is not None and mask.dim() == 2:
                 data[key] = mask[:, 0]
-    return from_pyg(graphs[0] if len(graphs) == 1 else graphs, name, called, own=False)
+
+    def way_out(key: str) -> str:
+        if meaning(key) == WEIGHTS or key in features_of_edges(graphs[0]):
+            return "set data.edge_weights to drop"
+        return "read it by a dataset of your own (data.dataset: my_file.py:MyDataset)"
+
+    return graph_of_data(graphs[0] if len(graphs) == 1 else graphs, name, called, way_out, own=False)
 
 
 def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
@@ -101,7 +110,7 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     title, name = found.groups()
     if title not in known.__all__:
         raise ShoalError(
-            "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean(title, known.__all__)}"
+            "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean_name(title, known.__all__)}"
         )
     cls = getattr(known, title)
     parameters = inspect.signature(cls).parameters

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
 from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, read_tables, table_of
+from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
@@ -16,6 +17,8 @@ from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays, no_label
 from shoal.storage.graph.graph import Graph, require_edges
 
+# Masks are arrays of other libraries; here one array says the parts.
+OF_ARRAYS = {**PLACES, "parts": "split"}
 ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 
 
@@ -157,10 +160,13 @@ def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any]
     if not path.is_dir():
         with reading(path, ADVICE), open_npz(path) as npz:
             arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
+            found = {array: f"{path} ({array})" for array in npz.names}
+        require_read(found, tuple(arrays), lambda array: "leave it out", places=OF_ARRAYS)
         for array in _needed(features_made, labels):
             if array not in arrays:
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
         return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
+    _require_all_read(path, files)
     if files["edge_index"].suffix in KINDS:
         arrays = read_tables(files["edge_index"], files.get("y"), labels)
         where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
@@ -180,6 +186,16 @@ def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any]
         "y": str(path / "y.npy"),
         **{array: str(file) for array, file in files.items()},
     }
+
+
+def _require_all_read(folder: Path, files: dict[str, Path]) -> None:
+    """Refuses arrays and tables in a folder that have a meaning and are not read, as arrays beside tables are."""
+    others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", *KINDS)]
+    found = {file.stem: str(file) for file in others if file not in files.values()}
+    edges = files["edge_index"]
+    if edges.suffix in KINDS and (array := next((name for name in REQUIRED + OPTIONAL if name in found), None)):
+        raise ShoalError(Path(found[array]), f"tables are read alone; move it, or {edges.name}, away")
+    require_read(found, (), lambda name: "move it to another folder", places=OF_ARRAYS)
 
 
 def _content(options: DataSource) -> dict[str, Any]:

@@ -35,7 +35,10 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own
     arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
     masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
     if masks:
-        arrays["split"] = _split(masks, arrays["x"].shape[0], where)
+        if "split" in arrays:
+            raise ShoalError(where["split"], f"there are masks, too ({', '.join(masks)}); give one of the two")
+        items, what = (arrays["x"].shape[0], "node") if arrays.get("graph") is None else (arrays["y"].size, "graph")
+        arrays["split"] = _split(masks, items, what, where)
     graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]}, own=own)
     check_finite(graph.x, where["x"])
     return graph
@@ -77,17 +80,17 @@ def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]
     return edge_index.cpu().numpy(), None if value is None else to_array(value, where)
 
 
-def _split(masks: Mapping[str, np.ndarray], nodes: int, where: Mapping[str, str]) -> np.ndarray:
-    """Part of every node, int8 `[N]`."""
-    code = np.full(nodes, UNASSIGNED, dtype=np.int8)
+def _split(masks: Mapping[str, np.ndarray], items: int, what: str, where: Mapping[str, str]) -> np.ndarray:
+    """Part of every item, int8 `[items]`; `what` is an item."""
+    code = np.full(items, UNASSIGNED, dtype=np.int8)
     for key, mask in masks.items():
         if mask.ndim == 2:
             raise ShoalError(where[key], f"{mask.shape[1]} splits; take one, as in mask[:, 0]")
-        if mask.shape != (nodes,) or mask.dtype not in (np.bool_, np.uint8):
+        if mask.shape != (items,) or mask.dtype not in (np.bool_, np.uint8):
             found = f"{mask.dtype} {list(mask.shape)}"
-            raise ShoalError(where[key], f"must be a truth value for each of the {nodes} nodes, found {found}")
+            raise ShoalError(where[key], f"must be a truth value for each of the {items} {what}s, found {found}")
         twice = (code != UNASSIGNED) & mask.astype(bool)
         if twice.any():
-            raise ShoalError(where[key], f"node {int(twice.argmax())} is in another mask, too; one part a node")
+            raise ShoalError(where[key], f"{what} {int(twice.argmax())} is in another mask, too; one part a {what}")
         code[mask.astype(bool)] = MASKS[key]
     return code

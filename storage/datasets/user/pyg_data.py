@@ -1,46 +1,82 @@
 """A clean graph from PyTorch Geometric's `Data`, or from a list of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from torch_geometric.data import Data
 
 from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, to_array
+from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.graph import Graph, require_edges
+
+# What a graph of a list has one value of.
+OF_GRAPHS = (*MASKS, "assignment")
+READ = ("x", "y", "edge_index", "edge_weight", *OF_GRAPHS)
 
 
-def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data", own: bool = True) -> Graph:
+def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data") -> Graph:
     """The graph, called `name`, of a `Data`, or many small graphs of a list: edges made undirected and simple.
 
     Args:
         data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`, whose values are
             the weights of edges), `x`, dense or sparse; it may have `y`, one class a node (-1 or NaN is none),
             `edge_weight`, positive numbers, `train_mask`, `val_mask`, `test_mask`, and `assignment`, the client of
-            every node. Of a list each has edges without weights, `x` of one width, and one label `y`. `edge_attr`,
-            features of edges, is not read.
+            every node. Of a list each has edges without weights, `x` of one width, one label `y`, and one entry of each
+            mask and of `assignment`; so has a `Batch`, or a `Data` with the graph of every node, `batch`.
         called: What `data` is called in error messages.
-        own: Labels are coded (`shoal.storage.graph.labels.coded_labels`); else y are numbers of published classes.
 
     Raises:
-        ShoalError: An attribute is missing, or of a wrong shape, type or value; names it.
+        ShoalError: An attribute is missing, of a wrong shape, type or value, or it tells something of edges, parts or
+            clients and is not read (`edge_attr`, `node_type`, `train_idx`); names it. A warning names all others.
+    """
+    return graph_of_data(data, name, called, lambda key: f"take it out (del data.{key})")
+
+
+def graph_of_data(data: Any, name: str, called: str, way_out: Callable[[str], str], own: bool = True) -> Graph:
+    """The graph of `from_pyg`; `way_out` says how a user takes an attribute out.
+
+    `own`: labels are coded (`shoal.storage.graph.labels.coded_labels`); else y are numbers of published classes.
     """
     if isinstance(data, list | tuple):
-        return _of_many(data, name, called, own)
+        return _of_many(data, name, called, way_out, own)
     if not isinstance(data, Data):
         raise ShoalError(
             called,
             f"must be a torch_geometric Data, found {type(data).__name__}; take dataset[0], of a HeteroData "
             "to_homogeneous(), of a dataset of graphs list(dataset)",
         )
-    return graph_of(name, *_values(data, called), own)
+    values, where = _values(data, called)
+    found = {key: f"{called}.{key}" for key in data.to_dict()}
+    require_read(found, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data))
+    if getattr(data, "batch", None) is not None:
+        values["graph"], where["graph"] = data.batch, f"{called}.batch"
+    return graph_of(name, values, where, own)
+
+
+def features_of_edges(data: Data) -> list[str]:
+    """Names of weights and features of edges: by the name, or by an entry an edge where nodes are not as many."""
+    shape: Any = getattr(data.edge_index, "shape", ())
+    edges = shape[1] if len(shape) == 2 and 1 < shape[1] != _length(data.x) else -1
+    named = [key for key in data.to_dict() if meaning(key) == WEIGHTS and key != "edge_index"]
+    return named + [key for key in data.to_dict() if key not in READ and _length(data[key]) == edges]
+
+
+def _length(value: Any) -> int | None:
+    """Entries of a tensor or an array; None of others."""
+    shape: Any = getattr(value, "shape", ())
+    return shape[0] if len(shape) else None
+
+
+def _adjacency(data: Data) -> tuple[str, ...]:
+    """The other name of edges, if they are not in `edge_index`."""
+    return ("adj_t",) if data.edge_index is None else ()
 
 
 def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Attributes of a `Data`, and the name of each in error messages."""
-    keys = ("x", "y", "edge_index", "edge_weight", "assignment", *MASKS)
-    values: dict[str, Any] = {key: getattr(data, key, None) for key in keys}
+    values: dict[str, Any] = {key: getattr(data, key, None) for key in READ}
     where = {key: f"{called}.{key}" for key in values}
     if values["edge_index"] is None and getattr(data, "adj_t", None) is not None:
         where["edge_index"] = where["edge_weight"] = f"{called}.adj_t"
@@ -48,17 +84,20 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
     return values, where
 
 
-def _of_many(graphs: Sequence[Any], name: str, called: str, own: bool) -> Graph:
+def _of_many(graphs: Sequence[Any], name: str, called: str, way_out: Callable[[str], str], own: bool) -> Graph:
     """Many small graphs behind one another, each with one label; the first that is not what it must be is named."""
     if not graphs:
         raise ShoalError(called, "an empty list; give at least one graph")
     parts: list[list[np.ndarray]] = [[], [], []]
     sizes: list[int] = []
+    names: dict[str, str] = {}
+    of_graphs: dict[str, list[np.ndarray]] = {}
     for number, data in enumerate(graphs):
         one = f"{called}[{number}]"
         if not isinstance(data, Data):
             raise ShoalError(one, f"must be a torch_geometric Data, found {type(data).__name__}")
         values, where = _values(data, one)
+        names = {key: f"{one}.{key}" for key in data.to_dict() if key not in _adjacency(data)} | names
         if values["edge_weight"] is not None and (_array(values["edge_weight"], where["edge_weight"]) != 1).any():
             raise ShoalError(where["edge_weight"], "many small graphs have no weights of edges here; take them out")
         x, edge_index, y = (_array(values[key], where[key]) for key in ("x", "edge_index", "y"))
@@ -69,17 +108,30 @@ def _of_many(graphs: Sequence[Any], name: str, called: str, own: bool) -> Graph:
             )
         if y.size != 1:
             raise ShoalError(where["y"], f"must be the one label of the graph, found {list(y.shape)}")
-        if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
-            found = f"{edge_index.dtype} {list(edge_index.shape)}"
-            raise ShoalError(where["edge_index"], f"must be integers of shape [2, E], found {found}")
+        require_edges(edge_index, where["edge_index"])
         if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < len(x):
             raise ShoalError(where["edge_index"], f"names a node outside 0 to {len(x) - 1}")
+        for key in OF_GRAPHS:
+            if values[key] is not None:
+                value = _array(values[key], where[key])
+                if value.size != 1:
+                    raise ShoalError(where[key], f"must be one value for the graph, found {list(value.shape)}")
+                of_graphs.setdefault(key, []).append(value.reshape(1))
         for kept, array in zip(parts, (x, edge_index + sum(sizes), y.reshape(1))):
             kept.append(array)
         sizes.append(len(x))
+    require_read(names, READ, way_out)
+    for key, given in of_graphs.items():
+        if len(given) < len(graphs):
+            raise ShoalError(f"{called}[...].{key}", f"{len(given)} of {len(graphs)} graphs have it; give it to all")
+    for key in MASKS:
+        if key in of_graphs and np.all(of_graphs[key]):
+            raise ShoalError(f"{called}[...].{key}", f"is true for all graphs, which is no split; {way_out(key)}")
     x, edge_index, y = (np.concatenate(kept, axis=axis) for kept, axis in zip(parts, (0, 1, 0)))
     graph = np.repeat(np.arange(len(sizes)), sizes)
-    joined = {"x": x, "edge_index": edge_index, "y": y, "graph": graph}
+    joined = {"x": x, "edge_index": edge_index, "y": y, "graph": graph} | {
+        key: np.concatenate(given) for key, given in of_graphs.items()
+    }
     return graph_of(name, joined, {key: f"{called}[...].{key}" for key in (*joined, *MASKS)}, own)
 
 

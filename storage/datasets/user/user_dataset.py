@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
+from shoal.storage.datasets.user.unread import require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED
@@ -61,7 +62,12 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
     dropped = ("edge_weight",) if options.edge_weights == "drop" else ()
     if isinstance(found, Graph):
         return replace(found, edge_weight=None) if dropped else found
-    given = found if isinstance(found, Mapping) else {name: getattr(found, name, None) for name in NAMES}
+    given = found
+    if not isinstance(found, Mapping):
+        given = {name: getattr(found, name, None) for name in NAMES}
+        own = found.keys() if callable(getattr(found, "keys", None)) else getattr(found, "__dict__", ())
+        others = {name: f"{code.place}: {name}" for name in own if not name.startswith("_")}
+        require_read(others, (*NAMES, *dropped), lambda name: "leave it out of what load gives")
     if unknown := next((name for name in given if name not in NAMES), None):
         raise code.fault(KEY, f"load gives {unknown!r}, which is none of {', '.join(NAMES)}")
     # It imports torch, which other datasets do not need.

@@ -1,6 +1,7 @@
 """Graphs of PyG and NetworkX, and of DGL and torch_sparse by duck types of their interface: this torch has no build."""
 
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 from support.errors import refused
 from support.shards import adjacency, dense
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCNConv
 from torch_geometric.transforms import ToSparseTensor
@@ -28,6 +29,8 @@ from shoal.storage.adapters import (
     to_pyg,
     to_sparse_tensor,
 )
+from shoal.storage.adapters.dgl_graph import WEIGHTS
+from shoal.storage.datasets.user.unread import Unread
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.store.shard import Shard
@@ -433,6 +436,94 @@ def test_features_out_are_dense_or_csr(dtype: str, layout: str, make_store: Call
     assert np.array_equal(dense(shard.x), expected.numpy())
     plain.x.zero_()
     assert np.array_equal(dense(store.shard(0).x), expected.numpy())
+
+
+E, N = torch.arange(1.0, 6.0), torch.zeros(4, dtype=torch.int64)
+# What has a meaning, an entry an edge or a node, and where that is read from.
+LOST = [
+    *((key, E, "one weight is read") for key in ("edge_attr", "weight", "edge_time", "t", "edge_label", "w")),
+    *((key, N, "one kind") for key in ("node_type", "ntype")),
+    *((key, N, "the parts of a split") for key in ("train_idx", "valid_mask", "split", "Test_nodes", "fold")),
+    *((key, N, "the client of every item") for key in ("client", "client_id")),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "says"), LOST)
+def test_what_tells_of_edges_parts_or_clients_is_not_lost(key: str, value: Tensor, says: str, square: Square) -> None:
+    data = Data(**square(), **{key: value})
+    with refused(f"data.{key}", says=says):
+        from_pyg(data)
+    small = three()
+    small[1][key] = value
+    # Of many graphs a name alone tells: in one of them there may be as many edges as anything.
+    with refused(f"data[1].{key}", says=f"(del data.{key})") if key != "t" else pytest.warns(Unread):
+        from_pyg(small)
+    made, kind = given(square), "edata" if len(value) == 5 else "ndata"
+    if key not in WEIGHTS:
+        getattr(made, kind)[key] = value
+        with refused(f"graph.{kind}['{key}']", says=f"(del graph.{kind}['{key}'])"):
+            from_dgl(made)
+
+
+def test_everything_else_that_is_not_read_is_named_once(square: Square) -> None:
+    more = {"pos": torch.ones(4, 2), "year": N, "n_id": torch.arange(4), "num_nodes": 4}
+    with pytest.warns(Unread, match="not read: data.pos, data.year$") as caught:
+        from_pyg(Data(**square(), **more))
+    assert len(caught) == 1
+    made = given(square)
+    made.ndata["pos"], made.ndata["_ID"] = torch.ones(4, 2), torch.arange(4)
+    with pytest.warns(Unread, match=re.escape("not read: graph.ndata['pos']") + "$"):
+        from_dgl(made)
+    made.edata["_TYPE"] = E
+    with refused("graph.edata['_TYPE']", says="one kind"):
+        from_dgl(made)
+    for adapter in (from_dgl, lambda graph: from_networkx(graph, "h")):
+        with refused("graph", says="found list"):
+            adapter([made])
+    with refused("data.adj_t", says="edges are read from edge_index"):
+        from_pyg(Data(**square(), adj_t=torch.eye(4).to_sparse_csr()))
+    with refused("masks['valid_mask']", says="the parts of a split"):
+        from_sparse_tensor(adjacency_of(square), square()["x"], square()["y"], {"valid_mask": torch.ones(4).bool()})
+
+
+def test_networkx_reads_parts_and_refuses_what_has_a_meaning() -> None:
+    graph = club()
+    for node, part in zip(graph, ("train", "val", None, 3)):
+        del graph.nodes[node]["train_mask"]
+        graph.nodes[node].update(pos=(0, 0), **({} if part is None else {"split": part}))
+    assert from_networkx(graph, "h").split.tolist() == [1, 2, 0, 3]
+    for place, own in (("graph.nodes[...]['client']", graph.nodes["a"]), ("graph.edges[...]['time']", graph["a"][7])):
+        own[place.split("'")[1]] = 3
+        with refused(place, says=".pop('"):
+            from_networkx(graph, "h")
+        own.popitem()
+    graph.nodes["a"]["split"] = "dev"
+    with refused("graph.nodes['a']['split']", says="'dev'; it is train"):
+        from_networkx(graph, "h")
+    both = club()
+    nx.set_node_attributes(both, "test", "split")
+    with refused("graph.nodes[...]['split']", says="train_mask"):
+        from_networkx(both, "h")
+
+
+def test_parts_and_clients_of_many_graphs() -> None:
+    graphs = three()
+    for number, data in enumerate(graphs):
+        data.train_mask, data.test_mask, data.assignment = torch.tensor([number == 0]), number == 2, number
+    batch = Batch.from_data_list([data.clone().update({"y": torch.as_tensor(data.y).reshape(1)}) for data in graphs])
+    for graph in (from_pyg(graphs), from_pyg(batch), from_pyg(to_pyg(from_pyg(graphs)))):
+        assert (graph.split.tolist(), graph.assignment.tolist()) == ([1, 0, 3], [0, 1, 2])
+        assert (graph.graph_of.tolist(), graph.y.tolist()) == ([0, 0, 1, 2, 2, 2], [2, 0, 1])
+    graphs[1].train_mask = torch.tensor([True, False])
+    with refused("data[1].train_mask", says="one value for the graph, found [2]"):
+        from_pyg(graphs)
+    del graphs[1].train_mask
+    with refused("data[...].train_mask", says="2 of 3 graphs have it"):
+        from_pyg(graphs)
+    for data in graphs:
+        data.train_mask = torch.tensor([True])
+    with refused("data[...].train_mask", says="is no split"):
+        from_pyg(graphs)
 
 
 def three() -> list[Data]:

@@ -17,11 +17,12 @@ from support.induced_parts import csr_rows
 from support.shards import adjacency, dense_hops
 
 from shoal.storage.graph.gather import gathered
-from shoal.storage.graph.graph import Graph, clean_edges
+from shoal.storage.graph.graph import Domain, Graph, clean_edges
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.pairs import EDGE, NO_EDGE, Pairs
 from shoal.storage.graph.propagation import hops
 from shoal.storage.graph.rows import CsrRows
+from shoal.storage.graph.two_sides import sides_of
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions, read_split_file
@@ -402,6 +403,55 @@ def test_every_pair_without_an_edge_is_as_likely_as_any_other() -> None:
     assert len(counts) == 19
     expected = 1000 / 19
     assert max(abs(count - expected) for count in counts.values()) < 5 * expected**0.5
+
+
+def crown(nodes: int) -> list[Pair]:
+    """Every node of one half and every one of the other, but its opposite."""
+    half = nodes // 2
+    return [(a, half + b) for a in range(half) for b in range(half) if a != b]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_pairs_of_a_graph_of_two_sides_join_them(shuffled: bool) -> None:
+    """A crown of 6 and 6 nodes, where 6 such pairs are no edge, and a node without an edge."""
+    number = np.random.default_rng(1).permutation(13) if shuffled else np.arange(13)
+    edges = [(int(number[a]), int(number[b])) for a, b in crown(12)]
+    part = part_of(np.arange(13), edges)
+    side = sides_of(graph_around(part))
+    assert side[number[12]] == 0
+    assert all(side[a] + side[b] == 3 for a, b in edges)
+    free = {tuple(sorted((int(number[a]), int(number[a + 6])))) for a in range(6)}
+    drawn = {(a, b) for a, b, label, _ in items_of(draw_pairs(part, 0, EVEN, side)) if label == NO_EDGE}
+    assert drawn == free
+    # Of a share of the edges as many pairs, each as likely.
+    few, counts = SplitOptions(fractions=(0.1, 0.0, 0.0)), np.zeros(13)
+    for client in range(400):
+        found = [(a, b) for a, b, label, _ in items_of(draw_pairs(part, client, few, side)) if label == NO_EDGE]
+        assert len(found) == 3
+        np.add.at(counts, np.array(found).ravel(), 1)
+    assert (abs(counts[number[:12]] - 200) < 50).all()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "domains", "sides"),
+    [
+        (4, [(0, 1), (1, 2), (2, 3)], [], [0] * 4),
+        (10, crown(10), [], [1] * 5 + [2] * 5),
+        (10, [*crown(10), (0, 1)], [], [0] * 10),
+        (13, [*crown(10), (10, 11), (11, 12), (10, 12)], [], [0] * 13),
+        (13, [*crown(10), (10, 11), (11, 12), (10, 12)], [10, 3], [1] * 5 + [2] * 5 + [0] * 3),
+    ],
+    ids=["a path", "a crown", "an odd cycle", "an odd component", "an odd domain"],
+)
+def test_a_graph_of_two_sides_is_known_by_its_cycles(nodes: int, edges: Any, domains: Any, sides: list[int]) -> None:
+    graph = graph_around(part_of(np.arange(nodes), edges))
+    graph = replace(graph, domains=tuple(Domain(str(count), count) for count in domains))
+    assert sides_of(graph).tolist() == sides
+
+
+def graph_around(part: Induced) -> Graph:
+    nodes = len(part.node)
+    return Graph("drawn", part.indptr, part.indices, np.zeros((nodes, 1)), np.zeros(nodes), 1)
 
 
 def test_pairs_hang_on_seed_and_client_alone() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,16 @@ def test_pyg_without_features_takes_made_ones(published_root: Callable[[str], st
         load(source)
     made = DataSource(source.dataset, root=root, user_options=source.user_options, made=MadeFeatures("degree", width=8))
     assert (load(made).items, load(made).features) == (1000, 8)
+
+
+@pytest.mark.parametrize("graphs", [1, 3])
+def test_features_of_edges_are_left_out_on_demand(graphs: int) -> None:
+    options = {"num_graphs": graphs, "edge_dim": 3, "avg_num_nodes": 30, "num_channels": 4}
+    source = DataSource("pyg:FakeDataset", user_options=options)
+    with refused(f"pyg:FakeDataset{'' if graphs == 1 else '[0]'}.edge_attr", says="or set data.edge_weights to drop"):
+        load(source)
+    dropped = load(replace(source, edge_weights="drop"))
+    assert (dropped.features, dropped.edge_weight) == (4, None)
 
 
 @pytest.mark.parametrize(

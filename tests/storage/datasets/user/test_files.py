@@ -14,6 +14,7 @@ from support.shards import dense
 from shoal.storage.datasets.registry import load
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import save_graph
+from shoal.storage.datasets.user.unread import Unread
 from shoal.storage.graph.graph import Graph
 
 LAYOUTS = ("npz", "folder")
@@ -170,6 +171,26 @@ def test_refuses_an_array_that_is_not_there(array: str, tmp_path: Path) -> None:
         load(write(tmp_path, "npz", **{array: None}))
     with refused(tmp_path / f"{array}.npy", says="not found"):
         load(write(tmp_path, "folder", **{array: None}))
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [("edge_attr", "edge_weight"), ("train_mask", "from split"), ("client", "assignment"), ("node_type", "one kind")],
+)
+def test_arrays_that_would_be_lost_are_refused(array: str, says: str, tmp_path: Path) -> None:
+    for layout, place in (("npz", f"{tmp_path}/mine.npz ({array})"), ("folder", f"{tmp_path}/{array}.npy")):
+        with refused(place, says=says):
+            load(write(tmp_path, layout, **{array: [0, 1, 2, 3]}))
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
+    options = write(tmp_path, "folder", notes=[1, 2])
+    with pytest.warns(Unread, match="not read: .*notes.npy$"):
+        assert_square(load(options))
+    (tmp_path / "edges.csv").write_text("source,target\n")
+    (tmp_path / "nodes.csv").write_text("id,label,x\n0,1,2\n")
+    with refused(tmp_path / "edge_index.npy", says="tables are read alone"):
+        load(options)
 
 
 @pytest.mark.parametrize("array", ["edge_index", "x", "y", "split", "assignment"])

@@ -1,0 +1,78 @@
+"""What a graph of a user's has beside what is read: refused where it has a meaning here, else named once."""
+
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping
+
+from shoal.storage.errors import ShoalError
+
+EDGES = "edges are read from {edges}; give them there"
+WEIGHTS = "of an edge one weight is read, from {weight}, and no other feature; give it there"
+KINDS = "a graph has one kind of nodes and one of edges here; take one of each"
+PARTS = "the parts of a split are read from {parts}; give them there"
+CLIENTS = "the client of every item is read from {clients}; give it there"
+# Words of a name that say what it means. A name is split at everything that is no letter.
+WORDS = {
+    **dict.fromkeys(("edge", "edges", "weight", "weights"), WEIGHTS),
+    **dict.fromkeys(("train", "val", "valid", "validation", "test"), PARTS),
+    **dict.fromkeys(("client", "clients"), CLIENTS),
+}
+# Whole names that do.
+NAMES = {
+    **dict.fromkeys(("adj", "adj_t", "adjacency", "edges", "edge_list"), EDGES),
+    **dict.fromkeys(("w", "edata"), WEIGHTS),
+    **dict.fromkeys(("node_type", "node_types", "edge_type", "edge_types", "ntype", "etype", "_type", "type"), KINDS),
+    **dict.fromkeys(("split", "splits", "fold", "folds"), PARTS),
+    **dict.fromkeys(("assignment", "party", "parties"), CLIENTS),
+}
+# Where a library's graph has them.
+PLACES = {
+    "edges": "edge_index",
+    "weight": "edge_weight",
+    "parts": "train_mask, val_mask and test_mask",
+    "clients": "assignment",
+}
+# Numbers of nodes and edges in another graph, and sizes.
+NEVER_NAMED = ("num_nodes", "n_id", "e_id", "ptr", "_ID")
+
+
+class Unread(UserWarning):
+    """Names what a graph has that is not read, and that says nothing of edges, parts or clients."""
+
+
+def meaning(name: str) -> str | None:
+    """What a name tells of edges, parts or clients, as one of the sentences above; None: nothing that is known."""
+    key = name.lower()
+    return NAMES.get(key) or next((WORDS[word] for word in re.split("[^a-z]+", key) if word in WORDS), None)
+
+
+def require_read(
+    found: Mapping[str, str],
+    read: Collection[str],
+    way_out: Callable[[str], str],
+    of_edges: Collection[str] = (),
+    places: Mapping[str, str] = PLACES,
+) -> None:
+    """Refuses what tells of edges, parts or clients and is not read, and warns once of everything else.
+
+    Args:
+        found: Every name that a graph has, and what it is called in messages.
+        read: The names that are read.
+        way_out: How a user takes a name out, a clause with a verb.
+        of_edges: Names whose values are one an edge, whatever they are called.
+        places: Where edges, their weights, parts and clients are read from.
+
+    Raises:
+        ShoalError: A name has a meaning, and is not read; names it.
+    """
+    others = []
+    for name, called in sorted(found.items()):
+        if name in read or name in NEVER_NAMED:
+            continue
+        known = meaning(name) or (WEIGHTS if name in of_edges else None)
+        if known is not None:
+            raise ShoalError(called, f"would be lost: {known.format(**places)}, or {way_out(name)}")
+        others.append(called)
+    if others:
+        some = ", ".join(others[:8]) + (" …" if len(others) > 8 else "")
+        warnings.warn(Unread(f"no part of the graph, and not read: {some}"), stacklevel=3)
