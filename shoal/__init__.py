@@ -10,7 +10,15 @@ A config is a file, a dict, or what `load_config` gives. Whatever a user can cau
 """
 
 import importlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from shoal.storage.errors import ShoalError as ShoalError
+from shoal.storage.files.places import give_places
+
+# Before numba is imported, which then looks for its folder; a command that has none says so.
+with suppress(ShoalError):
+    give_places()
 
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm as Algorithm
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from shoal.running import run as run
     from shoal.running import sweep as sweep
     from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
-    from shoal.storage.errors import ShoalError as ShoalError
     from shoal.storage.graph.graph import Graph as Graph
 
 # Where each name comes from: none of these modules is loaded before its name is used, for torch takes seconds.

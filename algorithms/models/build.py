@@ -3,7 +3,11 @@
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
@@ -74,6 +78,19 @@ def name_of(module: nn.Module) -> str | None:
     return next((name for name, known in BACKBONES.items() if known == place), None)
 
 
+@contextmanager
+def _without_generated_files() -> Iterator[None]:
+    """Removes the files to which PyG writes the loop of a layer, to import it once; it leaves them where they are."""
+    count = len(sys.modules)
+    yield
+    for name, module in list(sys.modules.items())[count:]:
+        file = getattr(module, "__file__", None)
+        if name.startswith("torch_geometric.") and file and os.path.dirname(file) == tempfile.gettempdir():
+            with suppress(OSError):
+                os.unlink(file)
+
+
+@_without_generated_files()
 def build(
     name: str,
     features: int,

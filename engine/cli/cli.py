@@ -25,7 +25,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE].
 def _possible(path: Path) -> Path:
     """A path that the system can look up."""
     if fault := path_fault(str(path)):
-        raise ShoalError(path, f"no such file or folder: {fault}")
+        raise ShoalError(path, fault)
     try:
         path.exists()
     except OSError as error:

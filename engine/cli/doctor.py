@@ -19,10 +19,10 @@ REQUIRED = (
     "tensorboard", "matplotlib", "psutil", "xxhash",
 )  # fmt: skip
 OPTIONAL = {
-    "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.\\[ogb]')",
-    "pandas": "data frames of runs in a program (pip install --editable '.\\[notebook]')",
-    "mlflow-skinny": "callback mlflow (pip install --editable '.\\[mlflow]')",
-    "wandb": "callback wandb (pip install --editable '.\\[wandb]')",
+    "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.[ogb]')",
+    "pandas": "data frames of runs in a program (pip install --editable '.[notebook]')",
+    "mlflow-skinny": "callback mlflow (pip install --editable '.[mlflow]')",
+    "wandb": "callback wandb (pip install --editable '.[wandb]')",
     "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
     "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
 }

@@ -1,14 +1,20 @@
 """The process of a command: signals first of all, and one line for what a user can cause."""
 
+import os
 import signal
 import sys
+from pathlib import Path
 
-from shoal.engine.screen.interrupt import Interrupted, end_children, listen, listen_no_more
+from shoal.engine.screen.interrupt import Interrupted, end_children, end_with_parent, listen, listen_no_more
+from shoal.engine.screen.streams import files_in_utf8, open_streams
 
 
 def main() -> None:
     """The whole process: from now on it answers signals."""
+    files_in_utf8()
     listen()
+    end_with_parent()
+    open_streams()
     try:
         command()
     finally:
@@ -18,14 +24,22 @@ def main() -> None:
 
 
 def command() -> None:
-    """Runs the command; what a user can cause ends with status 2, SIGINT with 130, SIGTERM with 143."""
+    """Runs the command; what a user can cause ends with status 2, a signal with 128 and its number."""
     # Loading all of it takes a moment, in which a signal may come.
     from shoal.engine.cli.cli import app
     from shoal.storage.errors import MORE, ShoalError
+    from shoal.storage.files.places import give_places
 
     debug = "--debug" in sys.argv
     try:
-        app(args=[a for a in sys.argv[1:] if a != "--debug"], prog_name="shoal", standalone_mode=True)
+        _require_working_folder()
+        give_places()
+        try:
+            app(args=[a for a in sys.argv[1:] if a != "--debug"], prog_name="shoal", standalone_mode=True)
+        finally:
+            # Later, a disk that is full would not be known from the status.
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except ShoalError as error:
         if debug:
             import traceback
@@ -46,10 +60,28 @@ def command() -> None:
         # A disk that is full or gone may say so anywhere.
         print(f"shoal: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
+    except UnicodeEncodeError as error:
+        if debug:
+            raise
+        print(f"shoal: {error.object!r}: has bytes that are no UTF-8; take another name", file=sys.stderr)
+        sys.exit(2)
     except SystemExit as end:
         # Typer makes 130 of every interruption.
         by = _interruption(end)
         sys.exit(end.code if by is None else 128 + by)
+
+
+def _require_working_folder() -> None:
+    """Raises ShoalError: the working directory is gone, or its path is none that a config or a table can hold."""
+    from shoal.storage.errors import ShoalError
+    from shoal.storage.options.types import path_fault
+
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise ShoalError("working directory", f"{error.strerror}; start in another folder") from error
+    if fault := path_fault(here):
+        raise ShoalError(Path(here), fault)
 
 
 def _interruption(error: BaseException | None) -> int | None:

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,16 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.engine.config.config import Config, ResourcesConfig
+from shoal.engine.screen.interrupt import end_children
+from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.places import cache_folder, remove_temporary, short_folder
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
+START_SECONDS, SECONDS_UNTIL_SAID = 120.0, 15.0
+# A socket has at most 107 bytes, of which Ray names 66 below its folder.
+LONGEST_FOLDER = 41
 # Small outcomes go straight to the server: the object store would cost the raylet more time. Reports of tasks, timings
 # and metrics have no reader in a cluster that ends with the command.
 PRIVATE = {
@@ -43,13 +50,17 @@ def connect(config: Config) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         _probe(address)
-        with _sigterm_kept():
+        with _signals_kept(), _in_time(address or "this machine"):
             if address is None:
+                folder = str(short_folder("ray-", LONGEST_FOLDER))
                 # Without an address Ray would join whatever cluster was started on this machine last.
-                ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, **quiet)
+                ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, _temp_dir=folder, **quiet)
             else:
                 ray.init(address=address, runtime_env={"py_modules": [_package()]}, **quiet)
     except Exception as error:
+        remove_temporary()
+        if isinstance(error, ShoalError):
+            raise
         reason = " ".join(str(error).split())[:300]
         raise ShoalError(
             "ray.address",
@@ -61,26 +72,62 @@ def connect(config: Config) -> None:
         _require_resources(config)
     except ShoalError:
         ray.shutdown()
+        remove_temporary()
         raise
 
 
 @contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Keeps the handler of SIGTERM inside of the block.
+def _signals_kept() -> Iterator[None]:
+    """Keeps the handler of SIGTERM inside of the block, and SIGHUP from all processes that start there.
 
-    Ray installs one that raises. Raised in a callback of a fork, its exception is lost, and the run ignores the signal.
+    Ray installs a handler that raises. Raised in a callback of a fork, its exception is lost, and the run ignores the
+    signal. A terminal that is closed sends SIGHUP to every process: without Ray a run could not write a checkpoint.
     """
     change = signal.signal
 
     def keep(number: int, handler: Any) -> Any:
         return signal.getsignal(number) if number == signal.SIGTERM else change(number, handler)
 
-    with patch.object(signal, "signal", keep):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        with patch.object(signal, "signal", keep):
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _in_time(where: str) -> Iterator[None]:
+    """Says what is waited for, and ends the process after a limit: Ray waits for ever, and in no way to interrupt."""
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(SECONDS_UNTIL_SAID):
+            say(f"waiting for Ray at {where}, {START_SECONDS:.0f} s at most")
+            if not done.wait(START_SECONDS - SECONDS_UNTIL_SAID):
+                say(f"shoal: ray: did not start at {where} in {START_SECONDS:.0f} s; try engine.backend=local")
+                end_children()
+                os._exit(2)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
         yield
+    finally:
+        done.set()
 
 
 def _probe(address: str | None) -> None:
     """Tries the port first: Ray itself would wait for minutes where nothing listens."""
+    if address is None:
+        try:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                socket.create_connection(server.getsockname(), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            raise ShoalError(
+                "ray",
+                f"its processes cannot reach one another at 127.0.0.1 ({error.strerror or error}); switch it "
+                "on (`ip link set lo up`), or set engine.backend=local",
+            ) from error
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_SECONDS).close()
@@ -92,7 +139,7 @@ def _token(joining: bool) -> None:
     if path is None:
         if joining:
             return
-        path = str(Path("~/.cache/shoal/ray_token").expanduser())
+        path = str(cache_folder() / "ray_token")
         os.environ[TOKEN_PATH] = path
     if not Path(path).exists():
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.cluster import connect, gpu_places, share_tensors
+from shoal.engine.cluster.cluster import START_SECONDS, connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.config.config import Config
@@ -29,15 +29,13 @@ from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.places import remove_temporary
 from shoal.storage.kernels.working_clock import seconds_of_kernels
 
 BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0
 SECONDS_GONE = 20.0
 SECONDS_TO_ANSWER = 2.0
-
-
-START_SECONDS = 120.0
 
 
 class HostActor(Host):
@@ -186,6 +184,7 @@ class RayBackend:
         for process in started:
             with suppress(psutil.Error):
                 process.kill()
+        remove_temporary()
 
     def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
         # On the driver's machine the server shares the driver's fate, and checkpoints stay on one machine.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run at work ends with its round; everything else, and a second signal, ends immediately."""
+"""Ctrl-C, SIGTERM, SIGHUP: a run at work ends with its round; everything else, and a second signal, ends at once."""
 
 import os
 import signal
@@ -10,7 +10,11 @@ from types import FrameType
 
 import psutil
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from shoal.storage.files.places import remove_temporary
+from shoal.storage.parent import ends_with
+
+# Names the process that a command is a part of.
+PARENT = "SHOAL_PARENT"
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -29,9 +33,15 @@ class Interrupt:
     number: int = signal.SIGINT
 
 
+def _heard() -> list[signal.Signals]:
+    """Signals that end a command. Under `nohup` it does not hear that its terminal is gone."""
+    gone = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *gone]
+
+
 @contextmanager
 def graceful() -> Iterator[Interrupt]:
-    """Listens for SIGINT and SIGTERM while a run is at work."""
+    """Listens for signals while a run is at work."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         # Python lets no other thread listen; whoever started it is asked.
@@ -47,8 +57,8 @@ def graceful() -> Iterator[Interrupt]:
         interrupt.asked, interrupt.number = True, number
         _print("stopping after this round; press again to stop now")
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for each in SIGNALS:
+    before = {number: signal.getsignal(number) for number in _heard()}
+    for each in before:
         signal.signal(each, stop)
     try:
         yield interrupt
@@ -62,13 +72,20 @@ def listen() -> None:
 
     No exception is thrown into whatever is at work: code that is not Python's own may not survive one.
     """
-    for number in SIGNALS:
+    for number in _heard():
         signal.signal(number, lambda number, frame: end_now(number))
+
+
+def end_with_parent() -> None:
+    """A command that another one started is told to stop when that one ends, in whatever way."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is not None and not ends_with(int(parent), signal.SIGTERM):
+        end_now(signal.SIGTERM)
 
 
 def listen_no_more() -> None:
     """The command is at its end, and nothing comes between it and its status."""
-    for number in SIGNALS:
+    for number in _heard():
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -83,7 +100,7 @@ def end_now(number: int) -> None:
 
 
 def end_children() -> None:
-    """Kills every process that this one started, and those that they started."""
+    """Kills every process that this one started, and those that they started; their temporary folders go, too."""
     # Stopped first, so that none starts another one behind the count.
     stopped: dict[int, psutil.Process] = {}
     while new := [child for child in _children() if child.pid not in stopped]:
@@ -94,6 +111,7 @@ def end_children() -> None:
     for child in stopped.values():
         with suppress(psutil.Error):
             child.kill()
+    remove_temporary()
 
 
 def _children() -> list[psutil.Process]:

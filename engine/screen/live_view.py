@@ -52,7 +52,7 @@ class _NoteColumn(ProgressColumn):
 def columns() -> tuple[ProgressColumn, ...]:
     """Columns of both bars: name, bar, count, time left, and notes as there is room, accuracy first."""
     return (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),

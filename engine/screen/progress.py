@@ -11,7 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shoal.storage.progress import Advance
 
-console = Console(stderr=True)
+# Brackets and colons in a name or path are what they are, no markup.
+PLAIN = {"markup": False, "emoji": False}
+console = Console(stderr=True, **PLAIN)
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -56,10 +58,10 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
         yield Step(what, total, unit, None, done)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[rate]}", markup=False),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
@@ -79,4 +81,4 @@ def _short(rate: float) -> str:
 
 def say(line: str) -> None:
     """Prints one line on standard error."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(line, highlight=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import PARTS, chosen, metric_of
 from shoal.engine.rounds.domains import BOTH, DOMAINS
 from shoal.engine.rounds.scoring import RANKINGS
+from shoal.engine.screen.progress import PLAIN
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.masking import masks
 from shoal.storage.store.store import TRAINING
@@ -27,7 +28,7 @@ SHOWN_CLASSES = 20
 # Of methods to try next.
 MOST_NAMED = 4
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
-console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
+console = Console(width=None if Console().width >= NARROWEST else NARROWEST, **PLAIN)
 
 # Predicted items, by task.
 ITEMS = {"node": "nodes", "edge": "pairs", "graph": "graphs"}
@@ -279,4 +280,4 @@ def _percent(value: float | None) -> str:
 
 
 def _line(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """Runs a grid on the same store and warm hosts: all are checked before the first starts, and a failed one is a row."""
 
+import os
 import subprocess
 import sys
 import time
@@ -11,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from shoal.engine.cluster.open_backend import open_backend
+from shoal.engine.cluster.open_backend import open_backend, require_own_package
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
-from shoal.engine.screen.interrupt import Interrupted, graceful
+from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Key, grouped, others_of, seeds_of
+from shoal.engine.studies.groups import Key, grouped, others_of
 from shoal.engine.studies.means import by_one_mean
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep_folder import row_of, write_sweep
@@ -112,6 +113,7 @@ class Sweep:
 
         Interrupted, all running processes end with their round and a checkpoint, and no more are started.
         """
+        require_own_package()
         waiting = [place for place in places if not finished(self.plans[place].folder)]
         for place in places:
             if place not in waiting:
@@ -158,7 +160,14 @@ class Sweep:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("wb") as out:
             # In a separate session, Ctrl-C reaches it once, from here.
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, PARENT: str(os.getpid())},
+            )
 
     def _output(self, place: int) -> Path:
         return self.folder / "said" / f"{place}.txt"

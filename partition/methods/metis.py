@@ -1,10 +1,8 @@
 """METIS: balanced parts with few edges between them."""
 
-import ctypes
 import mmap
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
@@ -15,12 +13,10 @@ from shoal.partition.methods.cover import fill_empty
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
+from shoal.storage.parent import ends_with
 
 if TYPE_CHECKING:
     import pymetis
-
-# Of Linux: which signal a process gets when its parent ends.
-PR_SET_PDEATHSIG = 1
 
 
 def part_graph(
@@ -78,11 +74,8 @@ def _in_own_process(compute: Callable[[], np.ndarray], length: int) -> np.ndarra
 def _child(compute: Callable[[], np.ndarray], shared: mmap.mmap, parent: int) -> NoReturn:
     """Never comes back into the code that it was forked from."""
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            # It may have ended before that.
-            if os.getppid() != parent:
-                os._exit(1)
+        if not ends_with(parent, signal.SIGKILL):
+            os._exit(1)
         found = compute()
         shared[: found.nbytes] = found.tobytes()
         os._exit(0)

@@ -11,11 +11,11 @@ from stat import S_ISREG
 import xxhash
 
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.places import cache_folder
 
 CHUNK = 1 << 22
 # Smaller files are read again in less time than a note of them takes.
 NOTED_BYTES = 1 << 26
-NOTES = "SHOAL_CACHE"
 
 
 def digest(path: Path) -> str:
@@ -36,7 +36,7 @@ def input_digest(path: Path) -> str:
     """The digest of a user's file, read once for every change of it.
 
     A file that has its device, inode, size, time of change and time of change of the inode, which no user can set, has
-    its content. Of large files the digest is noted below `$SHOAL_CACHE`, else `~/.cache/shoal`. Raises ShoalError: the
+    its content. Of large files the digest is noted below `cache_folder`. Raises ShoalError: the
     file is missing, no file, or cannot be read.
     """
     try:
@@ -53,7 +53,10 @@ def _known(path: str, *stat: int) -> str:
     size = stat[2]
     if size < NOTED_BYTES:
         return digest(Path(path))
-    note = Path(os.environ.get(NOTES) or "~/.cache/shoal").expanduser() / "digests" / text_digest(path)
+    try:
+        note = cache_folder() / "digests" / text_digest(path)
+    except ShoalError:
+        return digest(Path(path))
     with suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads(note.read_text())
         if noted["stat"] == list(stat):

@@ -45,9 +45,9 @@ def _user_name(value: str) -> str:
 def path_fault(path: str) -> str | None:
     """Reason why no file can have a path; None: one can."""
     try:
-        name = os.fsencode(path)
+        name = path.encode()
     except ValueError:
-        name = b"\0"
+        return "has bytes that are no UTF-8; take another folder"
     if b"\0" in name:
         return "has a character that no path can have"
     if len(name) > LONGEST_PATH or max(map(len, name.split(b"/"))) > LONGEST_NAME:

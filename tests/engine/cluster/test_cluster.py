@@ -14,7 +14,7 @@ from ray._private.utils import set_sigterm_handler
 from support.errors import refused
 from support.small_runs import small_run
 
-from shoal.engine.cluster.cluster import _room, _sigterm_kept, connect, places
+from shoal.engine.cluster.cluster import _room, _signals_kept, connect, places
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import ResourcesConfig
 
@@ -85,11 +85,11 @@ def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path) -> None:
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_sigterm_kept_while_ray_starts() -> None:
+def test_signals_kept_while_ray_starts() -> None:
     """A run that is told to stop while Ray starts must stop, and not lose it in a callback of a fork."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _sigterm_kept():
+        with _signals_kept():
             set_sigterm_handler(lambda number, frame: None)
             assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
             # Nothing else is held back.
