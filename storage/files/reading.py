@@ -25,6 +25,12 @@ def open_plain(path: str | Path) -> BufferedReader:
         raise
 
 
+def read_bytes(path: str | Path) -> bytes:
+    """The whole content of a file; errors of `open_plain`."""
+    with open_plain(path) as file:
+        return file.read()
+
+
 def read_text(path: str | Path, most_bytes: int) -> str:
     """A small text in UTF-8, with or without a byte order mark. Raises OSError; ValueError: it is no such text."""
     with open_plain(path) as file:

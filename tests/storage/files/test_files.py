@@ -4,11 +4,14 @@ import errno
 import fcntl
 import io
 import json
+import mmap
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -29,10 +32,11 @@ from shoal.storage.files.disk import require_disk, writing
 
 @pytest.fixture
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every file counts as large; the folder of notes."""
+    """Every file counts as large, on a disk and settled; the folder of notes."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "NOTED_BYTES", 0)
-    module._known.cache_clear()
+    monkeypatch.setattr(module, "IN_MEMORY", ())
+    monkeypatch.setattr(module, "SETTLED_SECONDS", 0)
     return tmp_path / "cache" / "digests"
 
 
@@ -46,8 +50,7 @@ def test_a_note_saves_reading_the_file_again(noted: Path, tmp_path: Path, monkey
     (tmp_path / "a").write_text("content")
     found = input_digest(tmp_path / "a")
     assert len(list(noted.iterdir())) == 1
-    module._known.cache_clear()
-    monkeypatch.setattr(module, "digest", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(module, "_digest", lambda file: pytest.fail("read again"))
     assert input_digest(tmp_path / "a") == found
 
 
@@ -59,12 +62,31 @@ def test_a_file_of_equal_size_and_time_is_another_one(noted: Path, tmp_path: Pat
     assert input_digest(tmp_path / "a") == digest(tmp_path / "a") != before
 
 
+@pytest.mark.parametrize("folder", [None, "/dev/shm"])
+def test_a_change_through_a_map_is_seen(
+    noted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
+) -> None:
+    """The second change of a page that waits to be written changes no time of the file; in memory none does."""
+    monkeypatch.undo()
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "NOTED_BYTES", 0)
+    monkeypatch.setattr(module, "SETTLED_SECONDS", 0.05)
+    with tempfile.NamedTemporaryFile(dir=folder or tmp_path) as file:
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096) as page:
+            page[0] = 1
+            path, until = Path(file.name), time.monotonic() + 0.2
+            while not noted.exists() and time.monotonic() < until:
+                before = input_digest(path)
+            page[0] = 2
+            assert input_digest(path) == digest(path) != before
+
+
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"stat": 3}', "\x00"])
 def test_a_damaged_note_is_not_believed(noted: Path, tmp_path: Path, damage: str) -> None:
     (tmp_path / "a").write_text("content")
     found = input_digest(tmp_path / "a")
     next(noted.iterdir()).write_text(damage)
-    module._known.cache_clear()
     assert input_digest(tmp_path / "a") == found
 
 
@@ -79,7 +101,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path) -> None:
     for path, says in (
         (tmp_path / "none", "No such file"),
         (tmp_path / "pipe", "Is no file"),
-        (tmp_path, "Is no file"),
+        (tmp_path, "Is a directory"),
     ):
         with refused(path, says=says):
             input_digest(path)
