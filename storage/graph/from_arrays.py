@@ -1,6 +1,6 @@
 """A graph from a user's own arrays; each is checked, and errors use the user's name for it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import clean_weights
 from shoal.storage.graph.graph import Graph, clean_edges
+from shoal.storage.graph.ids import clean_ids, counting_columns
 from shoal.storage.graph.labels import coded_labels
 from shoal.storage.options.split_codes import TEST, UNASSIGNED
 
@@ -39,7 +40,7 @@ def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
 
 
 REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight")
+OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight", "ids")
 
 
 def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
@@ -55,7 +56,8 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
             labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
             and float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
             called, and y may be such names itself (texts; "" is unlabelled). `edge_weight` has a positive number for
-            every edge of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`).
+            every edge of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`). `ids [N]`, integers or texts,
+            each once, is what the nodes are called (Arrow: as `clean_ids` gives them). `notes` are those of `Graph`.
         where: Name of each array in error messages.
     """
     x = _features(arrays["x"], where["x"])
@@ -83,6 +85,9 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
     vocabulary = arrays.get("vocabulary")
     if vocabulary is not None:
         vocabulary = _texts(vocabulary, where["vocabulary"], "a column of x", x.shape[1])
+    ids = arrays.get("ids")
+    if isinstance(ids, np.ndarray):
+        ids = clean_ids(ids, nodes, where["ids"])
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
     if graph_of is not None:
         require_apart(indptr, indices, graph_of, where["edge_index"])
@@ -104,7 +109,16 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         graph_of=graph_of,
         label_names=None if names is None else tuple(names.tolist()),
         edge_weight=edge_weight,
+        ids=ids,
+        notes=(*arrays.get("notes", ()), *_counting(x, ids, vocabulary, where["x"])),
     )
+
+
+def _counting(x: Any, ids: Any, vocabulary: np.ndarray | None, where: str) -> Iterator[str]:
+    """A line for each column of features that is no more than the number of its row."""
+    for column, what in counting_columns(x, ids):
+        name = f"{column} of x" if vocabulary is None else repr(str(vocabulary[column]))
+        yield f"{where}: column {name} {what}; if it is no feature, take it out"
 
 
 def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray, where: str) -> None:

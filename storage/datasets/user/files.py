@@ -8,7 +8,8 @@ import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
-from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, read_tables, table_of
+from shoal.storage.datasets.user.table_files import parts_of, table_of
+from shoal.storage.datasets.user.tables import EDGES, NODES, read_tables
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
@@ -24,12 +25,13 @@ def load_files(name: str, options: DataSource) -> Graph:
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
     and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]`
-    (client of every node) and `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are
-    joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and assignment have one entry a
-    graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A
-    folder with a table `edges` is read by `read_tables`. Where features are made (`options.made`), x may be missing.
-    Features other than float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a
-    float type. A synthetic graph that `save_graph` wrote stays synthetic.
+    (client of every node), `ids [N]` (integers or texts, what nodes are called) and `vocabulary [F]` (texts: what the
+    columns of x stand for, by which several graphs are joined). With `graph [N]` (the graph of every node) it is many
+    graphs, and y, split and assignment have one entry a graph. A folder holds each as .npy, or x as `x.npz` from
+    `scipy.sparse.save_npz`; its x.npy is memory-mapped. A folder with a table `edges` is read by `read_tables`. Where
+    features are made (`options.made`), x may be missing. Features other than float16 and float32 become float32. A node
+    without a label has y -1, or NaN where y is of a float type. A synthetic graph that `save_graph` wrote stays
+    synthetic.
     """
     path = graph_at(options.path)
     made = options.made.made
@@ -64,6 +66,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "vocabulary": graph.vocabulary,
         "graph": graph.graph_of,
         "label_names": None if graph.label_names is None else np.array(graph.label_names),
+        "ids": None if graph.ids is None else np.array(graph.ids.to_pylist()),
         "y": graph.y,
     }
     try:
@@ -125,7 +128,8 @@ def contents(path: Path, features_made: bool = False) -> dict[str, str]:
             return found | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
     note = path / SYNTHETIC
     read = [*parts(path, features_made).values(), *([note] if note.exists() else [])]
-    return {file.name: input_digest(file) for file in read}
+    # Of a table in parts, each part.
+    return {str(part.relative_to(path)): input_digest(part) for file in read for part in parts_of(file)}
 
 
 def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, str]]:
@@ -139,7 +143,7 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
             if array not in arrays and not (features_made and array == "x"):
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
         return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
-    if files["edge_index"].suffix in KINDS:
+    if files["edge_index"].suffix != ".npy":
         arrays = read_tables(files["edge_index"], files["y"])
         where = {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
         return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)"}
