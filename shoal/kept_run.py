@@ -101,7 +101,8 @@ class Run:
             A row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train, 2
             validation, 3 test), and the predicted class, int32, in every scope, `served` and `global`. In graph tasks
             `graph` instead of `node`, in edge tasks `source` and `target`. Where classes have names, which are those of
-            the user's labels, also `label_name`, `served_name` and `global_name`, categories.
+            the user's labels, also `label_name`, `served_name` and `global_name`, categories. Nodes with ids of their
+            own, as those of tables, also have `id`, int64 or text, and in edge tasks `source_id` and `target_id`.
 
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.

@@ -14,7 +14,7 @@ from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import writing
 from shoal.storage.store.manifest import NAME, read_manifest
-from shoal.storage.store.store import hops_path, shard_path, split_path, stores_below
+from shoal.storage.store.store import IDS, hops_path, shard_path, split_path, stores_below
 
 ROOT = "~/.cache/shoal/overlays"
 
@@ -57,7 +57,12 @@ def _link(store: Path, overlay: Path) -> None:
     if own.clients != shared.clients or own.identity != shared.identity:
         raise ShoalError(overlay, f"was made of another store than {store}; delete that folder")
     both = replace(own, splits={**shared.splits, **own.splits}, hops={**shared.hops, **own.hops})
-    files = [shard_path(0), *(split_path(name, 0) for name in both.splits), *(hops_path(name, 0) for name in both.hops)]
+    files = [
+        IDS,
+        shard_path(0),
+        *(split_path(name, 0) for name in both.splits),
+        *(hops_path(name, 0) for name in both.hops),
+    ]
     try:
         for folder in (file.parent for file in files):
             _link_folder(store / folder, overlay / folder)

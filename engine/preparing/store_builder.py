@@ -15,6 +15,7 @@ from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.screen.progress import progress, say
+from shoal.engine.screen.tables import abridged
 from shoal.partition.domains import first_clients
 from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
@@ -35,13 +36,13 @@ from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.rows import entries_of
 from shoal.storage.graph.two_sides import ONE, OTHER, sides_of
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
-from shoal.storage.store.arrow_file import FileRecord, record_of
+from shoal.storage.store.arrow_file import FileRecord, record_of, write
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 from shoal.storage.store.manifest import DomainRecord, Manifest, SplitRecord
 from shoal.storage.store.masking import masks, without_edges, without_features, without_labels
 from shoal.storage.store.shard import training_graph, write_shard, write_training_shard
 from shoal.storage.store.split import Split, from_codes, open_split, random_split, to_codes, write_split
-from shoal.storage.store.store import DOMAINS, TRAINING, Store, shard_path, split_path, training_path
+from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
 
 ASSIGNMENT = Path("assignment.npy")
 
@@ -178,12 +179,20 @@ class StoreBuilder(StoreSteps):
             pairs=sum(record.items for record in records) if pairs_only else None,
             label_names=None if graph.label_names is None or pairs_only else list(graph.label_names),
             weighted=graph.edge_weight is not None,
+            feature_names=None if graph.vocabulary is None or data.path is None else graph.vocabulary.tolist(),
+            ids=self._ids(graph),
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),
                 "numpy": np.__version__,
             },
         )
+
+    def _ids(self, graph: Graph) -> FileRecord | None:
+        """Keeps the ids of nodes in the clients' store; whole graphs have the same nodes."""
+        if graph.ids is None or self.clients is not None:
+            return None
+        return self.writer.once(IDS, lambda path: write(path, "ids", {"id": graph.ids}))
 
     def _pairs(self, client: int, part: Induced, nodes: int) -> Pairs:
         """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
@@ -313,6 +322,10 @@ def _report(graph: Graph) -> None:
     )
     if c.nodes_dropped:
         say(f"{c.nodes_dropped:,} nodes without one label were dropped when the graph was read")
+    if graph.vocabulary is not None:
+        say(f"features: {abridged(graph.vocabulary.tolist())}")
+    for note in graph.notes:
+        say(note)
     for domain in graph.domains:
         say(f"domain {domain.name}: {domain.nodes:,} nodes")
 
@@ -375,6 +388,7 @@ class TrainingBuilder(StoreSteps):
             clients=records,
             splits={},
             hops={},
+            ids=None,
             feature_values=self._stored_values(records) if of.layout == "sparse" else 0,
         )
 

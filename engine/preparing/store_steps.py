@@ -20,13 +20,14 @@ from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops
 from shoal.storage.store.manifest import NAME, ClientRecord, Manifest, SplitRecord
 from shoal.storage.store.shard import open_shard
-from shoal.storage.store.store import Store, hops_path, shard_path, split_path
+from shoal.storage.store.store import IDS, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter
 
 
 def shards_on_disk(path: Path, manifest: Manifest) -> bool:
-    """Whether every shard of a manifest is on disk."""
-    return _all_exist(path, shard_path, [client.file for client in manifest.clients])
+    """Whether every shard of a manifest, and the ids of nodes, are on disk."""
+    ids = manifest.ids is None or (path / IDS).exists()
+    return ids and _all_exist(path, shard_path, [client.file for client in manifest.clients])
 
 
 def split_on_disk(path: Path, manifest: Manifest, split: SplitOptions) -> bool:

@@ -108,11 +108,11 @@ def export(run: Path, best: str | None = None) -> Path:
     if beside:
         rounds = [state.newest.get(client_id, 0) for client_id in range(store.clients)]
         write_tensors(out / BESIDE, {**beside, "round": torch.tensor(rounds, dtype=torch.int32)})
-    names = store.manifest.label_names
-    _write(out / PREDICTIONS, _joined(rows), names)
+    names, ids = store.manifest.label_names, store.ids()
+    _write(out / PREDICTIONS, with_ids(_joined(rows), ids), names)
     graphs = job.open_graphs(store) if best != "served" else None
     if graphs is not None:
-        _write(out / OF_DOMAINS, _of_domains(host, job, graphs, state, global_model), names)
+        _write(out / OF_DOMAINS, with_ids(_of_domains(host, job, graphs, state, global_model), ids), names)
     return out
 
 
@@ -144,6 +144,14 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
 
 def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, pa.Array]:
     return {name: pa.array(np.concatenate([columns[name] for columns in rows])) for name in rows[0]}
+
+
+def with_ids(table: dict[str, pa.Array], ids: pa.Array | None) -> dict[str, pa.Array]:
+    """The table with the user's ids of the nodes in it, where these have ids of their own."""
+    if ids is None:
+        return table
+    columns = {"node": "id", "source": "source_id", "target": "target_id"}
+    return table | {name: ids.take(table[node]) for node, name in columns.items() if node in table}
 
 
 def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:

@@ -23,8 +23,8 @@ from shoal.storage.store.masking import masks
 from shoal.storage.store.store import TRAINING
 
 NARROWEST = 100
-# Of classes that have names.
-SHOWN_CLASSES = 20
+# Of classes that have names, and of features.
+SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
 # Of methods to try next.
 MOST_NAMED = 4
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
@@ -143,6 +143,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
         graphs = f"{manifest.items:,} {manifest.item_name}s, "
         held = f"{min(items):,} to {max(items):,} {manifest.item_name}s and "
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
+    names = [f"{number} {name}" for number, name in enumerate(manifest.label_names or ())]
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
         f"({manifest.dtype}, {density}), {manifest.classes} classes",
@@ -153,8 +154,9 @@ def show_store(path: Path, manifest: Manifest) -> None:
         "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
+        **({"features": abridged(manifest.feature_names)} if manifest.feature_names else {}),
         **({"features": f"made: {_listed(made)}"} if (made := dataset.get("made_features")) else {}),
-        **({"classes": _named_classes(names)} if (names := manifest.label_names) else {}),
+        **({"classes": abridged(names, SHOWN_CLASSES)} if names else {}),
         "splits": ", ".join(
             f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
             for name, split in manifest.splits.items()
@@ -173,9 +175,10 @@ def _listed(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in options.items())
 
 
-def _named_classes(names: list[str]) -> str:
-    shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:SHOWN_CLASSES]))
-    return shown if len(names) <= SHOWN_CLASSES else f"{shown}, … {len(names) - 1} {names[-1]}"
+def abridged(names: Sequence[str], most: int = SHOWN_FEATURES) -> str:
+    """The first `most` names, and the last of them all."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, … {names[-1]}"
 
 
 def show_rounds(run: Path, last: int = 10) -> None:

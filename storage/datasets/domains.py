@@ -10,6 +10,7 @@ import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Cleaning, Domain, Graph
+from shoal.storage.graph.ids import joined_ids
 from shoal.storage.graph.labels import joined_labels
 
 LONGEST_NAME = 40
@@ -55,6 +56,8 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         graph_of=_together(_numbered_on([graph.graph_of for graph in graphs])),
         label_names=names,
         edge_weight=_weights_together(graphs),
+        ids=joined_ids([graph.ids for graph in graphs], [graph.nodes for graph in graphs]),
+        notes=tuple(note for graph in graphs for note in graph.notes),
     )
 
 

@@ -1,6 +1,6 @@
 """A graph from a user's own arrays; each is checked, and errors use the user's name for it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import clean_weights
 from shoal.storage.graph.graph import Graph, clean_edges
+from shoal.storage.graph.ids import clean_ids, counting_columns
 from shoal.storage.graph.labels import ALWAYS, MOST, Names, coded_labels
 from shoal.storage.options.split_codes import TEST, UNASSIGNED
 
@@ -43,7 +44,7 @@ def class_count(y: np.ndarray, where: str, what: str = "node", may_be_none: bool
 
 
 REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight")
+OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight", "ids")
 
 
 def graph_from_arrays(
@@ -61,7 +62,8 @@ def graph_from_arrays(
             labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
             and float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
             called; y are then their numbers, or names out of these. `edge_weight` has a positive number for every edge
-            of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`).
+            of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`). `ids [N]`, integers or texts, each once,
+            is what the nodes are called (Arrow: as `clean_ids` gives them). `notes` are those of `Graph`.
         where: Name of each array in error messages.
         own: A user's own graph: y is all that `coded_labels` takes, or may be missing, and classes without
             `label_names` are those that occur. Else y are the numbers of published classes.
@@ -82,6 +84,9 @@ def graph_from_arrays(
     vocabulary = arrays.get("vocabulary")
     if vocabulary is not None:
         vocabulary = _texts(vocabulary, where["vocabulary"], "a column of x", x.shape[1])
+    ids = arrays.get("ids")
+    if isinstance(ids, np.ndarray):
+        ids = clean_ids(ids, nodes, where["ids"])
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
     if graph_of is not None:
         require_apart(indptr, indices, graph_of, where["edge_index"])
@@ -103,7 +108,16 @@ def graph_from_arrays(
         graph_of=graph_of,
         label_names=names,
         edge_weight=edge_weight,
+        ids=ids,
+        notes=(*arrays.get("notes", ()), *_counting(x, ids, vocabulary, where["x"])),
     )
+
+
+def _counting(x: Any, ids: Any, vocabulary: np.ndarray | None, where: str) -> Iterator[str]:
+    """A line for each column of features that is no more than the number of its row."""
+    for column, what in counting_columns(x, ids):
+        name = f"{column} of x" if vocabulary is None else repr(str(vocabulary[column]))
+        yield f"{where}: column {name} {what}; if it is no feature, take it out"
 
 
 def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray, where: str) -> None:

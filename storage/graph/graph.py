@@ -51,6 +51,8 @@ class Graph:
         graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
             two of them. None: this is one graph, and its items are nodes.
         label_names: What every class is called, C texts; None if classes are numbers.
+        ids: What the user calls the nodes, an Arrow array `[N]` of int64 or of texts; None: 0 to N - 1, in this order.
+        notes: Lines for the user on what was found in the data.
         edge_weight: Weight of every entry of `indices`, float32 `[E]`, positive, the same both ways; None: edges have
             none, and all count 1.
     """
@@ -70,6 +72,8 @@ class Graph:
     graph_of: np.ndarray | None = None
     label_names: tuple[str, ...] | None = None
     edge_weight: np.ndarray | None = None
+    ids: Any = None
+    notes: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:

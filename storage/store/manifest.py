@@ -100,6 +100,8 @@ class Manifest:
         graphs: Graphs of the dataset, where labels are of graphs; None: they are of nodes, or of pairs of them.
         pairs: Pairs of all clients, where labels are of pairs of nodes.
         label_names: What every class is called; None: classes are numbers.
+        feature_names: What every feature of the user's own graph is called; None: that is not known.
+        ids: File of what the user calls the nodes; None: they are 0 to N - 1.
     """
 
     identity: dict[str, Any]
@@ -123,6 +125,8 @@ class Manifest:
     pairs: int | None = None
     label_names: list[str] | None = None
     weighted: bool = False
+    feature_names: list[str] | None = None
+    ids: FileRecord | None = None
 
     @property
     def items(self) -> int:
@@ -186,7 +190,10 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
 
 
 # Keys that came later: they are written only where they say more than this.
-USUAL: dict[str, object] = {"domains": [], "label_names": None, "weighted": False, "graphs": None, "pairs": None}
+USUAL: dict[str, object] = {
+    **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs")),
+    **{"domains": [], "weighted": False},
+}
 
 
 def _plain(record: "ClientRecord | Manifest") -> dict[str, Any]:
@@ -227,6 +234,7 @@ def read_manifest(store: Path) -> Manifest:
             for name, s in raw["splits"].items()
         }
         raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
+        raw["ids"] = FileRecord(**raw["ids"]) if raw.get("ids") else None
         raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
         return Manifest(**raw)
     except (KeyError, TypeError, AttributeError) as error:

@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
+
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.hops import only_labelled, open_hops
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.shard import Shard, open_shard
 from shoal.storage.store.split import Split, open_split
 
+IDS = Path("nodes") / "ids.arrow"
 WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"
 T = TypeVar("T")
 
@@ -92,6 +95,14 @@ class Store:
         items = self.manifest.clients[client].items
         return self._open(path, lambda limits: open_split(path, items, record, limits is not None))
 
+    def ids(self) -> pa.Array | None:
+        """What the user calls the nodes `[N]`, int64 or texts; None: they are 0 to N - 1."""
+        if self.manifest.ids is None:
+            return None
+        require_content(self.path / IDS, self.manifest.ids)
+        with pa.OSFile(str(self.path / IDS)) as file:
+            return pa.ipc.open_file(file).read_all()["id"].combine_chunks()
+
     def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep."""
         shard, rows = self.shard(client), self.split(split, client)
@@ -135,6 +146,8 @@ class Store:
 
     def files(self) -> Iterator[tuple[Path, FileRecord]]:
         """Every file of the store with its record, path relative to the store."""
+        if self.manifest.ids is not None:
+            yield IDS, self.manifest.ids
         for client in self.manifest.clients:
             yield shard_path(client.client), client.file
         for name, split in self.manifest.splits.items():

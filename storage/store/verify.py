@@ -43,6 +43,8 @@ def unnamed_files(store: Store) -> list[Path]:
 def _checks(store: Store, faults: list[str]) -> Iterator[Callable[[], object]]:
     # Opened anew, so that what was read before is read again.
     fresh = Store(store.path, manifest=store.manifest)
+    if store.manifest.ids is not None:
+        yield fresh.ids
     for client in range(store.clients):
         yield partial(fresh.shard, client)
         for split in store.manifest.splits:

@@ -8,7 +8,8 @@ import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
-from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, read_tables, table_of
+from shoal.storage.datasets.user.table_files import parts_of, table_of
+from shoal.storage.datasets.user.tables import EDGES, NODES, read_tables
 from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
@@ -27,13 +28,13 @@ def load_files(name: str, options: DataSource) -> Graph:
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
     (what `coded_labels` takes) and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2
-    val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (texts: what the columns of x stand for,
-    by which several graphs are joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and
-    assignment have one entry a graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its
-    x.npy is memory-mapped. A folder with a table `edges` is read by `read_tables`. Where features are made
-    (`options.made`) x may be missing, where labels are not read (`options.labels`) y; without both the nodes are those
-    from 0 to the largest that an edge names. Features other than float16 and float32 become float32. A synthetic
-    graph that `save_graph` wrote stays synthetic.
+    val, 3 test), `assignment [N]` (client of every node), `ids [N]` (integers or texts, what nodes are called) and
+    `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). With `graph [N]` (the
+    graph of every node) it is many graphs, and y, split and assignment have one entry a graph. A folder holds each as
+    .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A folder with a table `edges` is
+    read by `read_tables`. Where features are made (`options.made`) x may be missing, where labels are not read
+    (`options.labels`) y; without both the nodes are those from 0 to the largest that an edge names. Features other than
+    float16 and float32 become float32. A synthetic graph that `save_graph` wrote stays synthetic.
     """
     path = graph_at(options.path)
     made = options.made.made
@@ -72,6 +73,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "vocabulary": graph.vocabulary,
         "graph": graph.graph_of,
         "label_names": None if names is None else np.array(names),
+        "ids": None if graph.ids is None else np.array(graph.ids.to_pylist()),
         "y": graph.y,
         "edge_index": np.stack([source[once], graph.indices[once]]),
     }
@@ -150,7 +152,8 @@ def contents(path: Path, features_made: bool = False, labels: bool = True) -> di
             return found | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
     note = path / SYNTHETIC
     read = [*parts(path, features_made, labels).values(), *([note] if note.exists() else [])]
-    return {file.name: input_digest(file) for file in read}
+    # Of a table in parts, each part.
+    return {str(part.relative_to(path)): input_digest(part) for file in read for part in parts_of(file)}
 
 
 def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any], dict[str, str]]:
@@ -167,7 +170,7 @@ def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any]
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
         return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
     _require_all_read(path, files)
-    if files["edge_index"].suffix in KINDS:
+    if files["edge_index"].suffix != ".npy":
         arrays = read_tables(files["edge_index"], files.get("y"), labels)
         where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
         return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)", "y": f"{where['y']} (label)"}
@@ -190,10 +193,10 @@ def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any]
 
 def _require_all_read(folder: Path, files: dict[str, Path]) -> None:
     """Refuses arrays and tables in a folder that have a meaning and are not read, as arrays beside tables are."""
-    others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", *KINDS)]
+    others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", ".csv", ".tsv", ".parquet")]
     found = {file.stem: str(file) for file in others if file not in files.values()}
     edges = files["edge_index"]
-    if edges.suffix in KINDS and (array := next((name for name in REQUIRED + OPTIONAL if name in found), None)):
+    if edges.suffix != ".npy" and (array := next((name for name in REQUIRED + OPTIONAL if name in found), None)):
         raise ShoalError(Path(found[array]), f"tables are read alone; move it, or {edges.name}, away")
     require_read(found, (), lambda name: "move it to another folder", places=OF_ARRAYS)
 

@@ -1,22 +1,21 @@
 """A graph in tables, as people have it: a folder with edges.csv and nodes.csv, or the same as .parquet."""
 
-from collections.abc import Iterable, Iterator
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyarrow import csv
 
 from shoal.storage.datasets.sources.source import reading
+from shoal.storage.datasets.user.table_files import ADVICE, Rows, numbers, open_table
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.ids import clean_ids
 from shoal.storage.graph.labels import coded_labels
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 EDGES, NODES = "edges", "nodes"
-KINDS = (".csv", ".parquet")
 ENDS, WEIGHT = ("source", "target"), "weight"
 ID, LABEL, SPLIT, CLIENT = "id", "label", "split", "assignment"
 PARTS = {
@@ -25,27 +24,36 @@ PARTS = {
     **dict.fromkeys(("val", "valid", "validation", "2"), VAL),
     **dict.fromkeys(("test", "3"), TEST),
 }
-ADVICE = "write it again, with a header and one value in every column"
-BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 17
-
-
-def table_of(folder: Path, name: str) -> Path | None:
-    """The table `name` in a folder, of either kind; None if there is none, a ShoalError if there are both."""
-    found = [path for kind in KINDS if (path := folder / f"{name}{kind}").is_file()]
-    if len(found) > 1:
-        raise ShoalError(found[0], f"there is also {found[1].name}; keep one of the two")
-    return found[0] if found else None
+# Letters and digits of names that are no features: what they say, and the way out.
+NO_FEATURES = (
+    (
+        "the number of a row",
+        "leave it out, in pandas with index=False",
+        "index idx rowindex rownumber rownum rowid rowname rownames level0",
+    ),
+    ("an id", "call the ids 'id' and leave others out", "node nodeid nodeidx nodeindex nid ids"),
+    ("a label", "the label is column 'label'; leave others out", "y labels labelid class classid target targets"),
+    (
+        "a part of the split",
+        "write one column 'split' of train, val and test",
+        "trainmask valmask validmask validationmask testmask mask train val test istrain isval istest splits",
+    ),
+    ("a client", "write its number as column 'assignment'", "client clientid clients assignments party partyid"),
+    ("a graph", "write every graph into a folder of its own", "graph graphid graphidx graphindex domain domainid"),
+)
+# Names that pandas and others give to columns that have none: row numbers, as they write them.
+UNNAMED = re.compile(r"\W*|Unnamed: [\d.]+|__index_level_\d+__")
 
 
 def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[str, Any]:
     """The arrays of a graph, by the names of `graph_from_arrays`; without `nodes` these are the ends of edges.
 
     `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
-    `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may
-    be missing where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and
-    `assignment` (number of the client); every other column is a feature, of numbers, named after what it stands for.
-    Nodes are numbered in the order of their rows. Both are read in batches: memory is taken for ids, features and
-    numbered edges.
+    `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may be missing
+    where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and `assignment`
+    (number of the client); every other column is a feature, of numbers, named after what it stands for, or of lists of
+    numbers, which are several features. Nodes are numbered in the order of their rows. Both are read in batches: memory
+    is taken for ids, features and numbered edges.
 
     Raises:
         ShoalError: A column is missing or unknown, an id is there twice or is not there, or a value is wrong; names
@@ -53,29 +61,43 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     """
     if nodes is None:
         ids = _ends(edges)
-        return {**_edges(edges, ids), "y": np.full(len(ids), -1)}
-    columns, batches = _table(nodes)
+        found = {**_edges(edges, ids), "ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
+        return {name: value for name, value in found.items() if value is not None}
+    columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT))
     _require_columns(nodes, columns, (ID, LABEL) if labels else (ID,))
-    features = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT)]
+    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT)]
+    unnamed = [name for name in others if UNNAMED.fullmatch(name)]
+    features = [name for name in others if name not in unnamed]
+    for name in features:
+        _require_feature(nodes, name)
     blocks: list[np.ndarray] = []
+    widths: dict[str, int] = {}
     texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, LABEL, SPLIT, CLIENT) if name in columns}
-    with reading(nodes, ADVICE):
-        for batch in batches:
-            for name, kept in texts.items():
-                kept.append(batch.column(name) if name == LABEL else _texts(batch.column(name)))
-            if features:
-                block = [_numbers(batch.column(name), f"{name!r} is a feature") for name in features]
-                blocks.append(np.stack(block, axis=1))
+    for rows in parts:
+        for name, kept in texts.items():
+            with reading(rows.file, ADVICE):
+                column = rows.batch.column(name)
+                kept.append(column if name == LABEL else _texts(column))
+        for name in unnamed:
+            _require_row_numbers(rows, name)
+        block = {name: numbers(rows, name, "a feature") for name in features}
+        for name, values in block.items():
+            if values.shape[1] != widths.setdefault(name, values.shape[1]):
+                lengths = f"{values.shape[1]} numbers from row {rows.first} on, {widths[name]} before"
+                raise ShoalError(rows.file, f"column {name!r}: {lengths}; give lists of one length")
+        if block:
+            blocks.append(np.concatenate(list(block.values()), axis=1))
     if not texts[ID]:
         raise ShoalError(nodes, "no row; there is nothing to learn")
     whole = {name: pa.concat_arrays(kept) for name, kept in texts.items() if name != LABEL}
-    ids = whole[ID]
-    _require_ids(nodes, ids)
-    found: dict[str, Any] = _edges(edges, ids)
-    label = pa.chunked_array(texts.get(LABEL, [pa.nulls(len(ids))]))
+    ids = clean_ids(whole[ID], len(whole[ID]), nodes)
+    notes = [f"{nodes}: column {name!r} has no name and is left out" for name in unnamed]
+    found: dict[str, Any] = {**_edges(edges, whole[ID]), "ids": ids, "notes": notes}
+    label = pa.chunked_array(texts.get(LABEL, [pa.nulls(len(whole[ID]))]))
     found["y"], found["label_names"] = coded_labels(label, f"{nodes} (label)")
     if features:
-        found |= {"x": np.concatenate(blocks), "vocabulary": np.array(features)}
+        names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
+        found |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
     if SPLIT in whole:
         found["split"] = _parts(nodes, whole[SPLIT])
     if CLIENT in whole:
@@ -84,32 +106,28 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _table(path: Path) -> tuple[list[str], Iterable[pa.RecordBatch]]:
-    """The columns of a table, each once, and its rows in batches; of a CSV file texts, but for features."""
-    if path.suffix == ".parquet":
-        with reading(path, "write it again as Parquet"):
-            file = pq.ParquetFile(path)
-        columns = list(file.schema_arrow.names)
-        batches = file.iter_batches(batch_size=BATCH_ROWS)
-    else:
-        with reading(path, ADVICE):
-            with path.open(encoding="utf-8-sig", newline="") as lines:
-                header = lines.readline()
-            columns = csv.read_csv(pa.BufferReader(header.encode())).column_names
-            texts = (*ENDS, ID, LABEL, SPLIT, CLIENT)
-            types = {name: pa.large_string() if name in texts else pa.float32() for name in columns}
-            wanted = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
-            batches = csv.open_csv(path, csv.ReadOptions(block_size=BLOCK_BYTES), convert_options=wanted)
-    if len(set(columns)) < len(columns):
-        twice = next(name for name in columns if columns.count(name) > 1)
-        raise ShoalError(path, f"column {twice!r} is there twice; give each once")
-    return columns, batches
-
-
 def _require_columns(path: Path, columns: list[str], needed: tuple[str, ...]) -> None:
     for name in needed:
         if name not in columns:
             raise ShoalError(path, f"no column {name!r}; it needs {' and '.join(needed)}, found {', '.join(columns)}")
+
+
+def _require_feature(path: Path, name: str) -> None:
+    """Refuses a column whose name means something else than a feature, however it is spelled."""
+    word = "".join(letter for letter in name.lower() if letter.isalnum())
+    for what, way_out, words in NO_FEATURES:
+        if word in words.split():
+            raise ShoalError(path, f"column {name!r} means {what} and is no feature; {way_out}, or rename it")
+
+
+def _require_row_numbers(rows: Rows, name: str) -> None:
+    """Refuses a column without a name of its own that has anything but whole numbers, as those of rows are."""
+    try:
+        _texts(rows.batch.column(name)).cast(pa.int64())
+    except pa.ArrowInvalid:
+        raise ShoalError(
+            rows.file, f"column {name!r} has no name and no whole numbers; name it, or take it out"
+        ) from None
 
 
 def _texts(column: pa.Array) -> pa.Array:
@@ -119,33 +137,14 @@ def _texts(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_string())
 
 
-def _numbers(column: pa.Array, what: str) -> np.ndarray:
-    """A number of every row, float32, else a ValueError; `what` says of which column, and what it is."""
-    kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise ValueError(f"column {what} and must be numbers, found {kind}")
-    if column.null_count:
-        raise ValueError(f"column {what} and has no value in some row")
-    # A value too large for float32 becomes infinity, which is refused later.
-    with np.errstate(over="ignore"):
-        return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.float32)
-
-
-def _require_ids(path: Path, ids: pa.Array) -> None:
-    if ids.null_count:
-        raise ShoalError(path, f"row {pc.is_null(ids).index(True).as_py()} has no id; every node needs one")
-    if pc.count_distinct(ids).as_py() < len(ids):
-        counts = pc.value_counts(ids)
-        twice = counts.field("values")[pc.greater(counts.field("counts"), 1).index(True).as_py()]
-        raise ShoalError(path, f"id {twice.as_py()!r} is there twice; one row a node")
-
-
 def _ends(path: Path) -> pa.Array:
     """Ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
-    columns, batches = _table(path)
+    columns, parts = open_table(path, (*ENDS, WEIGHT))
     _require_columns(path, columns, ENDS)
-    with reading(path, ADVICE):
-        found = [_texts(batch.column(name)) for batch in batches for name in ENDS]
+    found = []
+    for rows in parts:
+        with reading(rows.file, ADVICE):
+            found += [_texts(rows.batch.column(name)) for name in ENDS]
     ids = pc.drop_null(pc.unique(pa.chunked_array(found, pa.large_string())))
     try:
         order = pc.sort_indices(ids.cast(pa.int64()))
@@ -156,7 +155,7 @@ def _ends(path: Path) -> pa.Array:
 
 def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
     """Rows of the nodes that edges join, `edge_index` int32 `[2, E]`, and if there are `edge_weight` float32 `[E]`."""
-    columns, batches = _table(path)
+    columns, parts = open_table(path, (*ENDS, WEIGHT))
     _require_columns(path, columns, ENDS)
     for name in columns:
         if name not in (*ENDS, WEIGHT):
@@ -165,32 +164,25 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
             )
     found: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
-    row = 0
     known = pc.SetLookupOptions(value_set=ids)
-    for batch in _read(path, batches):
+    for rows in parts:
         for kept, name in zip(found, ENDS):
-            with reading(path, ADVICE):
-                texts = _texts(batch.column(name))
-                rows = pc.index_in(texts, options=known)
-            if rows.null_count:
-                wrong = pc.is_null(rows).index(True).as_py()
+            with reading(rows.file, ADVICE):
+                texts = _texts(rows.batch.column(name))
+                places = pc.index_in(texts, options=known)
+            if places.null_count:
+                wrong = pc.is_null(places).index(True).as_py()
                 raise ShoalError(
-                    path, f"{name} of row {row + wrong} is {texts[wrong].as_py()!r}, which is the id of no node"
+                    rows.file,
+                    f"{name} of row {rows.first + wrong} is {texts[wrong].as_py()!r}, which is the id of no node",
                 )
-            kept.append(rows.to_numpy())
+            kept.append(places.to_numpy())
         if WEIGHT in columns:
-            with reading(path, ADVICE):
-                weights.append(_numbers(batch.column(WEIGHT), f"{WEIGHT!r} is what an edge weighs"))
-        row += batch.num_rows
+            weights.append(numbers(rows, WEIGHT, "what an edge weighs")[:, 0])
     if not found[0]:
         return {"edge_index": np.empty((2, 0), dtype=np.int32)}
     edge_index = np.stack([np.concatenate(kept) for kept in found])
     return {"edge_index": edge_index} | ({"edge_weight": np.concatenate(weights)} if weights else {})
-
-
-def _read(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with reading(path, ADVICE):
-        yield from batches
 
 
 def _parts(path: Path, texts: pa.Array) -> np.ndarray:

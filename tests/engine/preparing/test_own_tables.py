@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.errors import refused
@@ -15,11 +16,14 @@ from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.preparing.identity import identity, store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.runs.export import export
+from shoal.engine.runs.export import export, with_ids
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import show_store
+from shoal.storage.graph.ids import clean_ids, joined_ids
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.manifest import read_manifest
+from shoal.storage.store.store import IDS
+from shoal.storage.store.verify import unnamed_files, verify
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +71,38 @@ def test_from_tables_to_an_export(config: Callable[..., Config], capsys: pytest.
     names = ["ant", "bee", "owl"]
     for column in ("label", "served", "global"):
         assert table[f"{column}_name"].to_pylist() == [names[number] for number in table[column].to_pylist()]
+    assert table["id"].to_pylist() == [f"n{node}" for node in table["node"].to_pylist()]
+
+
+def test_ids_are_made_again_and_verified(config: Callable[..., Config], tmp_path: Path) -> None:
+    first = config()
+    store = prepare(first)
+    assert store.ids().to_pylist() == [f"n{n}" for n in range(60)]
+    file = store.path / IDS
+    written = file.read_bytes()
+    assert (verify(store), unnamed_files(store)) == ([], [])
+    # Whatever is added to a store that others share, ids are found.
+    overlay = prepare(config(overlay=str(tmp_path / "overlay"), split_seed=1))
+    assert (overlay.path != store.path, overlay.ids()) == (True, store.ids())
+    file.write_bytes(written[:-1])
+    assert [str(file) in fault for fault in verify(store)] == [True]
+    file.unlink()
+    assert prepare(first).manifest == store.manifest
+    assert file.read_bytes() == written
+
+
+def test_ids_of_pairs_and_numbers_of_rows() -> None:
+    ids = pa.array(["a", "b", "c"])
+    pairs = with_ids({"source": pa.array([2, 0]), "target": pa.array([1, 1])}, ids)
+    assert [pairs[name].to_pylist() for name in ("source_id", "target_id")] == [["c", "a"], ["b", "b"]]
+    assert clean_ids(np.array(["0", "1"]), 2, "ids") is None
+    assert clean_ids(np.array([1, 0]), 2, "ids").to_pylist() == [1, 0]
+    assert clean_ids(np.array(["00", "1"]), 2, "ids").to_pylist() == ["00", "1"]
+    assert joined_ids([None, None], [2, 1]) is None
+    assert joined_ids([None, ids], [2, 3]).to_pylist() == ["0", "1", "a", "b", "c"]
+    for wrong in (np.array(["a", "a"]), np.array([0.5, 1]), np.array([1])):
+        with refused("ids"):
+            clean_ids(wrong, 2, "ids")
 
 
 def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:

@@ -1,5 +1,7 @@
 """Tables of edges and nodes: ids and labels that are names, CSV and Parquet alike; every fault is one line."""
 
+import gzip
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,7 @@ def assert_is_it(graph: Graph) -> None:
     assert (graph.x.tolist(), graph.x.dtype) == ([[1.5, 4], [2, 5], [-3, 6], [0, 7]], np.float32)
     assert graph.vocabulary.tolist() == ["height", "weight"]
     assert (graph.split.tolist(), graph.assignment.tolist()) == ([1, 0, 2, 3], [1, 0, 0, 1])
+    assert graph.ids.to_pylist() == ["zoe", "ann", "7", "bob"]
 
 
 def test_parquet_and_categories(tmp_path: Path) -> None:
@@ -61,6 +64,105 @@ def test_csv_is_read_saved_and_read_again(tmp_path: Path) -> None:
     again = load(DataSource("files", path=str(save_graph(graph, tmp_path / "saved"))))
     assert (again.label_names, again.y.tolist()) == (("ape", "cat", "dog"), [1, -1, 2, 0])
     assert again.x.tolist() == [[1.5, 4], [2, 5], [-3, 6], [0, 7]]
+    assert again.ids == graph.ids
+
+
+def parts(folder: Path, name: str, text: str) -> None:
+    """A table as Spark writes it."""
+    (folder / name).mkdir()
+    header, *rows = text.splitlines(keepends=True)
+    for number, own in enumerate((rows[:2], [], rows[2:])):
+        (folder / name / f"part-0000{number}.csv").write_text("".join([header, *own]))
+    for other in ("_SUCCESS", ".part-00000.csv.crc", "part-00009.csv"):
+        (folder / name / other).touch()
+
+
+def spelled(text: str) -> bytes:
+    """As Excel and hands write it."""
+    header, _, rows = text.partition("\n")
+    named = ",".join(f'" {name.upper() if name in ("id", "label", "source") else name}"' for name in header.split(","))
+    return f"\ufeff{named}\n{rows}".replace("\n", "\r\n").encode()
+
+
+WRITERS: dict[str, Callable[[Path, str, str], object]] = {
+    "spelled": lambda folder, name, text: (folder / f"{name}.csv").write_bytes(spelled(text)),
+    "semicolons": lambda folder, name, text: (folder / f"{name}.csv").write_text(text.replace(",", ";")),
+    "tabs": lambda folder, name, text: (folder / f"{name}.tsv").write_text(text.replace(",", "\t")),
+    "gzip": lambda folder, name, text: (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode())),
+    "parts": lambda folder, name, text: parts(folder, f"{name}.csv", text),
+}
+
+
+@pytest.mark.parametrize("way", WRITERS)
+def test_tables_written_in_other_ways_are_the_same_graph(way: str, tmp_path: Path) -> None:
+    for name, text in (("edges", EDGES), ("nodes", NODES)):
+        WRITERS[way](tmp_path, name, text)
+    source = DataSource("files", path=str(tmp_path))
+    assert_is_it(load(source))
+    before = fingerprint(source)
+    file = next(path for path in sorted(tmp_path.rglob("*"), reverse=True) if path.is_file() and path.stat().st_size)
+    file.write_bytes(file.read_bytes() + b"\n")
+    assert fingerprint(source) != before
+
+
+def test_parts_of_parquet_and_columns_of_lists(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "nodes.csv").unlink()
+    folder = tmp_path / "nodes.parquet"
+    folder.mkdir()
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 2)
+    ids = {"id": ["zoe", "ann", "7", "bob"], "label": [0, 1, 0, 1]}
+    whole = pa.table({**ids, "e": x.tolist(), "f": fixed, "g": [True, False] * 2})
+    for number, rows in enumerate((whole.slice(0, 3), whole.slice(3))):
+        pq.write_table(rows, folder / f"part-{number}.parquet")
+    graph = load(DataSource("files", path=str(tmp_path)))
+    assert graph.vocabulary.tolist() == ["e[0]", "e[1]", "f[0]", "f[1]", "g"]
+    np.testing.assert_array_equal(graph.x, np.column_stack([x, x, [1, 0, 1, 0]]))
+
+    unequal = {"part-1.parquet": [[1.0, 2.0, 3.0]], "part-0.parquet": [[1.0, 2.0], [1.0], [1.0, 2.0]]}
+    for part, values in unequal.items():
+        rows = pq.read_table(folder / part)
+        pq.write_table(rows.set_column(2, "e", pa.array(values)), folder / part)
+        with refused(f"{folder}/{part}", says="column 'e'"):
+            load(DataSource("files", path=str(tmp_path)))
+    pq.write_table(whole.drop_columns("g"), folder / "part-1.parquet")
+    with refused(f"{folder}/part-1.parquet", says="column 'g' is in only one"):
+        load(DataSource("files", path=str(tmp_path)))
+    for name in ("split=train", "_delta_log"):
+        (folder / name).mkdir()
+        with refused(str(folder / name) if "=" in name else str(folder)):
+            load(DataSource("files", path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+def test_a_column_without_a_name_is_left_out(name: str, tmp_path: Path) -> None:
+    lines = NODES.splitlines()
+    rows = [f"{row},{line}" for row, line in enumerate(lines[1:])]
+    graph = load(write(tmp_path, nodes="\n".join([f"{name},{lines[0]}", *rows])))
+    assert_is_it(graph)
+    assert graph.notes == (f"{tmp_path}/nodes.csv: column {name!r} has no name and is left out",)
+    write(tmp_path, nodes=f"{name},{lines[0]}\nfr,7,1,dog,1,1,1\n")
+    with refused(f"{tmp_path}/nodes.csv", says="name it"):
+        load(DataSource("files", path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "name", ["train_mask", "Val Mask", "testMask", "client", "Domain", "graph_id", "node_id", "index", "level_0", "y"]
+)
+def test_a_name_that_means_something_else_is_no_feature(name: str, tmp_path: Path) -> None:
+    with refused(f"{tmp_path}/nodes.csv", says=f"column '{name}' means"):
+        load(write(tmp_path, nodes=NODES.replace("height", name)))
+
+
+def test_what_only_numbers_the_rows_is_noted(tmp_path: Path) -> None:
+    rows = [f"{90 - 3 * n},{n % 2},{n + 5},{90 - 3 * n},{n % 7}" for n in range(20)]
+    graph = load(write(tmp_path, "source,target\n90,87\n", "\n".join(["id,label,number,again,size", *rows])))
+    assert [note.rpartition(": column ")[2].partition(";")[0] for note in graph.notes] == [
+        "'number' counts the rows",
+        "'again' repeats the ids",
+    ]
+    assert graph.ids.to_pylist() == [90 - 3 * n for n in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -140,20 +242,25 @@ def test_weights_of_edges(tmp_path: Path) -> None:
     [
         ("source,to\n7,7\n", NODES, "edges.csv", "no column 'target'"),
         (EDGES, "id,x\n7,1\n", "nodes.csv", "no column 'label'"),
-        ("source,target,weight\n7,ann,\n", NODES, "edges.csv", "no value in some row"),
-        ("source,target,weight\n7,ann,far\n", NODES, "edges.csv", "invalid value 'far'"),
+        ("source,target,weight\n7,ann,\n", NODES, "edges.csv", "row 0 has no value"),
+        ("source,target,weight\n7,ann,far\n", NODES, "edges.csv", "row 0 is 'far'"),
         ("source,target,weight\n7,ann,2\nann,7,3\n", NODES, "edges.csv (weight)", "weighs 2 and 3"),
-        ("source,target,time\n7,ann,2\n", NODES, "edges.csv", "column 'time' would not be used"),
+        ("source,target,type\n7,ann,friend\n", NODES, "edges.csv", "column 'type' would not be used; take it out"),
+        ("7,8\n", NODES, "edges.csv", "add a header"),
         ("source,target\n7,ann\nbob,eve\n", NODES, "edges.csv", "target of row 1 is 'eve'"),
         ("source,target\n7,\n", NODES, "edges.csv", "target of row 0 is None"),
         (EDGES, NODES + "bob,1,ape,1,1,1\n", "nodes.csv", "id 'bob' is there twice"),
         (EDGES, NODES + ",1,ape,1,1,1\n", "nodes.csv", "row 4 has no id"),
-        (EDGES, NODES.replace("1.5", ""), "nodes.csv", "'height' is a feature and has no value in some row"),
-        (EDGES, NODES.replace("1.5", "tall"), "nodes.csv", "invalid value 'tall'"),
-        (EDGES, NODES.replace("1.5", "nan"), "nodes.csv", "row 0 of the features has NaN"),
+        (EDGES, NODES.replace("1.5", ""), "nodes.csv", "'height' is a feature and must be numbers; row 0 has no value"),
+        (EDGES, NODES.replace("1.5", "tall"), "nodes.csv", "feature and must be numbers; row 0 is 'tall'"),
+        (EDGES, NODES.replace("1.5", "nan"), "nodes.csv", "row 0 is 'nan'"),
+        (EDGES, NODES.replace("1.5", "True"), "nodes.csv", "row 0 is 'True'"),
+        (EDGES, NODES.replace("1.5", "2024-01-31"), "nodes.csv", "row 0 is '2024-01-31'"),
+        (EDGES, NODES.replace(",", ";").replace("1.5", "1,5"), "nodes.csv", "row 0 is '1,5': write decimals"),
         (EDGES, NODES.replace("none", "later"), "nodes.csv", "split 'later'"),
         (EDGES, NODES.replace("4,1", "4,one"), "nodes.csv", "column assignment is"),
-        (EDGES, "id,label,a,a\n7,1,1,1\n", "nodes.csv", "column 'a' is there twice"),
+        (EDGES, "id,label,a, a\n7,1,1,1\n", "nodes.csv", "column 'a' is there twice"),
+        (EDGES, "id,label,ID\n7,1,1\n", "nodes.csv", "column 'id' is there twice"),
         (EDGES, "id,label,a\n", "nodes.csv", "no row"),
         (EDGES, "", "nodes.csv", "cannot be read"),
         ("source,target\n", "id,label,a\n7,,1\n", "nodes.csv (label)", "no node has a label"),
@@ -169,6 +276,10 @@ def test_two_tables_of_a_kind_and_one_alone_are_refused(tmp_path: Path) -> None:
     (tmp_path / "nodes.parquet").touch()
     with refused(tmp_path / "nodes.csv"):
         load(source)
+    (tmp_path / "edges.csv").rename(tmp_path / "edges.xlsx")
+    with refused(tmp_path / "edges.xlsx"):
+        load(source)
+    (tmp_path / "edges.xlsx").rename(tmp_path / "edges.csv")
     for name in ("nodes.csv", "nodes.parquet"):
         (tmp_path / name).unlink()
     with refused(tmp_path, says="edges.csv, but no nodes"):
