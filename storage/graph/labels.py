@@ -29,8 +29,9 @@ def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
     """Class of every item, int64 `[items]`, and what the classes are called, C texts; every class has an item.
 
     NaN, None and `MISSING` are no label. Whole numbers 0 … C-1 without a gap are the classes themselves, and have no
-    names; others are numbered as they first occur, as if they had been written 0, 1, …; 1.0 is 1. Where one label is no
-    whole number, all are names, compared as they are written and in the order of their letters.
+    names. Others without a gap, such as 1 … 4, are counted from the least; those with gaps are numbered as they first
+    occur, as if they had been written 0, 1, …; 1.0 is 1. Where one label is no whole number, all are names, compared as
+    they are written and in the order of their letters.
 
     Args:
         values: An array of NumPy, SciPy or Arrow: `[items]` or `[items, 1]` numbers, truth values, texts, bytes,
@@ -112,7 +113,7 @@ def _of_numbers(given: np.ndarray, where: str) -> tuple[np.ndarray, Names | None
     if known.max() < MOST and np.bincount(known.astype(np.int64)).all():
         return values.astype(np.int64), None
     present, first = np.unique(known, return_index=True)
-    order = np.argsort(first)
+    order = np.arange(len(present)) if _without_gap(present) else np.argsort(first)
     place = np.argsort(order)[np.searchsorted(present, known)]
     y = np.full(len(values), -1)
     y[values >= 0] = place
@@ -134,12 +135,17 @@ def _of_texts(distinct: Iterable[str], place: np.ndarray, where: str) -> tuple[n
     if classes and isinstance(classes[0], int) and not are_classes:
         if classes[0] < 0:
             raise ShoalError(where, f"label {classes[0]}, {NEGATIVE}")
-        classes = list(dict.fromkeys(key_of[text] for text in texts if text in key_of))
+        if not _without_gap(classes):
+            classes = list(dict.fromkeys(key_of[text] for text in texts if text in key_of))
     number_of = {key: number for number, key in enumerate(classes)}
     y = np.array([number_of[key_of[text]] if text in key_of else -1 for text in texts], dtype=np.int64)[place]
     if are_classes:
         return y, None
     return y, _names(classes, int((y >= 0).sum()), not {"-1", "-1.0"}.isdisjoint(texts), where)
+
+
+def _without_gap(ascending: Sequence[int] | np.ndarray) -> bool:
+    return bool(ascending[-1] - ascending[0] == len(ascending) - 1)
 
 
 def _require_names(known: Sequence[str], given: Sequence[str], where: str) -> None:
