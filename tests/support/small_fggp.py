@@ -66,13 +66,10 @@ def summed_up(sent: Entries, o: SimpleNamespace, classes: int) -> Entries:
     return bank
 
 
-def renewed(old: Entries, fresh: Entries, o: SimpleNamespace) -> Entries:
-    if o.bank == "replace":
-        new = {c for c, _ in fresh}
-        return sorted([entry for entry in old if entry[0] not in new] + fresh, key=lambda entry: entry[0])
+def newest(old: Entries, fresh: Entries, slots: int) -> Entries:
     every: Entries = []
     for c in sorted({c for c, _ in old + fresh}):
-        every += [entry for entry in old + fresh if entry[0] == c][-o.slots :]
+        every += [entry for entry in old + fresh if entry[0] == c][-slots:]
     return every
 
 

@@ -24,7 +24,8 @@ from shoal.algorithms.methods.fggp.prototypes import (
     certain_classes,
     certain_prototypes,
     contrast_of_views,
-    renewed,
+    last_of_clients,
+    newest,
     summed_up,
     votes,
 )
@@ -55,10 +56,10 @@ class FGGP(FedAvg):
     visit as the common initial one, which ties the features of all clients to each other.
 
     Prediction (FCPP). A client sends the prototypes of its classes, means of z weighted by how certain every node is
-    (eq. 4), of its trained extractor in evaluation mode; the server clusters those of a class (eq. 5), and what it
-    finds is the bank. A node belongs to the class whose entries win the vote (eqs. 2 and 3). There is no filler in the
-    bank. A class that no client of a round sent keeps its entries. The bank is sent with every download and not kept;
-    where there is none yet, the labelled prototypes of the client's own stand for it.
+    (eq. 4), of its trained extractor in evaluation mode; the server keeps the last ones of every client, clusters those
+    of a class (eq. 5), and what it finds is the bank. So clients outside the cohort, and their domains, stay in it. A
+    node belongs to the class whose entries win the vote (eqs. 2 and 3). There is no filler in the bank. It is sent with
+    every download and not kept by clients; where there is none yet, a client's own labelled prototypes stand for it.
 
     Training (GKIC) minimises, over all nodes of the client, in steps of the whole graph,
 
@@ -92,7 +93,8 @@ class FGGP(FedAvg):
         finch_min: Fewer prototypes of a class are not clustered: FINCH merges any two or three.
         domains: Clusters of a class with `cluster: kmeans`.
         eps: Cosine distance of `cluster: dbscan`.
-        bank: A class's new entries `replace` its old ones, or the newest `slots` of it stay (`ring`).
+        bank: Of the `last` prototypes of every client, or the newest `slots` entries of every class, each round's
+            clustered by themselves (`ring`, the authors' code).
         slots: As above.
         vote: See `votes`; `sum_cos` is the paper's, `softmax_sum` that of its code.
         k: Entries that vote on a node.
@@ -123,7 +125,7 @@ class FGGP(FedAvg):
     finch_min: int = 4
     domains: int = 6
     eps: float = 0.1
-    bank: Literal["replace", "ring"] = "replace"
+    bank: Literal["last", "ring"] = "last"
     slots: int = 20
     vote: Vote = "class_nearest"
     k: int = 20
@@ -212,7 +214,7 @@ class FGGP(FedAvg):
             )
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        shared = dict(server)
+        shared = {name: tensor for name, tensor in server.items() if not name.startswith("proto")}
         if self._completes:
             shared["round"] = torch.tensor(ctx.round, dtype=torch.int32)
         up = {name: Reduce.MEAN for name in ("w", GENERATOR) if name in server}
@@ -224,17 +226,19 @@ class FGGP(FedAvg):
             self._fill_bank(server, ctx, got)
 
     def _fill_bank(self, server: Tree, ctx: Context, got: Replies) -> None:
-        proto_PH, class_P = torch.cat(got.lists["proto"]), torch.cat(got.lists["proto.class"]).long()
-        old = Bank.read(server)
-        if len(proto_PH):
+        sent = Bank(torch.cat(got.lists["proto"]), torch.cat(got.lists["proto.class"]).long())
+        if len(sent.class_B):
+            if self.bank == "last":
+                sent = last_of_clients(server, sent, got.ids, [len(proto) for proto in got.lists["proto"]])
             options = self.cluster, self.finch_min, self.domains, self.eps
-            fresh = summed_up(proto_PH, class_P, ctx.classes, *options, ctx.random("clusters"))
-            old = renewed(old, fresh, self.slots if self.bank == "ring" else None)
-            server.update(old.sent())
+            bank = summed_up(*sent, ctx.classes, *options, ctx.random("clusters"))
+            if self.bank == "ring":
+                bank = newest(Bank.read(server), bank, self.slots)
+            server.update(bank.sent())
             ctx.notes["mass"] = float(torch.cat(got.lists["proto.mass"]).mean())
-        if old is not None:
-            counts_C = torch.bincount(old.class_B, minlength=ctx.classes)
-            ctx.notes["bank"] = float(len(old.class_B))
+        if "bank.class" in server:
+            counts_C = torch.bincount(server["bank.class"], minlength=ctx.classes)
+            ctx.notes["bank"] = float(counts_C.sum())
             ctx.notes["entries of a class, least"] = float(counts_C.min())
             ctx.notes["entries of a class, most"] = float(counts_C.max())
 
