@@ -179,7 +179,11 @@ class PlainClient:
         i, j = torch.tensor(pairs).T
         dot = (f_NH[i] * f_NH[j]).sum(1)
         length = f_NH.norm(dim=1).clamp_min(1e-8)
-        omega = (dot / (length[i] * length[j])).relu() if o.similarity == "cosine" else dot / dot.max().clamp_min(1e-8)
+        omega = {
+            "cosine": lambda: (dot / (length[i] * length[j])).relu(),
+            "max": lambda: dot / dot.max().clamp_min(1e-8),
+            "sigmoid": lambda: 1 / (1 + (-dot).exp()),
+        }[o.similarity]()
         known = a_NN[i, j] > 0
         chance = (o.lam * known + (1 - o.lam) * omega).clamp(1e-6, 1 - 1e-6)
         score = (chance / (1 - chance)).log() + (u / (1 - u)).log()

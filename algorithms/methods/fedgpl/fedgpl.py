@@ -2,12 +2,12 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Requests, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedgpl.own_part import (
     BATCH,
     IN_ROUND,
@@ -79,6 +79,7 @@ class FedGPL(Algorithm):
         recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
     """
 
+    forms: ClassVar[Forms] = {"paper": {"diagonal": "delta"}, "code": {"gnn": "frozen"}}
     gnn: UpdatesGNN = "round_accumulate"
     server_lr: float = 0.001
     mixing: Mixing = "hidta"

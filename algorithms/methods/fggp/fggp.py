@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Forms, Output, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.client import ROWS_AT_A_TIME, FlatModel
-from shoal.algorithms.graphs.generated_graph import EdgeOptions
+from shoal.algorithms.graphs.generated_graph import EdgeOptions, Similarity
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
 from shoal.algorithms.methods.fedavg import FedAvg
@@ -108,7 +108,7 @@ class FGGP(FedAvg):
         knn_every: Rounds.
         lam: Lambda, what A' weighs in addition to the generator.
         random_pairs: Of every node, that may become edges in addition to those of A'.
-        similarity: Of two nodes, `cosine` or `max`, see `EdgeOptions`.
+        similarity: Of two nodes, `cosine`, `max`, or `sigmoid` as eq. 7 is written, see `EdgeOptions`.
         draw: `logistic`, or `gumbel` as eq. 7 is written.
         edge_temperature: Of the relaxed draw.
         hidden: Width of the generator.
@@ -118,6 +118,10 @@ class FGGP(FedAvg):
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
     supports = frozenset({"node"})
+    forms: ClassVar[Forms] = {
+        "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"},
+        "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
+    }
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"
@@ -139,7 +143,7 @@ class FGGP(FedAvg):
     knn_every: int = 10
     lam: float = 0.5
     random_pairs: int = 5
-    similarity: Literal["cosine", "max"] = "cosine"
+    similarity: Similarity = "cosine"
     draw: Literal["logistic", "gumbel"] = "logistic"
     edge_temperature: float = 1.0
     hidden: int = 128

@@ -141,6 +141,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "as written": (
         {"hidden": 5, "gkic": "gen_only", "contrast_form": "literal", "draw": "gumbel", "vote": "sum_cos", "k": 4}
+        | {"similarity": "sigmoid"}
         | {"cluster": "none", "edge_temperature": 0.5, "lam": 0.3, "tau": 0.2, "beta": 0.7, "weight": "uniform"},
         {"name": "gcn", "hidden": 8},
     ),
