@@ -21,6 +21,7 @@ Received = Any
 Loss = Callable[[Output, Tensor, Tensor, Received], Tensor]
 Term = Callable[[], Tensor]
 ClientModels = Literal["global", "personal", "heterogeneous"]
+Forms = Mapping[str, Mapping[str, Any]]
 
 TASKS = frozenset({"node", "edge", "graph"})
 WEIGHTED = "weighted"
@@ -62,12 +63,15 @@ class Algorithm:
             layer where the config leaves `model.head` open; with other methods some end in message passing.
         supports: Tasks the method can train for, of `node`, `edge` and `graph`; one that reads a client's edges or
             features itself is for nodes alone. `weighted`: it reads no edges, or reads their weights.
+        forms: Options of a named form, which `algorithm.form` takes: `paper` is the paper to the letter, `code` what
+            its authors' program does. `recommended` are the defaults. Options that are given come first.
     """
 
     centralized: ClassVar[bool] = False
     client_models: ClassVar[ClientModels] = "global"
     reads_embedding: ClassVar[bool] = False
     supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED}
+    forms: ClassVar[Forms] = {}
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         """The models of every client by name: None is the one of the config's `model`.

@@ -17,6 +17,8 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 LEAST_CHANCE, LEAST_NORM = 1e-6, 1e-8
 
+Similarity = Literal["cosine", "max", "sigmoid"]
+
 
 @dataclass(frozen=True)
 class EdgeOptions:
@@ -25,14 +27,15 @@ class EdgeOptions:
     Attributes:
         random_pairs: Pairs of every node with a random other one that may become edges in addition to those of A'.
         lam: Lambda: the weight of A' against the similarity of two nodes, in [0, 1].
-        similarity: Omega: `cosine`, relu(cos(F_i, F_j)); or `max`, <F_i, F_j> over the largest one (authors' code).
+        similarity: Omega: `cosine`, relu(cos(F_i, F_j)); `max`, <F_i, F_j> over the largest one (authors' code); or
+            `sigmoid` of <F_i, F_j>, as eq. 7 is written: never below a half where F is not negative.
         temperature: T of the relaxation; the drawn edges do not depend on it.
         draw: `logistic`: an edge is there with probability B. `gumbel`: equation 7 as it is written, 1 - exp(-B).
     """
 
     random_pairs: int = 5
     lam: float = 0.5
-    similarity: Literal["cosine", "max"] = "cosine"
+    similarity: Similarity = "cosine"
     temperature: float = 1.0
     draw: Literal["logistic", "gumbel"] = "logistic"
 
@@ -83,6 +86,8 @@ def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, option
         inverse_N = 1 / f_NH.norm(dim=1).clamp_min(LEAST_NORM)
         i, j = candidates.pairs_2S
         omega_S = F.relu(dot_S * inverse_N.index_select(0, i) * inverse_N.index_select(0, j))
+    elif options.similarity == "sigmoid":
+        omega_S = dot_S.sigmoid()
     else:
         omega_S = dot_S / dot_S.max().clamp_min(LEAST_NORM) if len(dot_S) else dot_S
     mixed_S = options.lam * candidates.known_S + (1 - options.lam) * omega_S

@@ -74,6 +74,34 @@ def contrast(
     return (score_QB.logsumexp(1) - positive_Q).mean()
 
 
+def largest_cosine(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
+    """min(max_{c != c'} cos(Q_c, Q_c'), cap), the margin of FedPG's eq. 4 to the letter; 0 below two classes."""
+    means_CH = unit(_seen_means(proto_QH, class_Q, classes))
+    if len(means_CH) < 2:
+        return 0.0
+    return min(float((means_CH @ means_CH.T).fill_diagonal_(-1.0).max()), cap)
+
+
+def literal_contrast(
+    anchor_AH: Tensor, class_A: Tensor, query_QH: Tensor, class_Q: Tensor, margin: float, constant: bool
+) -> Tensor:
+    """FedPG's eq. 4 to the letter: the sum over anchors of -log(S+ / (S+ + S-)), S+ = sum of exp(cos + margin) over
+    queries of the anchor's class. Anchors without a query of their class, or without another, have no term.
+
+    With `constant` S- is exp(margin) for every other query, as eq. 4 has it: the margin cancels, and nothing drives
+    classes apart. Else it is the sum of exp(cos), as in the second line of eq. 7: a larger margin eases the task.
+    """
+    cosine_AQ = direction(anchor_AH) @ direction(query_QH).T
+    same_AQ = class_A[:, None] == class_Q
+    usable_A = same_AQ.any(1) & ~same_AQ.all(1)
+    if not bool(usable_A.any()):
+        return cosine_AQ.sum() * 0
+    cosine_AQ, same_AQ = cosine_AQ[usable_A], same_AQ[usable_A]
+    positive_A = (cosine_AQ + margin).masked_fill(~same_AQ, -torch.inf).logsumexp(1)
+    negative_AQ = torch.full_like(cosine_AQ, margin) if constant else cosine_AQ
+    return F.softplus(negative_AQ.masked_fill(same_AQ, -torch.inf).logsumexp(1) - positive_A).sum()
+
+
 def contrast_by_class(z_QH: Tensor, class_Q: Tensor, other_BH: Tensor, class_B: Tensor, temperature: float) -> Tensor:
     """Supervised contrast of two views (FGSSL): the mean over queries q, and over their positives p, of
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Forms, Mix, Output, Requests, Trainer, Tree, Upload
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.losses.prototypes import unit
@@ -72,6 +72,7 @@ class FedGKC(WithCopilot):
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
     supports = frozenset({"node"})
+    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw"}}
     alpha: float = 0.6
     beta: float = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"

@@ -26,7 +26,9 @@ def all_defaults() -> dict[str, Any]:
     """Defaults of config keys, and of options of methods, models, datasets and early stopping, as JSON has them."""
     found: dict[str, Any] = dict(defaults())
     for name in METHODS:
-        found |= _of_fields(f"algorithm {name}", type(load(describe(name, {}))))
+        cls = type(load(describe(name, {})))
+        found |= _of_fields(f"algorithm {name}", cls)
+        found |= {f"algorithm {name}: form {form}": options for form, options in cls.forms.items()}
     for name in BACKBONES:
         for option in keywords(backbone(name)).values():
             if option.default is not option.empty:

@@ -6,6 +6,7 @@ an entry (level, class) of a dictionary, and one that does not exist is not in i
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -264,6 +265,9 @@ class PlainServer:
 
     def margin(self, own: Sequence[tuple[Slot, Tensor]]) -> float:
         of_class = {c: torch.stack([proto for (_, d), proto in own if d == c]).mean(0) for c in {s[1] for s, _ in own}}
+        if self.options.server_loss in ("eq4", "eq7"):
+            cosines = [float(torch.dot(unit(a), unit(b))) for a, b in combinations(of_class.values(), 2)]
+            return min(max(cosines), self.options.margin_cap) if cosines else 0.0
         nearest = [
             min(float(self.apart(mean, other)) for d, other in of_class.items() if d != c)
             for c, mean in of_class.items()
@@ -279,6 +283,15 @@ class PlainServer:
                 logits = {c: -(query - anchors[level, c]).norm() - margin * (c == own) for c in classes}
                 losses.append(torch.stack(list(logits.values())).logsumexp(0) - logits[own])
             return torch.stack(losses).mean()
+        if self.options.server_loss in ("eq4", "eq7"):
+            for c in classes:
+                cosines = [(d, torch.dot(anchors[level, c], query) / query.norm()) for (_, d), query in asked]
+                positive = [(cos + margin).exp() for d, cos in cosines if d == c]
+                held = [torch.tensor(margin) if self.options.server_loss == "eq4" else cos for _, cos in cosines]
+                negative = [value.exp() for (d, _), value in zip(cosines, held) if d != c]
+                if positive and negative:
+                    losses.append(-(sum(positive) / (sum(positive) + sum(negative))).log())
+            return torch.stack(losses).sum() if losses else self.table.sum() * 0
         for c in classes:
             cosines = [(d, torch.dot(anchors[level, c], query) / query.norm()) for (_, d), query in asked]
             positive = [((cos - margin) / self.options.temperature).exp() for d, cos in cosines if d == c]

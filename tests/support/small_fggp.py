@@ -66,13 +66,10 @@ def summed_up(sent: Entries, o: SimpleNamespace, classes: int) -> Entries:
     return bank
 
 
-def renewed(old: Entries, fresh: Entries, o: SimpleNamespace) -> Entries:
-    if o.bank == "replace":
-        new = {c for c, _ in fresh}
-        return sorted([entry for entry in old if entry[0] not in new] + fresh, key=lambda entry: entry[0])
+def newest(old: Entries, fresh: Entries, slots: int) -> Entries:
     every: Entries = []
     for c in sorted({c for c, _ in old + fresh}):
-        every += [entry for entry in old + fresh if entry[0] == c][-o.slots :]
+        every += [entry for entry in old + fresh if entry[0] == c][-slots:]
     return every
 
 
@@ -182,7 +179,11 @@ class PlainClient:
         i, j = torch.tensor(pairs).T
         dot = (f_NH[i] * f_NH[j]).sum(1)
         length = f_NH.norm(dim=1).clamp_min(1e-8)
-        omega = (dot / (length[i] * length[j])).relu() if o.similarity == "cosine" else dot / dot.max().clamp_min(1e-8)
+        omega = {
+            "cosine": lambda: (dot / (length[i] * length[j])).relu(),
+            "max": lambda: dot / dot.max().clamp_min(1e-8),
+            "sigmoid": lambda: 1 / (1 + (-dot).exp()),
+        }[o.similarity]()
         known = a_NN[i, j] > 0
         chance = (o.lam * known + (1 - o.lam) * omega).clamp(1e-6, 1 - 1e-6)
         score = (chance / (1 - chance)).log() + (u / (1 - u)).log()

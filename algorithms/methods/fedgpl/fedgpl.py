@@ -2,12 +2,12 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Requests, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedgpl.own_part import (
     BATCH,
     IN_ROUND,
@@ -59,24 +59,27 @@ class FedGPL(Algorithm):
     4 F n + 4 B H down; of a round besides, 4 Q each way.
 
     The server sees features, edges and gradients of the answers; from these and the classifier, which it mixes, labels
-    can be inferred. Noise covers neither edges nor numbers of nodes. Without `clipped` nothing is private.
+    can be inferred. Noise covers neither edges, numbers of nodes nor the classifier, which is sent as it is. Without
+    `clipped` nothing is private.
 
     Attributes:
         gnn: `frozen`: as the first round found it. `round_accumulate`: one step of Adam a round on the mean gradient
-            of all clients' batches. `per_batch_seq`: a step after every batch, clients one after another in the order
-            of their numbers. `per_client_avg`: every client has a copy with its own moments for the round, and a
+            of all clients' batches. `per_batch_seq`: a step after every batch, clients one after another in an order
+            drawn for the round. `per_client_avg`: every client has a copy with its own moments for the round, and a
             step after each of its batches; copies are averaged.
         server_lr: Learning rate of the GNN.
         mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
         diagonal: See `task_mixing.transferability`.
         noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `noised`.
-        epsilon: Of one row in one release.
+        epsilon: Of one row in one release. The note of a round counts the releases of one training graph; a node
+            that lies in m training graphs of its client has m times as much.
         clip: Largest L1 norm of a row, `clipped` only.
         noise_down: Noise on the gradients that come down, too: the server, which computes them, sees them without.
         most_rows: Nodes of a pass through the GNN.
         recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
     """
 
+    forms: ClassVar[Forms] = {"paper": {"diagonal": "delta"}, "code": {"gnn": "frozen"}}
     gnn: UpdatesGNN = "round_accumulate"
     server_lr: float = 0.001
     mixing: Mixing = "hidta"
@@ -107,8 +110,9 @@ class FedGPL(Algorithm):
         able = [i for i in cohort if ctx.clients[i].train]
         pending = {i: {"theta": server["theta"][i]} for i in cohort}
         if self.gnn == "per_batch_seq":
-            for i in able:
-                yield from self._train(ctx, [self._gnn(ctx, server, [i])], pending)
+            # Who comes last moves the GNN most.
+            for place in torch.randperm(len(able), generator=ctx.rng("order of clients")).tolist():
+                yield from self._train(ctx, [self._gnn(ctx, server, [able[place]])], pending)
         elif self.gnn == "per_client_avg":
             copies: list[Tree] = [{GNN: server[GNN]} for _ in able]
             yield from self._train(ctx, [self._gnn(ctx, copy, [i]) for copy, i in zip(copies, able)], pending)
@@ -123,7 +127,7 @@ class FedGPL(Algorithm):
         self._mix(server, ctx, got.ids, got["theta"])
         if self.noise == "clipped":
             # Every training graph is released twice an epoch: as features, and as the gradient of its answer.
-            ctx.notes["epsilon"] = 2 * ctx.train.epochs * ctx.round * self.epsilon
+            ctx.notes["epsilon of a training graph"] = 2 * ctx.train.epochs * ctx.round * self.epsilon
 
     def _gnn(self, ctx: Context, tree: Tree, clients: Sequence[int]) -> ServerGNN:
         flat = ctx.build(MODEL, 0)

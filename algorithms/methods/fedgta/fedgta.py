@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.label_propagation import with_training_labels
 from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, sketch_labels
 from shoal.algorithms.protocol import Reduce
@@ -35,9 +35,9 @@ class FedGTA(Algorithm):
     Where the defaults depart from equations 3 to 5: Y^0 of eq. 3 is the prediction everywhere in the paper, here it is
     one-hot at training rows, as in its code (`lp_seed`); the rows of Y^s do not sum to one, as those of A~ do not, and
     are rescaled to do so before eqs. 4 and 5 (`rows`); the moments of eq. 5 are central there, here raw ones stand
-    beside them (`moments`). `lp_seed: predictions`, `rows: raw`, `moments: central` is the paper's form. In all of them
-    the mean of eq. 5 runs over nodes, class by class, which gives the size that the paper states; as printed it runs
-    over classes.
+    beside them (`moments`). `form: paper` undoes all three; its cosines have another scale, so that `eps` has to be
+    chosen for it. In all of them the mean of eq. 5 runs over nodes, class by class, which gives the size that the paper
+    states; as printed it runs over classes.
 
     With `rows: raw` an entry of a hub among nodes of low degree may exceed one. Its powers then outweigh those of all
     other nodes in moments of high order, and its term of eq. 4, which is no entropy any more, has no upper bound. No
@@ -62,6 +62,7 @@ class FedGTA(Algorithm):
 
     # Clients are compared by labels that spread along the edges between what is predicted.
     supports = frozenset({"node", "weighted"})
+    forms: ClassVar[Forms] = {"paper": {"lp_seed": "predictions", "rows": "raw", "moments": "central"}}
     eps: float = 0.5
     lp_steps: int = 5
     lp_seed_weight: float = 0.5

@@ -2,14 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Replies, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
-from shoal.algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
+from shoal.algorithms.losses.prototype_losses import (
+    class_margin,
+    contrast,
+    cosine_margin,
+    largest_cosine,
+    literal_contrast,
+    margin_cross_entropy,
+)
 from shoal.algorithms.losses.prototypes import bit_bytes, noisy, pack, unpack
 from shoal.algorithms.methods.fedpg.alignment_term import (
     SCORER,
@@ -52,7 +59,8 @@ class FedPG(Algorithm):
 
     Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
     counts walks; attention weights are not divided once more by their number; the margin makes the server's task
-    harder; eq. 5 weighs by the number of training nodes of the class.
+    harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eq. 4 by its first line, eq.
+    6, attention and annotated centres; `form: code` is the authors' program but for its choice of two similar clients.
 
     Attributes:
         hops: 0 (no neighbours), 1 or 2; the paper has the depth of the shallowest model, its code 2.
@@ -68,7 +76,8 @@ class FedPG(Algorithm):
         lam: Least cosine of two clients' prototypes that are mixed; the paper tunes it in [0, 1], large is best.
         pseudo_centres: Least predicted probability at which other nodes count as nodes of the class too; None: never.
         noise: Share of the dimensions that gets Gaussian noise before the upload; the paper has 0.1.
-        server_loss: `margin`: cross-entropy on distances, as in its code and FedTGP; `contrast`: eq. 4 on cosines.
+        server_loss: `margin`: cross-entropy on distances, as in its code and FedTGP; `contrast`: eq. 4 on cosines, made
+            consistent; `eq4`, `eq7`: to the letter, see `literal_contrast`.
         margin_cap: Epsilon, the largest margin; the paper tunes it in [0, 1] and recommends 0.5.
         temperature: Of `contrast`; the paper has none.
         cross_hop: d_s, prototypes of other hops drawn per prototype of a hop; the paper tunes it in [0, 1].
@@ -82,6 +91,10 @@ class FedPG(Algorithm):
     # All items of a client are compared with each other, and pairs are too many.
     supports = frozenset({"node", "graph"})
 
+    forms: ClassVar[Forms] = {
+        "paper": {"server_loss": "eq4", "alignment": "prototype", "attention": "node", "pseudo_centres": 0.0},
+        "code": {"margin_cap": 100.0, "mu": 5.0, "cross_hop": 0.0},
+    }
     hops: int = 2
     similar: int = 5
     mu: float = 0.5
@@ -93,7 +106,7 @@ class FedPG(Algorithm):
     lam: float = 0.8
     pseudo_centres: float | None = None
     noise: float = 0.0
-    server_loss: Literal["margin", "contrast"] = "margin"
+    server_loss: Literal["margin", "contrast", "eq4", "eq7"] = "margin"
     margin_cap: float = 0.5
     temperature: float = 1.0
     cross_hop: float = 0.25
@@ -157,7 +170,7 @@ class FedPG(Algorithm):
 
     def _server_loss(self, queries: Sequence[Queries], known_LC: Tensor) -> Callable[[Tensor], Tensor]:
         """Loss of the anchors `[L * C, H]`, summed over levels."""
-        margin_of = class_margin if self.server_loss == "margin" else cosine_margin
+        margin_of = {"margin": class_margin, "contrast": cosine_margin}.get(self.server_loss, largest_cosine)
         classes = known_LC.shape[1]
         margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], classes, self.margin_cap) for q in queries]
 
@@ -165,11 +178,14 @@ class FedPG(Algorithm):
             total = anchor_SH.new_zeros(())
             for q, margin in zip(queries, margins):
                 anchor_CH, known_C = anchor_SH.view(*known_LC.shape, -1)[q.level], known_LC[q.level]
+                own = known_C.nonzero()[:, 0]
                 if self.server_loss == "margin":
                     total = total + margin_cross_entropy(q.proto_QH, q.class_Q, anchor_CH, known_C, margin)
-                else:
-                    own = known_C.nonzero()[:, 0]
+                elif self.server_loss == "contrast":
                     total = total + contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, self.temperature, margin)
+                else:
+                    constant = self.server_loss == "eq4"
+                    total = total + literal_contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, margin, constant)
             return total
 
         return loss

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Forms, Output, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.client import ROWS_AT_A_TIME, FlatModel
-from shoal.algorithms.graphs.generated_graph import EdgeOptions
+from shoal.algorithms.graphs.generated_graph import EdgeOptions, Similarity
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
 from shoal.algorithms.methods.fedavg import FedAvg
@@ -24,7 +24,8 @@ from shoal.algorithms.methods.fggp.prototypes import (
     certain_classes,
     certain_prototypes,
     contrast_of_views,
-    renewed,
+    last_of_clients,
+    newest,
     summed_up,
     votes,
 )
@@ -55,10 +56,10 @@ class FGGP(FedAvg):
     visit as the common initial one, which ties the features of all clients to each other.
 
     Prediction (FCPP). A client sends the prototypes of its classes, means of z weighted by how certain every node is
-    (eq. 4), of its trained extractor in evaluation mode; the server clusters those of a class (eq. 5), and what it
-    finds is the bank. A node belongs to the class whose entries win the vote (eqs. 2 and 3). There is no filler in the
-    bank. A class that no client of a round sent keeps its entries. The bank is sent with every download and not kept;
-    where there is none yet, the labelled prototypes of the client's own stand for it.
+    (eq. 4), of its trained extractor in evaluation mode; the server keeps the last ones of every client, clusters those
+    of a class (eq. 5), and what it finds is the bank. So clients outside the cohort, and their domains, stay in it. A
+    node belongs to the class whose entries win the vote (eqs. 2 and 3). There is no filler in the bank. It is sent with
+    every download and not kept by clients; where there is none yet, a client's own labelled prototypes stand for it.
 
     Training (GKIC) minimises, over all nodes of the client, in steps of the whole graph,
 
@@ -92,7 +93,8 @@ class FGGP(FedAvg):
         finch_min: Fewer prototypes of a class are not clustered: FINCH merges any two or three.
         domains: Clusters of a class with `cluster: kmeans`.
         eps: Cosine distance of `cluster: dbscan`.
-        bank: A class's new entries `replace` its old ones, or the newest `slots` of it stay (`ring`).
+        bank: Of the `last` prototypes of every client, or the newest `slots` entries of every class, each round's
+            clustered by themselves (`ring`, the authors' code).
         slots: As above.
         vote: See `votes`; `sum_cos` is the paper's, `softmax_sum` that of its code.
         k: Entries that vote on a node.
@@ -106,7 +108,7 @@ class FGGP(FedAvg):
         knn_every: Rounds.
         lam: Lambda, what A' weighs in addition to the generator.
         random_pairs: Of every node, that may become edges in addition to those of A'.
-        similarity: Of two nodes, `cosine` or `max`, see `EdgeOptions`.
+        similarity: Of two nodes, `cosine`, `max`, or `sigmoid` as eq. 7 is written, see `EdgeOptions`.
         draw: `logistic`, or `gumbel` as eq. 7 is written.
         edge_temperature: Of the relaxed draw.
         hidden: Width of the generator.
@@ -116,6 +118,10 @@ class FGGP(FedAvg):
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
     supports = frozenset({"node"})
+    forms: ClassVar[Forms] = {
+        "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"},
+        "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
+    }
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"
@@ -123,7 +129,7 @@ class FGGP(FedAvg):
     finch_min: int = 4
     domains: int = 6
     eps: float = 0.1
-    bank: Literal["replace", "ring"] = "replace"
+    bank: Literal["last", "ring"] = "last"
     slots: int = 20
     vote: Vote = "class_nearest"
     k: int = 20
@@ -137,7 +143,7 @@ class FGGP(FedAvg):
     knn_every: int = 10
     lam: float = 0.5
     random_pairs: int = 5
-    similarity: Literal["cosine", "max"] = "cosine"
+    similarity: Similarity = "cosine"
     draw: Literal["logistic", "gumbel"] = "logistic"
     edge_temperature: float = 1.0
     hidden: int = 128
@@ -212,7 +218,7 @@ class FGGP(FedAvg):
             )
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        shared = dict(server)
+        shared = {name: tensor for name, tensor in server.items() if not name.startswith("proto")}
         if self._completes:
             shared["round"] = torch.tensor(ctx.round, dtype=torch.int32)
         up = {name: Reduce.MEAN for name in ("w", GENERATOR) if name in server}
@@ -224,17 +230,19 @@ class FGGP(FedAvg):
             self._fill_bank(server, ctx, got)
 
     def _fill_bank(self, server: Tree, ctx: Context, got: Replies) -> None:
-        proto_PH, class_P = torch.cat(got.lists["proto"]), torch.cat(got.lists["proto.class"]).long()
-        old = Bank.read(server)
-        if len(proto_PH):
+        sent = Bank(torch.cat(got.lists["proto"]), torch.cat(got.lists["proto.class"]).long())
+        if len(sent.class_B):
+            if self.bank == "last":
+                sent = last_of_clients(server, sent, got.ids, [len(proto) for proto in got.lists["proto"]])
             options = self.cluster, self.finch_min, self.domains, self.eps
-            fresh = summed_up(proto_PH, class_P, ctx.classes, *options, ctx.random("clusters"))
-            old = renewed(old, fresh, self.slots if self.bank == "ring" else None)
-            server.update(old.sent())
+            bank = summed_up(*sent, ctx.classes, *options, ctx.random("clusters"))
+            if self.bank == "ring":
+                bank = newest(Bank.read(server), bank, self.slots)
+            server.update(bank.sent())
             ctx.notes["mass"] = float(torch.cat(got.lists["proto.mass"]).mean())
-        if old is not None:
-            counts_C = torch.bincount(old.class_B, minlength=ctx.classes)
-            ctx.notes["bank"] = float(len(old.class_B))
+        if "bank.class" in server:
+            counts_C = torch.bincount(server["bank.class"], minlength=ctx.classes)
+            ctx.notes["bank"] = float(counts_C.sum())
             ctx.notes["entries of a class, least"] = float(counts_C.min())
             ctx.notes["entries of a class, most"] = float(counts_C.max())
 

@@ -4,6 +4,7 @@ Axes: N nodes, C classes, H width of features, J classes that have a prototype, 
 of the bank.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -78,22 +79,34 @@ class Bank(NamedTuple):
         return cls(tree["bank"], tree["bank.class"].long()) if "bank" in tree else None
 
 
-def renewed(old: Bank | None, fresh: Bank, slots: int | None) -> Bank:
-    """The bank after a round; every entry was uploaded by a client.
+def last_of_clients(server: Tree, sent: Bank, ids: Sequence[int], counts: Sequence[int]) -> Bank:
+    """The last prototypes of every client that ever sent some, by client; `server` keeps them as `proto...`.
 
-    Without `slots` the fresh entries replace the old ones of their classes, and a class that no client uploaded keeps
-    its own; else of every class the newest so many stay.
+    `sent` are this round's, of clients `ids`, `counts` of each. A client that sent none keeps its earlier ones.
     """
+    device = sent.class_B.device
+    client_P = torch.repeat_interleave(torch.tensor(ids, device=device), torch.tensor(counts, device=device))
+    if "proto" in server:
+        stays_P = ~torch.isin(server["proto.client"], client_P)
+        proto_PH = torch.cat([server["proto"][stays_P], sent.proto_BH])
+        class_P = torch.cat([server["proto.class"][stays_P].long(), sent.class_B])
+        client_P = torch.cat([server["proto.client"][stays_P].long(), client_P])
+        order = client_P.argsort(stable=True)
+        sent, client_P = Bank(proto_PH[order], class_P[order]), client_P[order]
+    kept = {"proto": sent.proto_BH, "proto.class": sent.class_B.int(), "proto.client": client_P.int()}
+    server.update(kept)
+    return sent
+
+
+def newest(old: Bank | None, fresh: Bank, slots: int) -> Bank:
+    """The newest `slots` entries of every class, old ones first."""
     if old is None:
         old = Bank(fresh.proto_BH[:0], fresh.class_B[:0])
-    stays_B = slice(None) if slots is not None else ~torch.isin(old.class_B, fresh.class_B)
-    proto_BH = torch.cat([old.proto_BH[stays_B], fresh.proto_BH])
-    class_B = torch.cat([old.class_B[stays_B], fresh.class_B])
+    proto_BH, class_B = torch.cat([old.proto_BH, fresh.proto_BH]), torch.cat([old.class_B, fresh.class_B])
     order = class_B.argsort(stable=True)
-    if slots is not None:
-        last_C = torch.bincount(class_B).cumsum(0)
-        places = torch.arange(len(order), device=order.device)
-        order = order[places >= last_C[class_B[order]] - slots]
+    last_C = torch.bincount(class_B).cumsum(0)
+    places = torch.arange(len(order), device=order.device)
+    order = order[places >= last_C[class_B[order]] - slots]
     return Bank(proto_BH[order], class_B[order])
 
 

@@ -10,8 +10,11 @@ from shoal.algorithms.method_errors import code_of, file_of
 from shoal.algorithms.methods.registry.checks import class_place, require_method
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import quoted
 from shoal.storage.user_code.option_fields import field_values
 from shoal.storage.user_code.user_code import UserCode, read_user_code
+
+RECOMMENDED = "recommended"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +71,7 @@ def load(spec: MethodSpec) -> Algorithm:
         cls = code.load()
         require_method(cls, code.file, code.source)
         where = class_place(cls, code.file, code.source)
-    values = field_values(cls, spec.options, "algorithm.", spec.name, where)
+    values = field_values(cls, _in_form(cls, spec), "algorithm.", spec.name, where)
     try:
         method = cls.__new__(cls)
     except TypeError as error:
@@ -83,6 +86,17 @@ def load(spec: MethodSpec) -> Algorithm:
             raise ShoalError("algorithm", spec.name, " ".join(str(cause).split()), detail=error.detail) from cause
         raise
     return method
+
+
+def _in_form(cls: type[Algorithm], spec: MethodSpec) -> Mapping[str, Any]:
+    """Options with those of the form that `form` names before them."""
+    if "form" not in spec.options or "form" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+        return spec.options
+    given = dict(spec.options)
+    forms = {RECOMMENDED: {}, **cls.forms}
+    if (form := given.pop("form")) not in forms:
+        raise ShoalError("algorithm.form", f"expected {' or '.join(forms)} for {spec.name}, got {quoted(form)}")
+    return {**forms[form], **given}
 
 
 def mixing_methods() -> list[str]:

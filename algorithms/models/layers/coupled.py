@@ -16,7 +16,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 # What the classifier is: a linear layer, or one of message passing.
-HeadKind = Literal["linear", "conv"]
+HeadKind = Literal["linear", "relu", "conv"]
 
 
 class Coupled(nn.Module):
@@ -26,7 +26,8 @@ class Coupled(nn.Module):
     transposes the adjacency, which sorts it, in every backward pass.
 
     With `head: linear` the classifier is a linear layer on top of them, so that models of different kinds have the same
-    one (FedGKC's contract of extractor and classifier). With `head: conv` the last of the L layers is the classifier,
+    one (FedGKC's contract of extractor and classifier); with `head: relu` it reads them after ReLU (Fed-PUB's model).
+    With `head: conv` the last of the L layers is the classifier,
     of the model's own kind, on the output of the one before it after ReLU and dropout, as most papers have it; the
     embedding is that output as it is. Such a classifier reads the whole graph.
 
@@ -43,6 +44,7 @@ class Coupled(nn.Module):
         embedding_parts: Width of the embedding, in multiples of `hidden`.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
         conv_head: The classifier passes messages.
+        relu_head: The classifier is linear, on the embedding after ReLU.
         structure: A second encoder, which reads codes of nodes (`structure_codes`); None: only features are read.
     """
 
@@ -74,7 +76,7 @@ class Coupled(nn.Module):
         super().__init__()
         if layers < 1:
             raise ShoalError("model.layers", f"must be at least 1, found {layers}")
-        self.conv_head = head == "conv"
+        self.conv_head, self.relu_head = head == "conv", head == "relu"
         if layers < 2 and self.conv_head:
             raise ShoalError(
                 "model.layers", f"must be at least 2 with head: conv, the last one classifies, found {layers}"
@@ -139,7 +141,9 @@ class Coupled(nn.Module):
         if self.conv_head:
             return self._by_messages(around)
         embedding_NH = _asked(self.embed(around.x_NF, around.operators), around.rows)
-        read_NH = self.drop(embedding_NH) if self.head.drops_embedding else embedding_NH
+        read_NH = self.activate(embedding_NH) if self.relu_head else embedding_NH
+        if self.head.drops_embedding:
+            read_NH = self.drop(read_NH)
         return Output(self.head(read_NH).logits_NC, embedding_NH)
 
     def _by_messages(self, around: Neighbourhood) -> Output:

@@ -153,7 +153,7 @@ class UserCoupled(_UserModel, Coupled):
     first = ()
     fanouts = ()
     structure = None
-    conv_head = False
+    conv_head = relu_head = False
     inputs = (0,)
 
     # A neighbourhood has one matrix, whose pattern is the edges.

@@ -59,7 +59,9 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
     usual = "layer" if name == "gin" else "none"
     if getattr(model.module, "norm", usual) != usual:
         return f"model.norm: {usual}"
-    if model.coupled is not None and model.coupled.conv_head and model.coupled.papers_head == "linear":
+    if model.coupled is not None and (
+        model.coupled.relu_head or (model.coupled.conv_head and model.coupled.papers_head == "linear")
+    ):
         return "model.head: linear"
     if name in ("gamlp", "gat") and model.w.device.type not in ("cpu", "meta"):
         return f"a processor, for {name}"

@@ -59,6 +59,8 @@ def dense_view(
     if options.similarity == "cosine":
         unit = f / f.norm(dim=1, keepdim=True).clamp_min(1e-8)
         omega = (unit @ unit.T).relu()
+    elif options.similarity == "sigmoid":
+        omega = 1 / (1 + (-gram).exp())
     else:
         omega = gram / gram[~torch.eye(n, dtype=torch.bool)].max()
     b = (options.lam * known + (1 - options.lam) * omega).clamp(1e-6, 1 - 1e-6)
@@ -97,7 +99,7 @@ OPTIONS = [
     {"lam": 0.8, "temperature": 0.4},
     {"lam": 1.0},
     {"similarity": "max"},
-    {"draw": "gumbel"},
+    {"draw": "gumbel", "similarity": "sigmoid"},
     {"draw": "gumbel", "similarity": "max", "temperature": 2.0, "lam": 0.3},
 ]
 

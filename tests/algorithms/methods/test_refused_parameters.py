@@ -190,3 +190,17 @@ def test_impossible(start: Start, tmp_path: Path, method: str, keys: dict[str, A
 def test_possible(start: Start, tmp_path: Path, method: str, keys: dict[str, Any]) -> None:
     keys = {name: str(tmp_path) if value == "STORE" else value for name, value in keys.items()}
     start({"algorithm.name": method, **keys}).round()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_form_sets_options_and_those_given_win(name: str) -> None:
+    cls = type(load(describe(name, {})))
+    for form, options in cls.forms.items():
+        assert form in ("paper", "code")
+        found = load(describe(name, {"form": form}))
+        assert {key: getattr(found, key) for key in options} == dict(options) != {}
+        key, value = next(iter(cls().__dict__.items()))
+        assert getattr(load(describe(name, {"form": form, key: value})), key) == value
+    assert load(describe(name, {"form": "recommended"})) == load(describe(name, {}))
+    with refused("algorithm.form", says=name):
+        load(describe(name, {"form": "papers"}))

@@ -43,7 +43,7 @@ WEIGHT_AND_BIAS = {
     "gin": ("nn.2.weight", "nn.2.bias"),
 }
 every_model = pytest.mark.parametrize("name", MORE)
-BATCH, LINEAR = {"norm": "batch"}, {"norm": "batch", "head": "linear"}
+BATCH, LINEAR, RELU = {"norm": "batch"}, {"norm": "batch", "head": "linear"}, {"head": "relu"}
 
 
 def make(name: str, dropout: float = 0.3, hidden_layers: int = 2, **options: Any) -> Any:
@@ -90,7 +90,7 @@ class PyGStack(nn.Module):
 
     def __init__(self, name: str, model: Any, norm: str = "none", head: str = "conv") -> None:
         super().__init__()
-        self.names = ("weight", "bias") if head == "linear" else WEIGHT_AND_BIAS[name]
+        self.names = ("weight", "bias") if head != "conv" else WEIGHT_AND_BIAS[name]
         self.more, self.head = MORE[name], head
         batch = nn.BatchNorm1d(HIDDEN, affine=False, track_running_stats=False)
         self.norm = batch if norm == "batch" else nn.Identity()
@@ -119,7 +119,7 @@ class PyGStack(nn.Module):
             z = self.convs[0](x, edges)
             for conv in list(self.convs)[1:]:
                 z = conv(between(z), edges)
-        return self.classified(between(z) if self.head == "conv" else dropped(z, 0.3, self.training), edges), z
+        return self.classified(dropped(z, 0.3, self.training) if self.head == "linear" else between(z), edges), z
 
     def classified(self, x: Tensor, edges: Tensor) -> Tensor:
         return self.last(x, edges) if self.head == "conv" else self.last(x)
@@ -134,8 +134,11 @@ def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> d
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+MADE = [*((name, {}) for name in MORE), ("gcn", BATCH), ("gcn", LINEAR), ("gcn", RELU), ("sage", RELU)]
+
+
 @pytest.mark.exhaustive(4)
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in MORE), ("gcn", BATCH), ("gcn", LINEAR)])
+@pytest.mark.parametrize(("name", "options"), MADE)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("as_sparse", [False, True])
@@ -145,7 +148,7 @@ def test_conv_head_equals_pyg_layers(
     model = make(name, hidden_layers=layers, **options).train(training)
     twin = PyGStack(name, model, **options).train(training)
     around = all_nodes(view, model.operator, model.depth)
-    assert len(around.operators) == layers + (options.get("head") != "linear")
+    assert len(around.operators) == layers + (options.get("head", "conv") == "conv")
     if as_sparse:
         around = around._replace(x_NF=sparse(view.x))
     torch.manual_seed(5)

@@ -1,12 +1,14 @@
 """FedGPL's mixing within and between tasks by its equations, and its noise."""
 
 from math import exp, log
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.methods.fedgpl.fedgpl import laplace, noised
+from shoal.algorithms.methods.fedgpl.fedgpl import FedGPL, laplace, noised
 from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights, transferability
 
 TASKS = [0, 2, 0, 1, 2]
@@ -124,3 +126,12 @@ def test_clipped_rows_are_shrunk_to_the_norm_and_no_further() -> None:
     found = noised(x, "clipped", 8.0, 2.0, rng(2))
     torch.testing.assert_close(found, shrunk + laplace(x.shape, 0.5, rng(2), CPU))
     assert x[0, 0] == 3
+
+
+def test_a_task_without_a_client_in_the_cohort_keeps_its_own() -> None:
+    clients = [SimpleNamespace(domain=domain, train=domain != 3) for domain in (0, 0, 1, 2, 3)]
+    ctx: Any = SimpleNamespace(clients=clients)
+    before = torch.arange(10.0).reshape(5, 2)
+    server = {"theta": before.clone()}
+    FedGPL(mixing="task_mean")._mix(server, ctx, [0, 2, 4], torch.tensor([[9.0, 1], [5, 5], [7, 7]]))
+    assert server["theta"].tolist() == [[9, 1], [9, 1], [5, 5], before[3].tolist(), before[4].tolist()]

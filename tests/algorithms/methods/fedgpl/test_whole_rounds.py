@@ -20,6 +20,7 @@ from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
+from shoal.algorithms.methods.fedgpl import fedgpl
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
@@ -139,7 +140,8 @@ class OneProcess:
         able = [self.clients[i] for i in cohort if (self.clients[i].split == TRAIN).any()]
         losses: dict[int, float] = {}
         if self.updates == "per_batch_seq":
-            for client in able:
+            rng = torch.Generator().manual_seed(key(0, number, "server", "order of clients"))
+            for client in [able[place] for place in torch.randperm(len(able), generator=rng).tolist()]:
                 self._lock_step(number, [client], self.gnn, self.optimizer, losses)
         elif self.updates == "per_client_avg":
             before = nn.utils.parameters_to_vector(self.gnn.parameters()).detach()
@@ -342,5 +344,21 @@ def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str
     torch.testing.assert_close(theta[1], theta[0], rtol=1e-2, atol=1e-3)
     assert (theta[2] - theta[0]).abs().max() > 1e-2
     assert torch.equal(theta[2], theta[3])
-    notes = [line.get("notes", {}).get("epsilon") for line in lines[2]]
+    notes = [line.get("notes", {}).get("epsilon of a training graph") for line in lines[2]]
     assert notes == ([None] * 3 if noise == "paper" else [4.0, 8.0, 12.0])
+
+
+@pytest.mark.parametrize("width", [FEATURES, HIDDEN])
+def test_noise_reaches_features_and_gradients(
+    start: Start, keys: Keys, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise on messages of one width alone moves the GNN."""
+
+    def noise_of(rows: Tensor, *_: object) -> Tensor:
+        return rows + (rows.shape[1] == width)
+
+    servers = [start({**keys, "algorithm.noise": noise}) for noise in ("off", "clipped")]
+    servers[0].round()
+    monkeypatch.setattr(fedgpl, "noised", noise_of)
+    servers[1].round()
+    assert (servers[0].state.server["gnn"] - servers[1].state.server["gnn"]).abs().max() > 1e-3

@@ -209,7 +209,7 @@ def test_rounds_written_out(
     server = start({**plain, "algorithm.name": "fedpub", "model": {"name": "mlp", "hidden": 8}, **more})
     tau, l1, proximal, threshold, has_masks = (
         more.get(f"algorithm.{name}", default)
-        for name, default in (("tau", 10.0), ("l1", 1e-3), ("proximal", 1e-3), ("threshold", 1e-3), ("masks", True))
+        for name, default in (("tau", 10.0), ("l1", 0.0), ("proximal", 1e-3), ("threshold", 1e-3), ("masks", True))
     )
     clients = [Masked(i, view, module_of(server, server._initial), has_masks) for i, view in enumerate(views(server))]
     proxy = hops_of(int(server.state.server["proxy"]), 5, 2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.fixtures import MakeClient, MakeView, Start, Views
 from support.same_bits import assert_same_runs, assert_same_scores
-from support.small_fggp import Entries, PlainClient, renewed, summed_up
+from support.small_fggp import Entries, PlainClient, newest, summed_up
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
@@ -141,6 +141,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "as written": (
         {"hidden": 5, "gkic": "gen_only", "contrast_form": "literal", "draw": "gumbel", "vote": "sum_cos", "k": 4}
+        | {"similarity": "sigmoid"}
         | {"cluster": "none", "edge_temperature": 0.5, "lam": 0.3, "tau": 0.2, "beta": 0.7, "weight": "uniform"},
         {"name": "gcn", "hidden": 8},
     ),
@@ -181,6 +182,7 @@ def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict
     w, generator_w = clients[0].w, clients[0].generator_w
     torch.testing.assert_close(server.state.server["w"].double(), w, rtol=0, atol=0)
     bank: Entries = []
+    kept_of: dict[int, Entries] = {}
     served: dict[int, Any] = {}
     for number in range(1, server.plan.rounds + 1):
         line, cohort = server.round(), server.cohort(number)
@@ -194,7 +196,9 @@ def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict
             n = {"nodes": len(client.a_NN), "train": len(client.train), "uniform": 1}[o.weight] * bool(client.train)
             total, generators, weight = total + n * client.w, generators + n * client.generator_w, weight + n
             entries = client.sent() if o.fcpp else {}
-            sent += [(c, vector) for c, (vector, _) in entries.items()]
+            own = [(c, vector) for c, (vector, _) in entries.items()]
+            kept_of[i] = own or kept_of.get(i, [])
+            sent += own
             up += 4 * (len(w) + generates * len(generator_w)) + 4 + sum(4 * len(v) + 8 for v, _ in entries.values())
             if o.head_mode == "personal":
                 client.head = [p.detach().clone() for p in client.module.head.parameters()]
@@ -207,7 +211,10 @@ def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict
             assert line["loss"] == pytest.approx(expected, rel=1e-3)
         if weight:
             w, generator_w = total / weight, generators / weight
-        bank = renewed(bank, summed_up(sent, o, CLASSES), o) if sent else bank
+        if sent and o.bank == "ring":
+            bank = newest(bank, summed_up(sent, o, CLASSES), o.slots)
+        elif sent:
+            bank = summed_up([entry for i in sorted(kept_of) for entry in kept_of[i]], o, CLASSES)
         # Who took part is given the new model.
         served.update(dict.fromkeys(cohort, (w, generator_w, bank)))
         torch.testing.assert_close(server.state.server["w"].double(), w, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.methods.fggp.prototypes import Bank, Clusters, Vote, contrast_of_views, renewed, summed_up, votes
+from shoal.algorithms.methods.fggp.prototypes import (
+    Bank,
+    Clusters,
+    Vote,
+    contrast_of_views,
+    last_of_clients,
+    newest,
+    summed_up,
+    votes,
+)
 
 VOTES: list[Vote] = ["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
 CLASSES = 4
@@ -52,22 +61,25 @@ def test_a_dead_feature_gets_finite_scores() -> None:
         assert not found[0, [0, 2]].isfinite().any()
 
 
-def test_renewed_keeps_entries_of_an_absent_class() -> None:
-    old, fresh = drawn([0, 1, 1, 3], 1), drawn([1, 2], 2)
-    found = renewed(old, fresh, None)
-    assert found.class_B.tolist() == [0, 1, 2, 3]
-    expected = [old.proto_BH[0], fresh.proto_BH[0], fresh.proto_BH[1], old.proto_BH[3]]
-    assert torch.equal(found.proto_BH, torch.stack(expected))
+def test_last_of_clients_keeps_those_of_absent_clients() -> None:
+    server: dict[str, torch.Tensor] = {}
+    first, second = drawn([1, 2, 0, 2], 1), drawn([0], 2)
+    assert torch.equal(last_of_clients(server, first, [2, 5, 7], [2, 2, 0]).proto_BH, first.proto_BH)
+    found = last_of_clients(server, second, [2, 5], [1, 0])
+    assert found.class_B.tolist() == [0, 0, 2]
+    assert torch.equal(found.proto_BH, torch.cat([second.proto_BH, first.proto_BH[2:]]))
+    assert server["proto.client"].tolist() == [2, 5, 5]
+    found = last_of_clients(server, first, [1, 3], [2, 2])
+    assert server["proto.client"].tolist() == [1, 1, 2, 3, 3, 5, 5]
+    assert found.class_B.tolist() == [1, 2, 0, 0, 2, 0, 2]
 
 
-def test_renewed_has_only_uploaded_entries() -> None:
-    """From the first round on; a ring has as many entries as there were, and then the newest."""
+def test_newest_entries_of_every_class_stay() -> None:
     first, second = drawn([2, 0], 1), drawn([0, 0, 2], 2)
-    for slots in (None, 3):
-        found = renewed(None, first, slots)
-        assert found.class_B.tolist() == [0, 2]
-        assert torch.equal(found.proto_BH, first.proto_BH.flip(0))
-    found = renewed(renewed(None, first, 2), second, 2)
+    found = newest(None, first, 3)
+    assert found.class_B.tolist() == [0, 2]
+    assert torch.equal(found.proto_BH, first.proto_BH.flip(0))
+    found = newest(newest(None, first, 2), second, 2)
     assert found.class_B.tolist() == [0, 0, 2, 2]
     expected = [second.proto_BH[0], second.proto_BH[1], first.proto_BH[0], second.proto_BH[2]]
     assert torch.equal(found.proto_BH, torch.stack(expected))

@@ -174,6 +174,7 @@ def test_float16_hops_are_multiplied_in_float32(name: str) -> None:
         ("sage", {"head": "conv"}, None),
         ("gat", {"head": "conv"}, None),
         ("gin", {"head": "conv"}, "model.head: linear"),
+        ("gcn", {"head": "relu"}, "model.head: linear"),
         ("gcnii", {"head": "conv"}, "model.head: linear"),
         ("gin", {"head_dropout": False}, None),
         ("sgc", {"head_dropout": False, "layers": 2}, "dropout before the classifier"),
