@@ -145,7 +145,8 @@ class PlainClient:
         if o.self_mse == "unit":
             a, b = (z / z.norm(dim=1, keepdim=True).clamp_min(1e-12) for z in (a, b))
         a = a.detach() if o.self_detach else a
-        return ((a - b) ** 2).sum() / a.numel() + self.scores(weak, strong, o.self_detach)
+        count = len(a) if o.self_mse == "unit" else a.numel()
+        return ((a - b) ** 2).sum() / count + self.scores(weak, strong, o.self_detach)
 
     def visit(self, round_number: int, copilot: Tensor, ramp: float) -> float:
         """Trains both models; returns the own one's loss."""

@@ -89,8 +89,8 @@ def test_its_gradient_by_finite_differences(view: View, norm: Norm) -> None:
 def test_distances_of_embeddings() -> None:
     teacher, student = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [5.0, 0.0]])
     assert embedding_distance(teacher, student, "raw").item() == pytest.approx((9 + 9 + 25 + 4) / 4)
-    assert embedding_distance(teacher, student, "unit").item() == pytest.approx((0.36 + 0.04 + 1 + 1) / 4)
-    assert embedding_distance(7 * teacher, student / 3, "unit").item() == pytest.approx(2.4 / 4)
+    assert embedding_distance(teacher, student, "unit").item() == pytest.approx((0.36 + 0.04 + 1 + 1) / 2)
+    assert embedding_distance(7 * teacher, student / 3, "unit").item() == pytest.approx(2.4 / 2)
     teacher, student = teacher.requires_grad_(), student.requires_grad_()
     embedding_distance(teacher, student, "raw").backward()
     torch.testing.assert_close(student.grad, (student - teacher).detach() / 2)
