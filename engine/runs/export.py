@@ -25,6 +25,7 @@ from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
 from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
@@ -73,7 +74,6 @@ def export(run: Path, best: str | None = None) -> Path:
         global_model = {}
     personal = algorithm.client_models != "global" or not global_model
     out = run / "export" / (f"best-{best}" if best else "")
-    out.mkdir(parents=True, exist_ok=True)
     models: Tree = {}
     rows = []
     with progress("export", store.clients, "clients") as step:
@@ -88,7 +88,8 @@ def export(run: Path, best: str | None = None) -> Path:
                     models.update(_named(visit, f"client/{client_id:05d}/", received=False))
             rows.append(columns)
             step.advance()
-    write_tensors(out / MODELS, models)
+    with replacing(out / MODELS) as unfinished:
+        write_tensors(unfinished, models)
     names = store.manifest.label_names
     _write(out / PREDICTIONS, _joined(rows), names)
     graphs = job.open_graphs(store) if best != "served" else None
@@ -114,7 +115,11 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
     notes = None if label_names is None else {"label_names": json.dumps(label_names)}
     schema = pa.schema([(name, table[name].type) for name in sorted(table)], notes)
     batch = pa.RecordBatch.from_arrays([table[name] for name in schema.names], schema=schema)
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+    with (
+        replacing(file) as unfinished,
+        pa.OSFile(str(unfinished), "wb") as sink,
+        pa.ipc.new_file(sink, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
 
 

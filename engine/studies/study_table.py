@@ -12,7 +12,7 @@ from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_
 from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import replacing
+from shoal.storage.files.atomic import output, replacing
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def write_table(paths: Sequence[Path], layout: Layout, form: Format, out: Path |
     if out is None:
         print(text, end="")
         return
-    with replacing(out) as unfinished:
+    with replacing(output(out)) as unfinished:
         unfinished.write_text(text)
     print(f"written: {out}")
 

@@ -21,6 +21,7 @@ from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.reading import read_bytes
 
 SCOPES = ("trained", "served", "global", "domains")
 MOMENTS = ("best", "last")
@@ -132,7 +133,7 @@ def title_of(folder: Path) -> str:
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / SWEEP
     try:
-        return unsealed(path.read_bytes())
+        return unsealed(read_bytes(path))
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 BEST = "*"
 # Enclose a marked cell until tabulate has escaped all cells.
-OPEN, CLOSE = "\ue000", "\ue001"
+OPEN, CLOSE, EMPTY = "\ue000", "\ue001", "\ue002"
 # A last text is wrapped into no fewer characters.
 NARROWEST = 20
 # As wide as a table may be where there is no terminal.
@@ -78,9 +78,14 @@ class TextTable:
 
     def latex(self) -> str:
         """For a paper: a tabular of the package booktabs; marked cells are bold."""
-        text = self._made("latex_booktabs", self._marked(OPEN, CLOSE))
+        rows = [
+            [" ".join(cell.split()).replace("--", f"-{EMPTY}-") for cell in row] for row in self._marked(OPEN, CLOSE)
+        ]
+        # A row that begins so would be an option of the line break before it.
+        rows = [[f"{EMPTY}{row[0]}", *row[1:]] if row[0].startswith(("[", "*")) else row for row in rows]
+        text = self._made("latex_booktabs", rows).replace(EMPTY, "{}")
         text = text.replace(OPEN, r"\textbf{").replace(CLOSE, "}").replace("±", r"$\pm$")
-        return "\n".join([*(f"% {line}" for line in (self.title, *self.notes) if line), text]) + "\n"
+        return "\n".join([*(f"% {' '.join(line.split())}" for line in (self.title, *self.notes) if line), text]) + "\n"
 
     def html(self) -> str:
         """For a report; marked cells are strong."""

@@ -183,6 +183,13 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     assert r"\begin{tabular}{llrrr}" in latex
     assert r"fedgta \& co\_1 & cora & \textbf{82.00 $\pm$ 1.40} & - & 1.250 \\" in latex
     assert WIDE.latex().startswith("% a title\n% a note\n")
+    # LaTeX would take a bracket or a star for an option of the line break, two hyphens for a dash.
+    rows = TextTable(("k", "v"), (("[3, 3]", "a--b"), ("*", "a\n\nb")), 1, title="two\nlines").latex()
+    assert "% two lines\n" in rows
+    assert [line.split() for line in rows.splitlines()[5:7]] == [
+        ["{}[3,", "3]", "&", "a-{}-b", r"\\"],
+        ["{}*", "&", "a", "b", r"\\"],
+    ]
     assert "fedgta &amp; co_1" in WIDE.html()
     assert WIDE.html().count("<strong>") == WIDE.html().count("</strong>") == 2
     assert list(csv.reader(io.StringIO(WIDE.csv()))) == [list(WIDE.heads), *map(list, WIDE.rows)]
