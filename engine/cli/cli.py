@@ -244,7 +244,7 @@ def remove_command(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove stores, runs and sweeps, after saying what they are and what else uses them."""
-    from shoal.engine.studies.listing import remove
+    from shoal.engine.studies.removal import remove
 
     if not remove([_possible(path) for path in paths], lambda question: yes or typer.confirm(question)):
         raise typer.Exit(1)

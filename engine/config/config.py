@@ -19,6 +19,7 @@ from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import require_backbone_name
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config_text import (
+    CONFIG,
     MOST_BYTES,
     require_as_kept,
     require_resolvable,
@@ -192,7 +193,7 @@ def _config_file(path: str | Path) -> Path:
     try:
         file = Path(path)
         if file.is_dir():
-            file /= "config.yaml"
+            file /= CONFIG
             require_as_kept(file)
         return file
     except OSError as error:

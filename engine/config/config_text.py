@@ -10,6 +10,7 @@ import yaml
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import text_digest
+from shoal.storage.files.reading import read_text
 
 MOST_BYTES = 1 << 22
 # Nodes of the text after its aliases are written out; a list with a model for each of many clients is the longest.
@@ -135,18 +136,24 @@ def _value_of(tree: Any, name: str) -> Any:
     return tree
 
 
-SEAL = "# seal: "
+CONFIG = "config.yaml"
+SEAL, RUN = "# seal: ", "# run: "
+OF_A_RUN = re.compile(r".+-[0-9a-f]{8}")
 
 
-def with_seal(text: str) -> str:
-    """A text that ends with a newline, with its seal as a last line, a comment in YAML."""
+def with_seal(text: str, run: str | None = None) -> str:
+    """A text that ends with a newline, with the name of its run and its seal as last lines, comments in YAML."""
+    text += "" if run is None else f"{RUN}{run}\n"
     return f"{text}{SEAL}{text_digest(text)[:16]}\n"
 
 
-def require_as_kept(file: Path) -> None:
-    """Checks the config of a run folder. Raises ShoalError: it was changed, or cannot be read."""
+def require_as_kept(file: Path) -> str | None:
+    """Checks the config of a run folder, and gives the name of its run; None: it began before configs had one.
+
+    Raises ShoalError: it was changed, or cannot be read.
+    """
     try:
-        text = file.read_text()
+        text = read_text(file, MOST_BYTES)
     except FileNotFoundError:
         raise ShoalError(file, "no such config") from None
     except (OSError, ValueError) as error:
@@ -154,3 +161,25 @@ def require_as_kept(file: Path) -> None:
     kept, _, _ = text.rpartition(SEAL)
     if text != with_seal(kept):
         raise ShoalError(file, "not as the run wrote it; copy it out of the run folder to run it as another config")
+    last = kept.splitlines()[-1:]
+    return last[0].removeprefix(RUN) if last and last[0].startswith(RUN) else None
+
+
+def new_run(folder: Path) -> str | None:
+    """The name of a run that begins in a folder, that of the folder; None: the folder is not named as those of runs."""
+    return folder.name if OF_A_RUN.fullmatch(folder.name) else None
+
+
+def run_of(folder: Path) -> str | None:
+    """The name that all files of a run carry: its folder's when it began; None: it began before files had one."""
+    try:
+        return require_as_kept(folder / CONFIG)
+    except ShoalError:
+        return new_run(folder)
+
+
+def require_same_run(folder: Path, found: object) -> None:
+    """Raises ValueError: a file that carries the name `found`, None for none, is not of the run of a folder."""
+    own = run_of(folder)
+    if found != own:
+        raise ValueError(f"written by {found or 'an unnamed run'}, this folder is of {own or 'an unnamed run'}")

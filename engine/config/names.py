@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.user_code.user_code import UserCode, read_user_code
 
@@ -43,8 +44,17 @@ def kept_name(code: UserCode) -> str:
 
 
 def located(plain: dict[str, Any], run: Path) -> dict[str, Any]:
-    """The values of a config in a run folder, its code found there."""
-    return renamed(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
+    """The values of a config in a run folder, its code found there.
+
+    Raises ShoalError: code in the folder is not as the run wrote it, or cannot be read.
+    """
+    found = renamed(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
+    for key, code in read_all(found):
+        if code.name.startswith(f"{run.absolute() / CODE}/") and code.name != str(run.absolute() / kept_name(code)):
+            raise ShoalError(
+                Path(code.file), key, "not as the run kept it; --fresh of the first config writes it again"
+            )
+    return found
 
 
 def _places(plain: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -20,7 +20,7 @@ from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.sizes import size
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import replacing
+from shoal.storage.files.atomic import output, replacing
 from shoal.storage.files.reading import open_plain
 
 # What the name of a classifier's parameter begins with.
@@ -44,7 +44,7 @@ def write_pretrained(path: Path, backbone: nn.Module, described: Mapping[str, An
     """
     tensors = {name: p.detach().cpu().contiguous() for name, p in gnn_parameters(backbone).items()}
     content = save(tensors, {METADATA: json.dumps(described)})
-    with replacing(path) as unfinished:
+    with replacing(output(path)) as unfinished:
         unfinished.write_bytes(content)
 
 

@@ -1,6 +1,8 @@
 """From a config to its store: which dataset, which folder, and what of it is still to be made."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,16 @@ from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
 from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
-from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder, TrainingBuilder, made_from
+from shoal.engine.preparing.store_builder import ASSIGNMENT, LazyGraph, StoreBuilder, TrainingBuilder, made_from
 from shoal.engine.preparing.store_steps import StoreSteps, hops_on_disk, shards_on_disk, split_on_disk
 from shoal.engine.records.inputs import differences
 from shoal.engine.screen.progress import watch
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.disk import writing
+from shoal.storage.files.disk import LOCK, writing
 from shoal.storage.progress import watched_by
 from shoal.storage.store.manifest import NAME
-from shoal.storage.store.store import DOMAINS, WHOLE, Store, training_path
+from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, training_path
+from shoal.storage.store.writer import PROGRESS
 
 
 def prepare(config: Config, centralized: bool = False, repair: bool = True, known: bool = False) -> Store:
@@ -69,6 +72,7 @@ def _opened(
             return store
         if require_room is not None:
             require_room()
+        _require_place(path)
         with writing(path):
             return steps(graph).run(config.data, config.propagation)
 
@@ -92,6 +96,17 @@ def _opened(
     of_training, training = made_from(trained, split), trained.path / training_path(split)
     nodes = opened(training, of_training, trained.manifest.published, lambda _: TrainingBuilder(trained, config))
     return None if nodes is None else trained
+
+
+def _require_place(path: Path) -> None:
+    """Raises ShoalError: a store is to be made in a folder that is neither empty nor one of a store."""
+    with suppress(OSError):
+        names = set(os.listdir(path))
+        others = sorted(names - {LOCK, str(ASSIGNMENT), "clients", "splits", "hops", WHOLE, DOMAINS, TRAINING})
+        if others and not names & {PROGRESS, NAME}:
+            raise ShoalError(
+                path, f"holds {others[0]}, so is neither empty nor a store; set data.store to another folder"
+            )
 
 
 def _require_room(store: Store, config: Config) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from shoal.engine.records.metrics import METRICS, write_tensors
+from shoal.engine.config.config_text import require_same_run, run_of
+from shoal.engine.records.metrics import METRICS, OF_RUN, write_tensors
 from shoal.engine.records.summary import chosen
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest
+from shoal.storage.files.reading import read_bytes
 
 log = logging.getLogger(__name__)
 FORMAT = 3
@@ -87,8 +89,10 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         unfinished.mkdir(parents=True)
         write_tensors(unfinished / TENSORS, tensors)
         (unfinished / METRICS).write_text(checkpoint.metrics)
+        run = run_of(root.parent)
         record = {
             "format": FORMAT,
+            **({} if run is None else {OF_RUN: run}),
             "files": {name: digest(unfinished / name) for name in (TENSORS, METRICS)},
             "environment": checkpoint.environment,
             "inputs": checkpoint.inputs,
@@ -99,7 +103,7 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
             _to_disk(path)
         os.replace(unfinished, folder)
         _to_disk(folder.parent)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ShoalError(folder, f"the checkpoint cannot be written ({error}); free space and use --resume") from error
     return folder
@@ -149,9 +153,23 @@ def load_round(root: Path, number: int) -> Checkpoint:
     """The checkpoint of one round. Raises ShoalError: it is not there, or cannot be used."""
     folder = folder_of(root, number)
     try:
-        return _read(folder)
+        record = _record(folder)
+        # Old checkpoints are deleted while their values may still be in use.
+        tensors = {name: t.clone() for name, t in load_file(folder / TENSORS).items()}
+        state = FederationState.from_tensors(tensors, record["state"])
+        return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
     except UNUSABLE as error:
         raise ShoalError(folder, _fault(error)) from None
+
+
+def sound_tensors(root: Path, number: int) -> Path:
+    """The file of the tensors of a round. Raises ShoalError: the checkpoint is not there, or cannot be used."""
+    folder = folder_of(root, number)
+    try:
+        _record(folder)
+    except UNUSABLE as error:
+        raise ShoalError(folder, _fault(error)) from None
+    return folder / TENSORS
 
 
 def load_last(root: Path, rounds: int) -> Checkpoint:
@@ -174,8 +192,9 @@ def faults(root: Path) -> list[str]:
     return found
 
 
-def _read(folder: Path) -> Checkpoint:
-    text = (folder / PLAIN).read_bytes()
+def _record(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, after all of it was compared. Raises what `UNUSABLE` names, or ShoalError."""
+    text = read_bytes(folder / PLAIN)
     # Another version of Shoal may have another seal.
     plain = json.loads(text)
     if isinstance(plain, Mapping) and plain.get("format", FORMAT) != FORMAT:
@@ -184,10 +203,13 @@ def _read(folder: Path) -> Checkpoint:
     for name, expected in record["files"].items():
         if digest(folder / name) != expected:
             raise ValueError(f"{name}: checksum does not match")
-    # Old checkpoints are deleted while their values may still be in use.
-    tensors = {name: t.clone() for name, t in load_file(folder / TENSORS).items()}
-    state = FederationState.from_tensors(tensors, record["state"])
-    return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
+    try:
+        require_same_run(folder.parent.parent, record.get(OF_RUN))
+    except ValueError as error:
+        raise ShoalError(folder, str(error)) from None
+    if folder_of(folder.parent, record["state"]["round"]) != folder:
+        raise ValueError(f"of round {record['state']['round']}")
+    return record
 
 
 def _fault(error: Exception) -> str:

@@ -6,14 +6,17 @@ A stream is appended to and cut off between its messages, which Arrow's file for
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from shoal.engine.records.metrics import write_whole
+from shoal.engine.records.metrics import noted_digests, require_noted, write_whole
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
+from shoal.storage.files.digest import digest_of
+from shoal.storage.files.reading import read_bytes
 
 CLIENT_SCORES = "clients.arrows"
 # What reading a batch may raise that a kill cut off, or that was damaged.
@@ -26,32 +29,43 @@ class ClientScores:
     def __init__(self, run: Path) -> None:
         self.path = run / CLIENT_SCORES
 
-    def append(self, number: int, columns: Mapping[str, np.ndarray]) -> None:
-        """Adds the scores of a round. Raises ShoalError: the file cannot be written: it then is as before."""
+    def append(self, number: int, columns: Mapping[str, np.ndarray]) -> str | None:
+        """Adds the scores of a round, and gives their digest; None where there are none.
+
+        Raises ShoalError: the file cannot be written: it then is as before.
+        """
         if not columns:
-            return
+            return None
         rows = len(next(iter(columns.values())))
         arrays = {"round": pa.array(np.full(rows, number, dtype=np.int32))}
         arrays |= {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
         batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+        message = batch.serialize().to_pybytes()
         try:
             with self.path.open("ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
                 head = b"" if before else batch.schema.serialize().to_pybytes()
-                write_whole(file.fileno(), head + batch.serialize().to_pybytes(), before)
+                write_whole(file.fileno(), head + message, before)
         except OSError as error:
             raise cannot_write(self.path, error) from error
+        return digest_of(message)
 
-    def restore(self, evaluated: list[int]) -> str | None:
-        """Cuts off what is behind a checkpoint; a warning if rounds of those evaluated, ascending, are missing."""
+    def restore(self, noted: Mapping[int, str | None]) -> str | None:
+        """Cuts off what is behind a checkpoint, or not of the run; a warning if scores of evaluated rounds are missing.
+
+        `noted` has the evaluated rounds, ascending, with the digests in their lines, if these have any.
+        """
         kept: list[int] = []
         end = 0
-        for batch, after in _batches(self.path):
-            number = batch["round"][0].as_py()
-            if number not in evaluated or (kept and number <= kept[-1]):
+        for batch in _batches(self.path):
+            if batch.number not in noted or (kept and batch.number <= kept[-1]):
                 break
-            kept.append(number)
-            end = after
+            try:
+                require_noted(self.path.parent, batch.number, batch.digest, noted)
+            except ValueError:
+                break
+            kept.append(batch.number)
+            end = batch.end
         try:
             if end:
                 os.truncate(self.path, end)
@@ -59,7 +73,7 @@ class ClientScores:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        missing = sorted(set(evaluated) - set(kept))
+        missing = sorted(set(noted) - set(kept))
         if not missing:
             return None
         return (
@@ -67,33 +81,55 @@ class ClientScores:
         )
 
 
-def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Whole batches, and where each ends in the file; batches that a kill cut off, or after a damage, are skipped."""
-    if not path.exists():
+@dataclass(frozen=True)
+class _Batch:
+    """The scores of a round, the digest of their bytes, and where they end in the file."""
+
+    number: int
+    rows: pa.RecordBatch
+    digest: str
+    end: int
+
+
+def _batches(path: Path) -> Iterator[_Batch]:
+    """Whole batches; those that a kill cut off, or after a damage, are skipped. Raises OSError: it cannot be read."""
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
         return
     # Not mapped: a table of a program may outlive what a resume cuts off.
-    with pa.BufferReader(path.read_bytes()) as file, suppress(*UNREADABLE):
+    with pa.BufferReader(content) as file, suppress(*UNREADABLE):
         schema = pa.ipc.read_schema(file)
         while True:
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(file), schema)
-            batch.validate(full=True)
-            yield batch, file.tell()
+            start = file.tell()
+            rows = pa.ipc.read_record_batch(pa.ipc.read_message(file), schema)
+            rows.validate(full=True)
+            end = file.tell()
+            yield _Batch(rows["round"][0].as_py(), rows, digest_of(content[start:end]), end)
 
 
 def read_client_scores(run: Path) -> pa.Table:
     """The scores of all evaluated rounds of a run, one row for every round, scope, part and client.
 
-    Raises ShoalError: the run kept none, or the file cannot be read.
+    Raises ShoalError: the run kept none, or the file cannot be read or is of another run.
 
     Returns:
         `round` int32, `scope` and `part` (text: `served`, `test`), `client`, `rows` and `correct` int32, `f1` float64
         (macro-F1), and the metric of the run under its name, float64, if it is not accuracy.
     """
     path = run / CLIENT_SCORES
+    noted = noted_digests(run, CLIENT_SCORES)
+    batches = []
     try:
-        batches = [batch for batch, _ in _batches(path)]
+        for batch in _batches(path):
+            # A kill came between the scores of the last round and its line.
+            if batch.number <= max(noted, default=batch.number):
+                require_noted(run, batch.number, batch.digest, noted)
+                batches.append(batch.rows)
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ShoalError(path, f"{error}; bring the file back, or remove it and do without it") from None
     if not batches:
         raise ShoalError(path, "no scores of clients; the run was made with run.client_scores=false, or before them")
     return pa.Table.from_batches(batches)

@@ -1,5 +1,6 @@
 """metrics.jsonl, one checksummed JSON line a round, and tensors that are recorded of rounds."""
 
+import errno
 import json
 import math
 import os
@@ -13,13 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
+from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.config.run_identity import flatten
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.digest import digest
+from shoal.storage.files.reading import read_bytes
 
 METRICS = "metrics.jsonl"
 SCOPES = "scopes."
+# Keys of the name of the run, and of the digests of what else is kept of a round.
+OF_RUN, DIGESTS = "run", "digests"
 
 
 class Metrics:
@@ -28,11 +34,13 @@ class Metrics:
     def __init__(self, run: Path) -> None:
         self.path = run / METRICS
         self._lines: list[str] = []
+        # By `RunFolder.begin`.
+        self.run = run_of(run)
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The lines so far, without their seals."""
-        return [unsealed(line) for line in self._lines]
+        """The lines so far, without their seals and the name of the run."""
+        return [_plain(line)[0] for line in self._lines]
 
     @property
     def text(self) -> str:
@@ -42,7 +50,7 @@ class Metrics:
     def append(self, line: Mapping[str, Any]) -> None:
         """Logs a round. Raises ShoalError: a number is not finite, or the file cannot be written and is as before."""
         try:
-            text = sealed(line)
+            text = self._sealed(line)
         except ValueError:
             keys = ", ".join(_not_finite(line))
             raise ShoalError(self.path, f"round {line['round']}: NaN or infinity in {keys}; not written") from None
@@ -54,11 +62,16 @@ class Metrics:
             raise cannot_write(self.path, error) from error
         self._lines.append(text)
 
+    def _sealed(self, line: Mapping[str, Any]) -> str:
+        return sealed(line if self.run is None else {**line, OF_RUN: self.run})
+
     def restore(self, text: str) -> str | None:
         """Takes over the lines that a checkpoint holds; a warning if the file does not begin with them."""
-        self._lines = text.splitlines()
+        # A run with more rounds has another name.
+        self._lines = [self._sealed(_plain(line)[0]) for line in text.splitlines()]
+        text = self.text
         try:
-            found = self.path.read_text(encoding="utf-8", errors="replace")
+            found = read_bytes(self.path).decode("utf-8", errors="replace")
         except FileNotFoundError:
             found = None
         except OSError as error:
@@ -107,19 +120,33 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: v for name, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
+def _plain(line: str | bytes) -> tuple[dict[str, Any], str | None]:
+    """A line as it was given, and the name of its run. Raises ValueError: it was changed."""
+    plain = unsealed(line)
+    return plain, plain.pop(OF_RUN, None)
+
+
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds logged, but a last line that a kill cut off. Raises ShoalError: one was changed, or cannot be read."""
+    """The rounds logged, but a last line that a kill cut off.
+
+    Raises ShoalError: one was changed or is of another run, or the file cannot be read.
+    """
     path = run / METRICS
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     result: list[dict[str, Any]] = []
+    known: set[str | None] = set()
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            result.append(unsealed(line))
+            plain, found = _plain(line)
+            if found not in known:
+                require_same_run(run, found)
+                known.add(found)
+            result.append(plain)
         except ValueError as error:
             fault = "is damaged" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else f"was {error}"
             raise ShoalError(
@@ -131,10 +158,26 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 RECORDS = "records"
 
 
-def write_records(run: Path, number: int, records: Tree) -> None:
-    """Writes the records of a round. Raises ShoalError: the file cannot be written."""
+def write_records(run: Path, number: int, records: Tree) -> str:
+    """Writes the records of a round, and gives the file's digest. Raises ShoalError: the file cannot be written."""
     with replacing(run / RECORDS / f"round-{number:06d}.safetensors") as unfinished:
         write_tensors(unfinished, records)
+        return digest(unfinished)
+
+
+def noted_digests(run: Path, name: str) -> dict[int, str | None]:
+    """Digests of the records or the client scores of all logged rounds; None where the line of a round has none.
+
+    Raises ShoalError: as `read_metrics`.
+    """
+    return {line["round"]: line.get(DIGESTS, {}).get(name) for line in read_metrics(run)}
+
+
+def require_noted(run: Path, number: int, found: str, noted: Mapping[int, str | None]) -> None:
+    """Raises ValueError: what is kept of a round is not what its line notes; runs without a name noted nothing."""
+    expected = noted.get(number)
+    if found != expected and (expected is not None or run_of(run) is not None):
+        raise ValueError(f"round {number} is not as this run wrote it")
 
 
 def recorded_rounds(run: Path) -> list[int]:
@@ -148,12 +191,14 @@ def read_records(run: Path, number: int) -> Tree:
     """Records of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
     clients, and `prototypes` float32 `[P, H]` with `prototype_client` and `prototype_class` int64 `[P]`, if there are.
 
-    Raises ShoalError: the file is damaged.
+    Raises ShoalError: the file is damaged, or of another run.
     """
     path = run / RECORDS / f"round-{number:06d}.safetensors"
+    noted = noted_digests(run, RECORDS)
     try:
+        require_noted(run, number, digest(path), noted)
         found: Tree = load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ShoalError(path, f"cannot be read ({error}); remove it, and the report is without that round") from None
     return found
 
@@ -161,11 +206,15 @@ def read_records(run: Path, number: int) -> Tree:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors of any device as they are now, with the file modes that the user's umask says.
 
-    Raises OSError: it cannot be written; then a part of the file may be there. Raises SafetensorError: the same.
+    Raises OSError: it cannot be written; then a part of the file may be there.
     """
     # The library makes private files; an empty file has the modes of the umask.
     path.touch()
     mode = path.stat().st_mode
-    # A tensor may be a view of shared memory; a file holds it once.
-    save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, path)
+    try:
+        # A tensor may be a view of shared memory; a file holds it once.
+        save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, path)
+    except SafetensorError as error:
+        # It says the system's error in words alone.
+        raise OSError(errno.EIO, " ".join(str(error).split())) from error
     path.chmod(mode)

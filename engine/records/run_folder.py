@@ -11,20 +11,21 @@ from typing import Any
 import yaml
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.config_text import with_new_keys, with_seal
+from shoal.engine.config.config_text import CONFIG, new_run, require_same_run, run_of, with_new_keys, with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, renamed
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
 from shoal.engine.records.inputs import contents, differences
-from shoal.engine.records.metrics import METRICS, RECORDS, Metrics, read_metrics
+from shoal.engine.records.metrics import METRICS, OF_RUN, RECORDS, Metrics, read_metrics
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.disk import locked
+from shoal.storage.files.reading import read_bytes
 from shoal.storage.user_code.user_code import UserCode, path_of
 
-CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
+SUMMARY, LOG = "summary.json", "run.log"
 # Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS = "checkpoints"
@@ -90,26 +91,30 @@ class RunFolder:
     def rounds_logged(self) -> int:
         """Complete lines of the metrics on disk, readable or not. Raises ShoalError: the file cannot be read."""
         try:
-            return self.metrics.path.read_bytes().count(b"\n")
+            return read_bytes(self.metrics.path).count(b"\n")
         except OSError as error:
             raise ShoalError(self.metrics.path, f"cannot be read: {error.strerror}") from error
 
     def checkpoint_every(self) -> int | None:
         """Rounds between checkpoints of the run that is here; None where its config cannot be read."""
         try:
-            return int(yaml.safe_load((self.path / CONFIG).read_text())["run"]["checkpoint_every"])
+            return int(yaml.safe_load(read_bytes(self.path / CONFIG))["run"]["checkpoint_every"])
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             return None
 
     def begin(self, config: Config) -> None:
-        """Writes the resolved config and the user code that it names. Raises ShoalError: it cannot."""
+        """Writes the resolved config, the name of the run, which goes on or is new, and the user code.
+
+        Raises ShoalError: it cannot.
+        """
+        self.metrics.run = run_of(self.path) if self.started else new_run(self.path)
         plain = config.plain()
         codes = {code.name: code for _, code in read_all(plain)}
         for code in codes.values():
             self._keep(code)
         text = yaml.safe_dump(renamed(plain, lambda name: kept_name(codes[name])), sort_keys=False)
         with replacing(self.path / CONFIG) as unfinished:
-            unfinished.write_text(with_seal(text))
+            unfinished.write_text(with_seal(text, self.metrics.run))
 
     def _keep(self, code: UserCode) -> None:
         """Writes the texts of a user's file and of its helpers, where the kept config finds them."""
@@ -136,7 +141,8 @@ class RunFolder:
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary; the run is finished. Raises ShoalError: it cannot be written, or holds NaN."""
         try:
-            text = sealed(summary, indent=1)
+            own = run_of(self.path)
+            text = sealed(summary if own is None else {**summary, OF_RUN: own}, indent=1)
         except ValueError:
             raise ShoalError(self.path / SUMMARY, "NaN or infinity in the summary; not written") from None
         with replacing(self.path / SUMMARY) as unfinished:
@@ -151,10 +157,12 @@ class _Log(logging.FileHandler):
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of a finished run. Raises ShoalError: there is none, or it is not as it was written."""
+    """The summary of a finished run. Raises ShoalError: there is none, or it is not as the run wrote it."""
     path = run / SUMMARY
     try:
-        return unsealed(path.read_bytes())
+        summary = unsealed(read_bytes(path))
+        require_same_run(run, summary.pop(OF_RUN, None))
+        return summary
     except FileNotFoundError as error:
         raise ShoalError(run, f"no readable {SUMMARY}, so no finished run ({error.strerror})") from error
     except OSError as error:
@@ -186,7 +194,7 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     """
     path = run / CONFIG
     try:
-        old = identity_keys(with_new_keys(yaml.safe_load(path.read_text())))
+        old = identity_keys(with_new_keys(yaml.safe_load(read_bytes(path))))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise ShoalError(path, f"damaged ({' '.join(str(error).split())}); move the folder away") from error
     old, new = ({**defaults(), **values} for values in (old, identity_keys(config.plain())))

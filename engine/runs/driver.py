@@ -15,7 +15,8 @@ from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BestRounds, Checkpoint
-from shoal.engine.records.metrics import write_records
+from shoal.engine.records.client_scores import CLIENT_SCORES
+from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder
 from shoal.engine.records.summary import summarize_run
 from shoal.engine.rounds.state import FederationState
@@ -137,10 +138,13 @@ class Driver:
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail)
             line["failures"][client] = text
+        digests: dict[str, str | None] = {}
         if records := line.pop("records", None):
-            write_records(self.folder.path, line["round"], records)
+            digests[RECORDS] = write_records(self.folder.path, line["round"], records)
         if "scopes" in line and self.config.run.client_scores:
-            self.folder.client_scores.append(line["round"], self.backend.client_scores())
+            digests[CLIENT_SCORES] = self.folder.client_scores.append(line["round"], self.backend.client_scores())
+        if digests:
+            line[DIGESTS] = digests
         line.setdefault("memory", {})["driver"] = resident()
         self.folder.metrics.append(line)
 
@@ -184,8 +188,9 @@ def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool) 
         checkpoint.set_aside(folder.checkpoints, found.state.round)
     if rebuilt := folder.metrics.restore(found.metrics if found else ""):
         _warn(rebuilt)
-    evaluated = [line["round"] for line in folder.metrics.lines if "scopes" in line]
-    if keeps_scores and (lost := folder.client_scores.restore(evaluated)):
+    lines = [line for line in folder.metrics.lines if "scopes" in line]
+    noted = {line["round"]: line.get(DIGESTS, {}).get(CLIENT_SCORES) for line in lines}
+    if keeps_scores and (lost := folder.client_scores.restore(noted)):
         _warn(lost)
 
 

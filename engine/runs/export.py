@@ -26,6 +26,7 @@ from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
 from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
@@ -83,7 +84,6 @@ def export(run: Path, best: str | None = None) -> Path:
         global_model = {}
     personal = algorithm.client_models != "global" or not global_model
     out = run / "export" / (f"best-{best}" if best else "")
-    out.mkdir(parents=True, exist_ok=True)
     models: Tree = {}
     beside = _read_by_predict(state, global_model, algorithm.models()) if overrides(algorithm, "predict") else {}
     rows = []
@@ -103,11 +103,13 @@ def export(run: Path, best: str | None = None) -> Path:
                 _keep_apart(models, beside, served, client_id, state.newest.get(client_id, 0))
             rows.append(columns)
             step.advance()
-    write_tensors(out / MODELS, models)
+    with replacing(out / MODELS) as unfinished:
+        write_tensors(unfinished, models)
     (out / BESIDE).unlink(missing_ok=True)
     if beside:
         rounds = [state.newest.get(client_id, 0) for client_id in range(store.clients)]
-        write_tensors(out / BESIDE, {**beside, "round": torch.tensor(rounds, dtype=torch.int32)})
+        with replacing(out / BESIDE) as unfinished:
+            write_tensors(unfinished, {**beside, "round": torch.tensor(rounds, dtype=torch.int32)})
     names, ids = store.manifest.label_names, store.ids()
     _write(out / PREDICTIONS, with_ids(_joined(rows), ids), names)
     graphs = job.open_graphs(store) if best != "served" else None
@@ -138,7 +140,11 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
             table[f"{column}_name"] = pa.DictionaryArray.from_arrays(known, pa.array(label_names))
     schema = pa.schema([(name, table[name].type) for name in sorted(table)], notes)
     batch = pa.RecordBatch.from_arrays([table[name] for name in schema.names], schema=schema)
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+    with (
+        replacing(file) as unfinished,
+        pa.OSFile(str(unfinished), "wb") as sink,
+        pa.ipc.new_file(sink, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
 
 

@@ -27,7 +27,7 @@ from shoal.engine.screen.progress import progress, say
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import partition
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import cannot_write
+from shoal.storage.files.atomic import cannot_write, output
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.types import message_of, quoted
 from shoal.storage.store.manifest import Manifest
@@ -116,8 +116,9 @@ def _require_place(out: Path) -> None:
     try:
         if out.is_dir():
             raise IsADirectoryError(None, "Is a directory")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        probe = out.with_name(out.name + ".unfinished")
+        target = output(out)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        probe = target.with_name(target.name + ".unfinished")
         probe.touch()
         probe.unlink()
     except OSError as error:

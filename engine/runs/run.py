@@ -79,8 +79,8 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if fresh:
             folder.clear()
-        go_on_from(folder, found, config.run.client_scores)
         folder.begin(config)
+        go_on_from(folder, found, config.run.client_scores)
         own = backend or open_backend(config)
         try:
             Driver(plan, folder, own, job, store, read, trainers).drive(found.state if found else None)

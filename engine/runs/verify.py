@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from shoal.engine.config.config import load_config
-from shoal.engine.config.config_text import require_as_kept
+from shoal.engine.config.config_text import run_of
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
-from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
 from shoal.engine.records.run_folder import (
     CHECKPOINTS,
-    CONFIG,
     SUMMARY,
     finished,
     read_summary,
@@ -38,7 +37,8 @@ def verify_folder(path: Path) -> None:
     if not (path / NAME).exists() and (started(path) or finished(path)):
         faults, advice = verify_run(path), "shoal run with --resume continues from the files that are sound"
         if not faults:
-            console.print(f"{path}: all files as the run wrote them", soft_wrap=True)
+            unnamed = "" if run_of(path) else "; an earlier Shoal wrote no run into them, to tell those of another"
+            console.print(f"{path}: all files as the run wrote them{unnamed}", soft_wrap=True)
     else:
         faults = [fault for folder in (path, *stores_below(path)) for fault in _verify(Store(folder))]
         advice = "delete the damaged files and run `shoal prepare` again"
@@ -62,9 +62,10 @@ def verify_run(run: Path) -> list[str]:
     """Reads every file of a run that a later command reads; gives one line for each fault."""
     faults: list[str] = []
     checks: list[Callable[[], object]] = [
-        partial(require_as_kept, run / CONFIG),
+        partial(load_config, run),
         partial(require_whole_metrics, run),
         partial(_require_client_scores, run),
+        *(partial(read_records, run, number) for number in recorded_rounds(run)),
         partial(_require_summary, run),
         lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)),
         lambda: faults.extend(checkpoint.faults(run / checkpoint.BEST)),

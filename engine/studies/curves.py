@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from shoal.engine.records.checkpoint import TENSORS, newest_round
+from shoal.engine.records.checkpoint import newest_round, sound_tensors
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.records.summary import NODES, chosen
@@ -63,16 +63,18 @@ def _points(
 
 
 def client_accuracies(run: Path, scope: str) -> np.ndarray:
-    """Accuracy of every client that has test rows, in the newest checkpoint, float64 `[B]`; empty if not kept."""
-    folder = run / CHECKPOINTS / f"round-{newest_round(run / CHECKPOINTS):06d}"
-    try:
-        with safe_open(folder / TENSORS, framework="np") as file:
-            name = f"scores/{scope}"
-            if name not in file.keys():  # noqa: SIM118
-                return np.zeros(0)
-            counts_BKC = file.get_tensor(name)[:, OF_SCORES.index("test")]
-    except (OSError, SafetensorError):
+    """Accuracy of every client that has test rows, in the newest checkpoint, float64 `[B]`; empty if not kept.
+
+    Raises ShoalError: the checkpoint is damaged, or of another run.
+    """
+    newest = newest_round(run / CHECKPOINTS)
+    if not newest:
         return np.zeros(0)
+    with safe_open(sound_tensors(run / CHECKPOINTS, newest), framework="np") as file:
+        name = f"scores/{scope}"
+        if name not in file.keys():  # noqa: SIM118
+            return np.zeros(0)
+        counts_BKC = file.get_tensor(name)[:, OF_SCORES.index("test")]
     rows_B = counts_BKC[:, SUPPORT].sum(1)
     scored = rows_B > 0
     found: np.ndarray = counts_BKC[scored, CORRECT].sum(1) / rows_B[scored]

@@ -11,6 +11,7 @@ import numpy as np
 
 from shoal.engine.config.sizes import size
 from shoal.engine.studies.curves import Curve
+from shoal.storage.files.digest import text_digest
 
 # Okabe and Ito (2008), the dark ones first; lines and marks differ, too.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -18,7 +19,7 @@ LINES = ("-", "--", "-.", ":")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 WIDTH, HEIGHT = 6.4, 4.0
-MOST_BARS = 40
+MOST_BARS, LONGEST = 40, 200
 STYLE: Any = {
     "font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
     "svg.fonttype": "none", "svg.hashsalt": "shoal", "figure.constrained_layout.use": True,
@@ -66,7 +67,7 @@ def curves(found: list[Drawing], several: Sequence[Curve], scope: str, part: str
         for number, curve in enumerate(several):
             style = _line(number)
             every = max(1, len(curve.middle) // 8)
-            axes.plot(curve.x[x], 100 * curve.middle, label=curve.name, markevery=every, **style)
+            axes.plot(curve.x[x], 100 * curve.middle, label=_text(curve.name), markevery=every, **style)
             if curve.runs > 1:
                 axes.fill_between(curve.x[x], 100 * curve.low, 100 * curve.high, color=style["color"], alpha=0.15, lw=0)
         if x == "bytes":
@@ -88,7 +89,7 @@ def over_key(
     with _panels(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {text}") as (axes,):
         for number, (name, line) in enumerate(lines.items()):
             x, y, deviation = np.array(line).T
-            axes.errorbar(x, 100 * y, yerr=100 * deviation, label=name, capsize=3, **_line(number))
+            axes.errorbar(x, 100 * y, yerr=100 * deviation, label=_text(name), capsize=3, **_line(number))
         _label(axes, key, f"{figure} (%)", len(lines))
 
 
@@ -104,8 +105,8 @@ def against_ideal(
     with _panels(found, f"seconds-by-{key}".replace(".", "-"), title, f"{title}: {text}") as (axes,):
         for number, (name, (x, seconds, best)) in enumerate(lines.items()):
             style = _line(number)
-            axes.plot(x, seconds, label=name, **style)
-            axes.plot(x, best, color=style["color"], linestyle=(0, (1, 3)), linewidth=1, label=f"{name}, ideal")
+            axes.plot(x, seconds, label=_text(name), **style)
+            axes.plot(x, best, color=style["color"], linestyle=(0, (1, 3)), linewidth=1, label=f"{_text(name)}, ideal")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         for axis in (axes.xaxis, axes.yaxis):
@@ -122,7 +123,7 @@ def boxes(found: list[Drawing], accuracies: Mapping[str, np.ndarray], scope: str
     height = 1.4 + 0.4 * len(accuracies)
     with _panels(found, f"{scope}-clients", title, f"{title}: {text}", height=height) as (axes,):
         axes.boxplot(
-            [100 * a for a in accuracies.values()], orientation="horizontal", tick_labels=list(accuracies),
+            [100 * a for a in accuracies.values()], orientation="horizontal", tick_labels=[*map(_text, accuracies)],
             medianprops={"color": COLOURS[1], "linewidth": 2}, flierprops={"markersize": 3},
         )  # fmt: skip
         axes.invert_yaxis()
@@ -155,7 +156,7 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
         for number, kind in enumerate(kinds):
             values = np.array([parts[row][kind] for row in names])
             axes.barh(
-                names, values, left=left, label=kind, color=COLOURS[1 + number % (len(COLOURS) - 1)],
+                [*map(_text, names)], values, left=left, label=kind, color=COLOURS[1 + number % (len(COLOURS) - 1)],
                 hatch=HATCHES[number % len(HATCHES)], edgecolor="white", linewidth=0.5,
             )  # fmt: skip
             left += values
@@ -196,8 +197,15 @@ def prototypes(found: list[Drawing], name: str, number: int, point_P2: np.ndarra
         _label(axes, "first principal component", "second principal component")
 
 
+def _text(name: str) -> str:
+    """A name that matplotlib shows as it is: text between two dollars would be a formula."""
+    return name.replace("$", r"\$")
+
+
 def _plain(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name)
+    """A name as a part of that of a file, which has at most 255 bytes."""
+    plain = re.sub(r"[^\w.-]+", "-", name)
+    return plain if len(plain.encode()) <= LONGEST else f"{plain[: LONGEST // 4]}-{text_digest(name)[:8]}"
 
 
 def _whole(*several: Any) -> None:

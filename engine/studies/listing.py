@@ -1,9 +1,7 @@
-"""Finds, describes, compares and removes folders of runs, sweeps and stores."""
+"""Finds, describes and compares folders of runs, sweeps and stores."""
 
-import fcntl
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +10,9 @@ from typing import Any
 from shoal.engine.config.config import load_config
 from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.config.sizes import size
-from shoal.engine.preparing.identity import store_path
-from shoal.engine.preparing.overlay import store_or_overlay
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary, started
 from shoal.engine.records.summary import NODES, POOLED
-from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_share, several_clients
 from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows, row_of, title_of
@@ -111,84 +106,6 @@ def _age(path: Path) -> str:
     seconds = max(time.time() - newest, 0)
     unit, length = next((each for each in UNITS if seconds >= each[1]), ("s", 1))
     return f"{seconds / length:.0f} {unit}"
-
-
-def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
-    """Removes folders after asking once; of a sweep also the runs that are in no other sweep. Gives whether it did.
-
-    Refuses folders that are none of Shoal's, and runs that are being written.
-    """
-    wanted: dict[Path, Kept] = {}
-    for path in paths:
-        kind = kind_of(path)
-        if kind is None:
-            raise ShoalError(path, "neither a store, a run nor a sweep; remove other folders by hand")
-        for each in [Kept(kind, path), *(_runs_of(path) if kind == "sweep" else ())]:
-            wanted.setdefault(each.path.absolute(), each)
-    several = list(wanted.values())
-    for each in several:
-        if each.kind == "run":
-            _require_idle(each.path)
-    print(listed(several).text(), end="")
-    for each in several:
-        for line in _needed_by(each, several):
-            say(line)
-    if not ask(f"remove {len(several)} folders, {size(sum(each.bytes for each in several))}?"):
-        return False
-    for each in several:
-        _remove(each.path)
-    return True
-
-
-def _runs_of(sweep: Path) -> list[Kept]:
-    """Runs of a sweep that no other sweep in its folder has."""
-    others = {
-        Path(row.run).resolve()
-        for other in sweep.resolve().parent.iterdir()
-        if other != sweep.resolve() and is_sweep(other)
-        for row in read_rows(other)
-    }
-    own = [Path(row.run) for row in read_rows(sweep)]
-    return [Kept("run", run) for run in own if run.is_dir() and run.resolve() not in others]
-
-
-def _needed_by(each: Kept, removed: Sequence[Kept]) -> list[str]:
-    """Lines that say what else needs a folder: runs in `runs` need their store to go on and to be exported."""
-    if each.kind != "store":
-        return []
-    gone = {other.path.resolve() for other in removed}
-    users = []
-    for run in (kept for kept in kept_in(Path("runs")) if kept.kind == "run" and kept.path.resolve() not in gone):
-        try:
-            config = load_config(run.path)
-            store = store_path(config)
-            if each.path.resolve() in (store.resolve(), store_or_overlay(store, config).resolve()):
-                users.append(run.path.name)
-        except ShoalError:
-            continue
-    return [f"{each.path.name}: is the store of {', '.join(users)}; prepare makes it again"] if users else []
-
-
-def _require_idle(run: Path) -> None:
-    try:
-        with (run / LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ShoalError(run, "is being written by a run; stop that first") from None
-    except OSError:
-        # A file system without locks, or a folder that will say so itself.
-        return
-
-
-def _remove(path: Path) -> None:
-    try:
-        if path.is_symlink():
-            path.unlink()
-        else:
-            shutil.rmtree(path)
-    except OSError as error:
-        raise ShoalError(error.filename, f"cannot be removed: {error.strerror}; remove it by hand") from error
-    say(f"removed: {path}")
 
 
 # Of the figures, those that a person asks for first.

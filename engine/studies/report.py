@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from shoal.engine.config.config import load_config
+from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
@@ -34,6 +35,7 @@ from shoal.engine.studies.sweep_folder import is_sweep, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
+from shoal.storage.files.reading import read_text
 from shoal.storage.store.manifest import NAME, read_manifest
 
 STYLE = """
@@ -245,7 +247,7 @@ def _how(paths: Sequence[Path], named: dict[str, Group]) -> Section:
         2,
     )
     texts = [
-        (f"config of {first.name}", (first / CONFIG).read_text()),
+        (f"config of {first.name}", read_text(first / CONFIG, MOST_BYTES)),
         ("commands that run the same configs again", "\n".join(commands)),
     ]
     if is_sweep(paths[0]):

@@ -14,7 +14,7 @@ from shoal.engine.studies.means import MEANS, SCOPES, Mean, by_one_mean, compara
 from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import replacing
+from shoal.storage.files.atomic import output, replacing
 
 # Visits of clients that failed, which are shown if there are any.
 LEFT_OUT = "left_out.visits"
@@ -277,7 +277,7 @@ def write_table(paths: Sequence[Path], layout: Layout, form: Format, out: Path |
     if out is None:
         print(text, end="")
         return
-    with replacing(out) as unfinished:
+    with replacing(output(out)) as unfinished:
         unfinished.write_text(text)
     print(f"written: {out}")
 

@@ -23,6 +23,7 @@ from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.reading import read_bytes
 
 SWEEP, RUNS = "sweep.json", "runs"
 LONGEST_TITLE = 160
@@ -110,7 +111,7 @@ def title_of(folder: Path) -> str:
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / SWEEP
     try:
-        return unsealed(path.read_bytes())
+        return unsealed(read_bytes(path))
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:

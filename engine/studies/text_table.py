@@ -10,7 +10,9 @@ from tabulate import tabulate
 
 BEST, SECOND = "*", "†"
 # Before and after a cell that is the best or the second best, until tabulate has escaped all cells.
-OPEN, CLOSE, OPEN_SECOND, CLOSE_SECOND = "\ue000\ue001\ue002\ue003"
+SIGNS = ("\ue000", "\ue001", "\ue002", "\ue003")
+# What LaTeX takes for nothing, until then.
+EMPTY = "\ue004"
 # A last text is wrapped into no fewer characters.
 NARROWEST = 20
 # As wide as a table may be where there is no terminal.
@@ -85,13 +87,17 @@ class TextTable:
 
     def latex(self) -> str:
         """For a paper: a tabular of the package booktabs; the best cells are bold, the second best underlined."""
-        text = self._between("latex_booktabs", r"\textbf{", "}", r"\underline{", "}").replace("±", r"$\pm$")
+        rows = [[" ".join(cell.split()).replace("--", f"-{EMPTY}-") for cell in row] for row in self._marked(*SIGNS)]
+        # A row that begins so would be an option of the line break before it.
+        rows = [[f"{EMPTY}{row[0]}", *row[1:]] if row[0].startswith(("[", "*")) else row for row in rows]
+        text = self._between("latex_booktabs", rows, r"\textbf{", "}", r"\underline{", "}")
+        text = text.replace(EMPTY, "{}").replace("±", r"$\pm$")
         above = (self.title, *self.notes, *self.legend("bold", "underlined"))
-        return "\n".join([*(f"% {line}" for line in above if line), text]) + "\n"
+        return "\n".join([*(f"% {' '.join(line.split())}" for line in above if line), text]) + "\n"
 
     def html(self) -> str:
         """For a report; the best cells are strong, the second best underlined."""
-        return self._between("html", "<strong>", "</strong>", "<u>", "</u>")
+        return self._between("html", self._marked(*SIGNS), "<strong>", "</strong>", "<u>", "</u>")
 
     def csv(self) -> str:
         """For another program, without title and notes; the last columns are the marks of columns, and the mean."""
@@ -122,11 +128,10 @@ class TextTable:
         made: str = tabulate(cells, heads, tablefmt=form, disable_numparse=True, **options)
         return made
 
-    def _between(self, form: str, *marks: str) -> str:
-        """By tabulate, the best and the second best cells between texts that it would escape."""
-        signs = (OPEN, CLOSE, OPEN_SECOND, CLOSE_SECOND)
-        text = self._made(form, self._marked(*signs))
-        for sign, mark in zip(signs, marks):
+    def _between(self, form: str, rows: list[list[str]], *marks: str) -> str:
+        """By tabulate, what is between signs between texts that it would escape."""
+        text = self._made(form, rows)
+        for sign, mark in zip(SIGNS, marks):
             text = text.replace(sign, mark)
         return text
 

@@ -4,18 +4,23 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import BinaryIO
 
 from shoal.storage.errors import ShoalError
+
+NO_FILE = "is a pipe or a device, which no file replaces; name a file"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Gives the path of an unfinished file that takes the place of `path` when the block ends; the folder is made.
 
-    Raises ShoalError: it cannot be written; no unfinished file stays behind.
+    Raises ShoalError: it cannot be written, or there is something there that is no file; no unfinished file stays.
     """
     unfinished = path.with_name(path.name + ".unfinished")
+    require_replaceable(path)
+    require_replaceable(unfinished)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield unfinished
@@ -31,6 +36,28 @@ def replacing(path: Path) -> Iterator[Path]:
 def cannot_write(path: Path, error: OSError) -> ShoalError:
     """The error for a file that could not be written."""
     return ShoalError(path, f"cannot be written: {error.strerror or error}; free space or choose another folder")
+
+
+def require_replaceable(path: Path) -> None:
+    """Raises ShoalError: at a path lies a pipe, a device or a socket, which a file would replace."""
+    if present(path):
+        mode = path.lstat().st_mode
+        if not (S_ISREG(mode) or S_ISLNK(mode) or S_ISDIR(mode)):
+            raise ShoalError(path, NO_FILE)
+
+
+def output(path: Path) -> Path:
+    """The file that is written where a user names a path: that to which a link leads.
+
+    Raises ShoalError: it is none, as `/dev/stdout`.
+    """
+    target = Path(os.path.realpath(path))
+    for folder in (Path(os.path.realpath(path.parent)), target.parent):
+        of_devices = folder.is_relative_to("/dev") and not folder.is_relative_to("/dev/shm")
+        if of_devices or folder.is_relative_to("/proc"):
+            raise ShoalError(path, NO_FILE)
+    require_replaceable(target)
+    return target
 
 
 def present(path: Path) -> bool:

@@ -12,13 +12,13 @@ import xxhash
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.places import cache_folder
-from shoal.storage.files.reading import open_plain
+from shoal.storage.files.reading import open_plain, read_bytes
 
 CHUNK = 1 << 22
 # Smaller files are read again in less time than a note of them takes.
 NOTED_BYTES = 1 << 24
 # A file may change again within the resolution of its times, which is two seconds on some disks.
-SETTLED_SECONDS = 3.0
+QUIET_SECONDS = 3.0
 # File systems that keep no time of a change through a memory map.
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
@@ -71,15 +71,15 @@ def _noted_digest(path: Path, file: BufferedReader) -> str:
         return _digest(file)
     before = _stat(file)
     with suppress(OSError, ValueError, KeyError, TypeError):
-        noted = json.loads(note.read_text())
+        noted = json.loads(read_bytes(note))
         if noted["stat"] == before:
             return str(noted["digest"])
     # A page that is on disk is marked again, with the time, when a map next writes to it.
     with suppress(OSError):
         os.fsync(file.fileno())
     before, found = _stat(file), _digest(file)
-    settled = time.time_ns() - max(before[-2:]) > 1e9 * SETTLED_SECONDS
-    if settled and _stat(file) == before:
+    quiet = time.time_ns() - max(before[-2:]) > 1e9 * QUIET_SECONDS
+    if quiet and _stat(file) == before:
         # Without a place for the note the file is read again next time.
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)

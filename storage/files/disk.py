@@ -1,34 +1,56 @@
 """A folder to write in: its lock, and the free space on its disk."""
 
+import errno
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISREG
 from typing import TextIO
 
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import present
 
 LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def locked(path: Path, key: str, busy: ShoalError) -> TextIO:
     """The open lock of a folder, made if it is missing. Raises ShoalError: `busy`, or it cannot be made or locked."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("a")
+        return open_lock(path)
+    except BlockingIOError:
+        raise busy from None
     except OSError as error:
+        if error.errno in NO_LOCKS:
+            raise ShoalError(
+                path, f"cannot be locked: {error.strerror}; set {key} to a file system with locks"
+            ) from error
         raise ShoalError(
             path, f"cannot be made: {error.strerror}; set {key} to a folder that can be written"
         ) from error
+
+
+def open_lock(path: Path) -> TextIO:
+    """The open lock of a folder that is there.
+
+    Raises ShoalError: there is something else in its place; BlockingIOError: another process has it; OSError.
+    """
+    lock = path / LOCK
+    if present(lock) and not S_ISREG(lock.lstat().st_mode):
+        raise ShoalError(lock, "is a link, a folder or a pipe where a file should be; remove it by hand")
+    # Nothing that comes there now is followed or waited for.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.fdopen(os.open(lock, flags, 0o666), "a")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        if isinstance(error, BlockingIOError):
-            raise busy from None
-        raise ShoalError(path, f"cannot be locked: {error.strerror}; set {key} to a file system with locks") from error
-    return lock
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 @contextmanager

@@ -17,8 +17,8 @@ def open_plain(path: str | Path) -> BufferedReader:
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            reason = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Is no file"
-            raise OSError(errno.EINVAL, reason, str(path))
+            number, reason = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "Is no file")
+            raise OSError(number, reason, str(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -47,6 +47,7 @@ WAYS_OUT = {
     errno.EACCES: "give this user the right to read it",
     errno.EPERM: "give this user the right to read it",
     errno.EIO: "look at the disk or the network that it lies on",
+    errno.EINVAL: "a pipe or a device may be where a file should be, move it away",
     errno.EISDIR: "there is a folder where a file should be, move it away",
 }
 ENDS_WITH_NUMBER = re.compile(r"\((\d+)\)$")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.digest import digest
-from shoal.storage.files.reading import cannot_read, system_error
+from shoal.storage.files.reading import cannot_read, open_plain, system_error
 from shoal.storage.graph.rows import CsrRows, Rows
 
 FORMAT = 1
@@ -185,7 +185,7 @@ def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
     import torch  # names of datasets are looked up without it
 
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
         if record is not None and size != record.bytes:
             raise ShoalError(path, f"{size} bytes, the manifest says {record.bytes}; {AGAIN}")

@@ -10,7 +10,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
 from shoal.storage.files.digest import text_digest
-from shoal.storage.files.reading import cannot_read
+from shoal.storage.files.reading import cannot_read, read_bytes
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
 from shoal.storage.store.arrow_file import FileRecord
@@ -205,7 +205,7 @@ def read_manifest(store: Path) -> Manifest:
     """Reads the manifest of a store. Raises ShoalError: it is missing, unreadable, damaged, or of another version."""
     path = store / NAME
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except FileNotFoundError:
         raise ShoalError(store, f"no {NAME}, so no finished store; run `shoal prepare` on the config") from None
     except OSError as error:
@@ -214,7 +214,10 @@ def read_manifest(store: Path) -> Manifest:
     try:
         raw = unsealed(text)
     except ValueError as error:
-        if _is_older(text):
+        without_seal = _without_seal(text)
+        if without_seal is not None and without_seal.get("format") != 1:
+            raise ShoalError(path, "is no manifest of Shoal; set data.store to another folder") from None
+        if without_seal is not None:
             raise ShoalError(
                 path,
                 f"made by an older Shoal, which noted no checksums that can be compared at every run; "
@@ -241,9 +244,9 @@ def read_manifest(store: Path) -> Manifest:
         raise ShoalError(path, f"damaged ({error}); {damaged}") from error
 
 
-def _is_older(text: bytes) -> bool:
-    """Whether this is a manifest from before there were seals."""
+def _without_seal(text: bytes) -> dict[str, Any] | None:
+    """An object that never had a seal, of another program or from before there were seals; None: it is none."""
     with suppress(ValueError, RecursionError):
         plain = json.loads(text)
-        return isinstance(plain, dict) and plain.get("format") == 1 and SEAL not in plain
-    return False
+        return plain if isinstance(plain, dict) and SEAL not in plain else None
+    return None

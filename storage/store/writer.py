@@ -9,7 +9,7 @@ from typing import Any
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.checksummed_json import sealed, unsealed
-from shoal.storage.files.reading import cannot_read
+from shoal.storage.files.reading import cannot_read, read_bytes
 from shoal.storage.store.arrow_file import FileRecord, record_of
 
 AGAIN = "delete the folder it lies in, and it is made again"
@@ -43,7 +43,7 @@ class Journal:
 def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]], int]:
     """The complete lines of a journal, oldest first, and the bytes of a torn one. Raises ShoalError: it is damaged."""
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except FileNotFoundError:
         return [], 0
     except OSError as error:

@@ -14,6 +14,7 @@ from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest as file_digest
 from shoal.storage.files.disk import writing
+from shoal.storage.files.reading import read_bytes
 from shoal.storage.progress import step
 
 SOURCE, NOTE = "source.json", "contents.json"
@@ -93,14 +94,14 @@ def synthetic_identity(folder: Path) -> dict[str, Any] | None:
     if not note.exists():
         return None
     with reading(note, "delete the folder and make the synthetic graph again"):
-        identity = json.loads(note.read_text())
+        identity = json.loads(read_bytes(note))
         return {"dataset": str(identity["dataset"]), **identity}
 
 
 def _read(note: Path) -> Any:
     """A sealed note; None if there is none yet."""
     try:
-        return unsealed(note.read_bytes())
+        return unsealed(read_bytes(note))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_folder
-from shoal.engine.studies.listing import remove
+from shoal.engine.studies.removal import remove
 from shoal.engine.studies.report import _labels_of_clients
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store

@@ -167,6 +167,17 @@ def test_a_store_of_another_graph_is_refused(make_config: Make, tmp_path: Path, 
     assert times(tmp_path / "store") == before
 
 
+@pytest.mark.parametrize(("name", "at"), [("notes.txt", ""), ("whole/a.csv", ""), ("manifest.json", "manifest.json")])
+def test_a_folder_of_something_else_is_refused(make_config: Make, tmp_path: Path, name: str, at: str) -> None:
+    store = tmp_path / "store"
+    (store / name).parent.mkdir(parents=True)
+    (store / name).write_text('{"name": "an app"}')
+    (store / "photo.png").touch()
+    with refused(store / at, says="set data.store to another folder"):
+        prepare(make_config())
+    assert {path.name for path in store.iterdir()} == {name.partition("/")[0], "photo.png"}
+
+
 def test_without_a_folder_of_its_own_every_content_has_another(make_config: Make) -> None:
     others = ({}, {"partition__seed": 1}, {"data__dtype": "float16"}, {"data__options": {"nodes": 500}})
     paths = {store_path(make_config(data__store=None, **changes)) for changes in others}

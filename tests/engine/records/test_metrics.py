@@ -158,7 +158,7 @@ def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int
     file = paths[1] / "clients.arrows"
     file.write_bytes(file.read_bytes()[: file.stat().st_size - lost])
     resumed = ClientScores(paths[1])
-    assert resumed.restore([2, 4]) is None
+    assert resumed.restore({2: None, 4: None}) is None
     assert read_client_scores(paths[1])["round"].to_pylist() == [2, 2, 2, 4, 4, 4]
     resumed.append(6, columns(6))
     assert file.read_bytes() == (paths[0] / "clients.arrows").read_bytes()
@@ -166,12 +166,12 @@ def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int
 
 def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:
     scores = ClientScores(tmp_path)
-    assert scores.restore([]) is None
+    assert scores.restore({}) is None
 
     def missing(count: int, first: int) -> str:
         return f"{scores.path}: is without the scores of {count} evaluated rounds, of which {first} is the first"
 
-    assert scores.restore([2, 4, 6]) == missing(3, 2)
+    assert scores.restore({2: None, 4: None, 6: None}) == missing(3, 2)
     scores.append(2, columns())
     scores.append(4, columns())
     scores.append(5, {})
@@ -180,9 +180,9 @@ def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:
     types = [(name, str(table.schema.field(name).type)) for name in ("round", "client", "rows", "correct", "f1")]
     assert types == [*((name, "int32") for name, _ in types[:4]), ("f1", "double")]
     scores.path.write_bytes(scores.path.read_bytes()[:-30])
-    assert scores.restore([2, 4]) == missing(1, 4)
+    assert scores.restore({2: None, 4: None}) == missing(1, 4)
     assert read_client_scores(tmp_path)["round"].to_pylist() == [2, 2, 2]
     # A run that is started over.
-    assert scores.restore([]) is None
+    assert scores.restore({}) is None
     with refused(scores.path, says="no scores of clients"):
         read_client_scores(tmp_path)

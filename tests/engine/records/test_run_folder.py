@@ -138,6 +138,23 @@ def test_the_config_of_a_run_is_as_it_was_written(folder: RunFolder, config_of: 
             load_config(folder.path)
 
 
+def test_the_code_of_a_run_is_as_it_was_kept(config_of: MakeConfig, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import beside\nclass Mine: ...")
+    (tmp_path / "beside.py").write_text("a = 1")
+    config = config_of(algorithm__name=f"{file}:Mine")
+    folder = RunFolder(run_path(config))
+    folder.begin(config)
+    folder.close()
+    assert load_config(folder.path).algorithm.name.endswith("/mine.py:Mine")
+    for kept in folder.path.glob("code/*/*.py"):
+        text = kept.read_text()
+        kept.write_text(text + "\n")
+        with refused(kept.with_name("mine.py"), "algorithm.name", says="not as the run kept it"):
+            load_config(folder.path)
+        kept.write_text(text)
+
+
 def test_a_summary_is_as_it_was_written(folder: RunFolder) -> None:
     file = folder.path / SUMMARY
     with refused(file, says="NaN or infinity"):

@@ -1,14 +1,18 @@
 """Runs, sweeps and stores listed, compared and removed."""
 
 import fcntl
+import shutil
 from pathlib import Path
 
 import pytest
 from support.errors import refused
 
-from shoal.engine.studies.listing import compare, kept_in, listed, remove
+from shoal.engine.records.run_folder import RunFolder
+from shoal.engine.studies.listing import compare, kept_in, listed
+from shoal.engine.studies.removal import remove
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
+from shoal.storage.files.disk import writing
 
 
 def yes(_: str) -> bool:
@@ -93,5 +97,71 @@ def test_remove_refuses_other_folders_and_running_runs(sweeps: list[Sweep], tiny
     assert tiny.exists()
     link = tiny.parent / "link"
     link.symlink_to(run)
-    assert remove([link, run], yes)
+    with refused(link, says="is a link to "):
+        remove([link], yes)
+    assert remove([run], yes)
     assert not run.exists()
+
+
+def test_remove_leaves_what_shoal_did_not_write(
+    sweeps: list[Sweep], tiny: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files, folders, links and runs of others in and below what is removed."""
+    elsewhere, store, sweep = tmp_path_factory.mktemp("elsewhere"), tiny.parent / "store", sweeps[0]
+    (elsewhere / "mine.txt").write_text("mine")
+    run = sweep.rows[0].path
+    theirs = [
+        *(run / name for name in ("notes.txt", "checkpoints/notes.txt", "export/mine.csv", "records/round-1.png")),
+        *(store / name for name in ("notes.txt", "clients/notes.txt", "splits/README", "runs/mine/metrics.jsonl")),
+        *(sweep.folder / name for name in ("paper.tex", "runs/mine.csv", "report/mine.html")),
+    ]
+    for file in theirs:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    links = [run / "data", store / "hops" / "a" / "b", sweep.folder / "said"]
+    for link in links:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(elsewhere)
+    assert remove([sweep.folder, store], yes)
+    assert all(file.read_text() == "mine" for file in theirs)
+    assert all(link.is_symlink() for link in links)
+    assert (elsewhere / "mine.txt").exists()
+    found = {path for root in (run, store, sweep.folder) for path in root.rglob("*")}
+    assert {path for path in found if path.is_symlink() or not path.is_dir()} == {*theirs, *links}
+    said = capsys.readouterr().err
+    assert all(f"{root}: stays with what Shoal did not write: " in said for root in (run, store, sweep.folder))
+
+
+def test_remove_refuses_what_has_no_seal_or_is_locked(sweeps: list[Sweep], tiny: Path) -> None:
+    run, store = sweeps[0].rows[0].path, tiny.parent / "store"
+    for name, text in (("manifest.json", '{"name": "my app"}'), ("sweep.json", "{}"), ("config.yaml", "lr: 1")):
+        folder = tiny.parent / name.partition(".")[0]
+        folder.mkdir()
+        for file in (name, ".lock", "metrics.jsonl"):
+            (folder / file).write_text(text)
+        with refused(folder / name, says="is not as Shoal writes it"):
+            remove([folder], yes)
+        assert len(list(folder.iterdir())) == 3
+    with writing(store), refused(store, says="is being written by a run or a prepare"):
+        remove([store], yes)
+    (store / "whole").mkdir()
+    with writing(store / "whole"), refused(store / "whole", says="is being written"):
+        remove([store], yes)
+    with (run / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with refused(Path("runs") / run.name, says="is being written"):
+            remove([store], yes)
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(tiny)
+    with refused(run / ".lock", says="is a link"):
+        RunFolder(run)
+    assert (store / "manifest.json").exists()
+
+
+def test_a_path_of_a_sweep_that_is_another_run_stays(sweeps: list[Sweep], capsys: pytest.CaptureFixture[str]) -> None:
+    own, other = sweeps[0].rows[0].path, sweeps[1].rows[1].path
+    shutil.rmtree(own)
+    shutil.copytree(other, own)
+    assert remove([sweeps[0].folder], yes)
+    assert (own / "metrics.jsonl").exists()
+    assert f"{own}: stays, it is no run of this sweep any more" in capsys.readouterr().err

@@ -15,7 +15,9 @@ from support.errors import refused as is_refused
 from support.small_runs import small_run
 
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
-from shoal.engine.studies.curves import curve_of, recorded_prototypes
+from shoal.engine.studies import figures
+from shoal.engine.studies.curves import Curve, curve_of, recorded_prototypes
+from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.report import report
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
@@ -194,6 +196,23 @@ def test_report_refuses_unfinished_and_unknown(tmp_path: Path, sweep: Sweep) -> 
     (tmp_path / "config.yaml").write_text((sweep.rows[0].path / "config.yaml").read_text())
     with is_refused(says="no run is finished"):
         report([tmp_path], None)
+
+
+@pytest.mark.parametrize("name", ["file a$b$.npy", r"file \frac{$x_{$"])
+def test_names_are_drawn_as_they_are(name: str) -> None:
+    """Between two dollars matplotlib reads a formula, and a name of a file ends somewhere."""
+    found: list[Drawing] = []
+    one = np.ones(2)
+    curve = Curve(name, {"round": one}, one, one, one, 1)
+    figures.curves(found, [curve, curve], "served", "test", "round")
+    figures.over_key(found, "train.lr", {name: [(1.0, 1.0, 0.0)], "b": [(1.0, 1.0, 0.0)]}, "served.best.test")
+    figures.against_ideal(found, "partition.clients", {name: ([1.0, 2.0], [1.0, 2.0], [1.0, 1.0])})
+    figures.boxes(found, {name: one}, "served")
+    figures.bars(found, "memory", "memory", "MiB", {name: {"all": 1.0}})
+    for drawing in found:
+        assert name in "".join(ET.fromstring(drawing.svg).itertext())
+    figures.mixing(found, name + 300 * "x", {1: np.ones((2, 2))})
+    assert len(f"{found[-1].name}.svg.unfinished") <= 255
 
 
 # Of every figure on the page: how wide it is, and how high its smallest letters, in pixels.

@@ -244,6 +244,13 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     assert r"\underline{81.23 $\pm$ 0.40}" in latex
     assert WIDE.latex().startswith("% a title\n% a note\n% bold: best, underlined: second best of equal x\n")
     assert "<u>81.23 ± 0.40</u>" in WIDE.html()
+    # LaTeX would take a bracket or a star for an option of the line break, two hyphens for a dash.
+    rows = TextTable(("k", "v"), (("[3, 3]", "a--b"), ("*", "a\n\nb")), 1, title="two\nlines").latex()
+    assert "% two lines\n" in rows
+    assert [line.split() for line in rows.splitlines()[5:7]] == [
+        ["{}[3,", "3]", "&", "a-{}-b", r"\\"],
+        ["{}*", "&", "a", "b", r"\\"],
+    ]
     assert "fedgta &amp; co_1" in WIDE.html()
     assert WIDE.html().count("<strong>") == WIDE.html().count("</strong>") == 2
     marks = ["served.best.val mark", "served.best.test mark", "mean"], ["second", "best", "rows"], ["best", "", "rows"]

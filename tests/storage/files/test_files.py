@@ -24,6 +24,7 @@ import xxhash
 from support.errors import refused
 
 from shoal.storage.files import digest as module
+from shoal.storage.files.atomic import output, replacing
 from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz, require_free
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest, input_digest
@@ -32,11 +33,11 @@ from shoal.storage.files.disk import require_disk, writing
 
 @pytest.fixture
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every file counts as large, on a disk and settled; the folder of notes."""
+    """Every file counts as large, on a disk, and long unchanged; the folder of notes."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "NOTED_BYTES", 0)
     monkeypatch.setattr(module, "IN_MEMORY", ())
-    monkeypatch.setattr(module, "SETTLED_SECONDS", 0)
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0)
     return tmp_path / "cache" / "digests"
 
 
@@ -70,7 +71,7 @@ def test_a_change_through_a_map_is_seen(
     monkeypatch.undo()
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "NOTED_BYTES", 0)
-    monkeypatch.setattr(module, "SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.05)
     with tempfile.NamedTemporaryFile(dir=folder or tmp_path) as file:
         file.truncate(4096)
         with mmap.mmap(file.fileno(), 4096) as page:
@@ -168,6 +169,24 @@ def test_one_process_writes_at_a_time(tmp_path: Path, end: str) -> None:
     other.communicate()
     with writing(store):
         pass
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    pipe, link, file = (tmp_path / name for name in ("pipe", "link", "file"))
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    (tmp_path / "to pipe").symlink_to(pipe)
+    for path in (pipe, tmp_path / "to pipe", Path("/dev/stdout"), Path("/dev/fd/1"), Path("/dev/table.csv")):
+        with refused(says="is a pipe or a device, which no file replaces"):
+            output(path)
+    with refused(pipe, says="no file replaces"), replacing(pipe):
+        pass
+    assert pipe.is_fifo()
+    with replacing(output(link)) as unfinished:
+        unfinished.write_text("new")
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+    assert output(Path("/dev/shm/table.csv")) == Path("/dev/shm/table.csv")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
