@@ -87,6 +87,7 @@ def spelled(text: str) -> bytes:
 WRITERS: dict[str, Callable[[Path, str, str], object]] = {
     "spelled": lambda folder, name, text: (folder / f"{name}.csv").write_bytes(spelled(text)),
     "semicolons": lambda folder, name, text: (folder / f"{name}.csv").write_text(text.replace(",", ";")),
+    "bars": lambda folder, name, text: (folder / f"{name}.csv").write_text(text.replace(",", "|")),
     "tabs": lambda folder, name, text: (folder / f"{name}.tsv").write_text(text.replace(",", "\t")),
     "gzip": lambda folder, name, text: (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode())),
     "parts": lambda folder, name, text: parts(folder, f"{name}.csv", text),
