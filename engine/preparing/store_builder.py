@@ -189,8 +189,8 @@ class StoreBuilder(StoreSteps):
         )
 
     def _ids(self, graph: Graph) -> FileRecord | None:
-        """Keeps the ids of nodes in the clients' store; whole graphs have the same nodes."""
-        if graph.ids is None or self.clients is not None:
+        """Keeps the ids of nodes, where they have any."""
+        if graph.ids is None:
             return None
         return self.writer.once(IDS, lambda path: write(path, "ids", {"id": graph.ids}))
 

@@ -23,7 +23,7 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     of the client). Of edges the attribute `weight` is read, 1 where there is none.
 
     Args:
-        graph: The graph, then called `name`.
+        graph: The graph, then called `name`; nodes that are texts or whole numbers keep these as ids.
         x: Attribute of the features, a number or a list of numbers a node; or several such attributes, one column
             each, named after what they stand for.
         y: Attribute of the labels, as `coded_labels` takes them; a node without it is unlabelled.
@@ -44,6 +44,9 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     _require_read(graph, (*columns, y, *MASKS, SPLIT, "assignment"))
     rows = [np.array(_values(graph, nodes, column)) for column in columns]
     values: dict[str, Any] = {"edge_index": ends.reshape(-1, 2).T, "edge_weight": np.array(weights, dtype=np.float64)}
+    texts = [str(node) for node in nodes]
+    if all(isinstance(node, int | str) for node in nodes) and len({*texts}) == len(nodes):
+        values["ids"] = np.array(texts)
     values["x"] = np.stack(rows, axis=1) if len(rows) > 1 or rows[0].ndim == 1 else rows[0]
     if not isinstance(x, str):
         values["vocabulary"] = np.array(columns)

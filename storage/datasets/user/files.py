@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
-from shoal.storage.datasets.user.table_files import parts_of, table_of
+from shoal.storage.datasets.user.table_files import KINDS, parts_of, table_of
 from shoal.storage.datasets.user.tables import EDGES, NODES, read_tables
 from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import ShoalError
@@ -108,6 +108,8 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
             are there twice.
     """
     if path.is_file():
+        if path.name.endswith(KINDS):
+            raise ShoalError(path, f"is one table; data.path is the folder of {EDGES} and {NODES}, {path.parent}")
         return dict.fromkeys(REQUIRED, path)
     if not path.is_dir():
         raise ShoalError(path, "not found; data.path must be an .npz file or a folder of .npy files or tables")

@@ -20,7 +20,7 @@ KINDS = (
     PARQUET,
 )
 ADVICE = "write it again in UTF-8, with a header and one value in every column"
-SEPARATORS = (b",", b";", b"\t")
+SEPARATORS = (",", ";", "\t", "|")
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 TEXTS = (pa.types.is_string, pa.types.is_large_string)
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
@@ -76,7 +76,7 @@ def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[R
     is_parquet = table.suffix == PARQUET
     parts = parts_of(table)
     # Columns of a part, and how its lines are separated.
-    heads = [(_parquet_names(part), b"") if is_parquet else _header(part) for part in parts]
+    heads = [(_parquet_names(part), "") if is_parquet else _header(part, known) for part in parts]
     columns = [[_named(name, known) for name in names] for names, _ in heads]
     for part, own in zip(parts, columns):
         if len(set(own)) < len(own):
@@ -177,28 +177,31 @@ def _parquet_names(part: Path) -> list[str]:
         return list(pq.read_schema(part).names)
 
 
-def _header(part: Path) -> tuple[list[str], bytes]:
-    """The names in a CSV file's header, as they are written, and what separates them."""
+def _header(part: Path, known: Sequence[str]) -> tuple[list[str], str]:
+    """The names in a CSV file's header, as they are written, and what separates them: a comma, if none is `known`."""
     with reading(part, ADVICE):
         # It is decompressed as the file's name says.
         with io.BufferedReader(pa.input_stream(str(part))) as lines:
             header = lines.readline(BLOCK_BYTES)
-        separator = max(SEPARATORS, key=header.count)
-        names = csv.read_csv(pa.BufferReader(header + b"\n"), parse_options=_separated(separator)).column_names
+        found = {separator: _names(header, separator) for separator in SEPARATORS}
+    fits = (by for by, names in found.items() if any(_named(name, known) in known for name in names))
+    separator = next(fits, SEPARATORS[0])
+    names = found[separator]
     if all(map(_is_number, names)):
         raise ShoalError(part, f"expected names of columns in the first line, got {', '.join(names[:3])}; add a header")
     return names, separator
 
 
-def _separated(separator: bytes) -> csv.ParseOptions:
-    return csv.ParseOptions(delimiter=separator.decode())
+def _names(header: bytes, separator: str) -> list[str]:
+    table = csv.read_csv(pa.BufferReader(header + b"\n"), parse_options=csv.ParseOptions(delimiter=separator))
+    return list(table.column_names)
 
 
-def _csv(part: Path, names: Sequence[str], separator: bytes) -> Iterator[pa.RecordBatch]:
+def _csv(part: Path, names: Sequence[str], separator: str) -> Iterator[pa.RecordBatch]:
     types = dict.fromkeys(names, pa.large_string())
     wanted = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     read = csv.ReadOptions(block_size=BLOCK_BYTES)
-    return iter(csv.open_csv(part, read, _separated(separator), wanted))
+    return iter(csv.open_csv(part, read, csv.ParseOptions(delimiter=separator), wanted))
 
 
 def _next(part: Path, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:

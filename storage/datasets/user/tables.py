@@ -190,7 +190,7 @@ def _parts(path: Path, texts: pa.Array) -> np.ndarray:
     words = pc.dictionary_encode(texts.fill_null(""))
     codes = []
     for word in words.dictionary.to_pylist():
-        if word not in PARTS:
+        if (part := PARTS.get(word.strip().lower())) is None:
             raise ShoalError(path, f"split {word!r}; it is train, val or test, or nothing")
-        codes.append(PARTS[word])
+        codes.append(part)
     return np.array(codes, dtype=np.int8)[words.indices.to_numpy()]

@@ -81,6 +81,7 @@ def test_ids_are_made_again_and_verified(config: Callable[..., Config], tmp_path
     file = store.path / IDS
     written = file.read_bytes()
     assert (verify(store), unnamed_files(store)) == ([], [])
+    assert prepare(first, centralized=True).ids() == store.ids()
     # Whatever is added to a store that others share, ids are found.
     overlay = prepare(config(overlay=str(tmp_path / "overlay"), split_seed=1))
     assert (overlay.path != store.path, overlay.ids()) == (True, store.ids())

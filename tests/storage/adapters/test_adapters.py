@@ -54,7 +54,7 @@ def test_brings_back_what_is_there() -> None:
     assert (graph.y.tolist(), graph.label_names) == ([1, -1, 0, 1], ("ant", "owl"))
     assert (graph.x.tolist(), graph.name) == ([[1.5, 2]] * 4, "club")
     assert (graph.vocabulary.tolist(), graph.split.tolist()) == (["h", "w"], [1, 0, 0, 0])
-    assert graph.assignment.tolist() == [0] * 4
+    assert (graph.assignment.tolist(), graph.ids.to_pylist()) == ([0] * 4, ["c", "a", "7", "b"])
     assert from_networkx(club(), "both").x.tolist() == [[1, 3]] * 4
     assert from_networkx(club(), "h").x.tolist() == [[1.5]] * 4
     assert from_networkx(nx.MultiGraph(club()), "h").indices.tolist() == [1, 0, 2, 1, 3, 2]

@@ -49,8 +49,9 @@ def assert_square(graph: Graph) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_brings_back_what_was_written(layout: str, tmp_path: Path) -> None:
-    graph = load(write(tmp_path, layout))
+    graph = load(write(tmp_path, layout, ids=[11, 2, 3, 4]))
     assert_square(graph)
+    assert graph.ids.to_pylist() == [11, 2, 3, 4]
     assert graph.x.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert (graph.split.tolist(), graph.split.dtype) == ([1, 2, 0, 3], np.int8)
     assert (graph.assignment.tolist(), graph.assignment.dtype) == ([0, 0, 1, 1], np.int32)

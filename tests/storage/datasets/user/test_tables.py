@@ -19,7 +19,7 @@ from shoal.storage.graph.graph import Graph
 
 EDGES = "source,target\nann,bob\nbob,7\n7,ann\nzoe,7\nann,bob\n"
 NODES = """id,height,label,split,weight,assignment
-zoe,1.5,cat,train,4,1
+zoe,1.5,cat,Train,4,1
 ann,2,,none,5,0
 7,-3,dog,validation,6,0
 bob,0,ape,3,7,1
@@ -87,6 +87,7 @@ def spelled(text: str) -> bytes:
 WRITERS: dict[str, Callable[[Path, str, str], object]] = {
     "spelled": lambda folder, name, text: (folder / f"{name}.csv").write_bytes(spelled(text)),
     "semicolons": lambda folder, name, text: (folder / f"{name}.csv").write_text(text.replace(",", ";")),
+    "bars": lambda folder, name, text: (folder / f"{name}.csv").write_text(text.replace(",", "|")),
     "tabs": lambda folder, name, text: (folder / f"{name}.tsv").write_text(text.replace(",", "\t")),
     "gzip": lambda folder, name, text: (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode())),
     "parts": lambda folder, name, text: parts(folder, f"{name}.csv", text),
@@ -276,6 +277,8 @@ def test_two_tables_of_a_kind_and_one_alone_are_refused(tmp_path: Path) -> None:
     (tmp_path / "nodes.parquet").touch()
     with refused(tmp_path / "nodes.csv"):
         load(source)
+    with refused(tmp_path / "edges.csv", says="is one table"):
+        load(DataSource("files", path=str(tmp_path / "edges.csv")))
     (tmp_path / "edges.csv").rename(tmp_path / "edges.xlsx")
     with refused(tmp_path / "edges.xlsx"):
         load(source)
