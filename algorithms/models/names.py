@@ -20,6 +20,8 @@ BACKBONES = {
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
 
+# Those that read powers of the propagation, which were computed before; others pass messages, or read features alone.
+READ_HOPS = ("gamlp", "gbp", "s2gc", "sgc", "sign")
 # For graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
 # Networks without a classifier, which a method may name in `models()` but a config may not.
