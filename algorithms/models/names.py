@@ -23,6 +23,8 @@ BACKBONES = {
 # What else they are called, as `plain_name` writes it.
 OTHER_NAMES = {"graphsage": "sage", "ssgc": "s2gc", "gcn2": "gcnii"}
 
+# Those that read powers of the propagation, which were computed before; others pass messages, or read features alone.
+READ_HOPS = ("gamlp", "gbp", "s2gc", "sgc", "sign")
 # For graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
 # Networks without a classifier, which a method may name in `models()` but a config may not.

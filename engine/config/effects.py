@@ -6,15 +6,18 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from shoal.algorithms.models.names import READ_HOPS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_own
 
 OWN = "my_file.py:Name"
+# Whatever the model: themselves, or by the copilot that they may be given.
+METHODS_THAT_READ_HOPS = ("class_means", "fedgkc", "fedkd", "fml")
 
 
 class Rule(NamedTuple):
-    """Keys that have an effect only where another key `holds` a value, which `values` says in words.
+    """Keys that have an effect only where something `holds` of a config: another key has certain `values`, in words.
 
     Beside its default a key may have the value `given`, which says what is the case without it.
     """
@@ -29,30 +32,46 @@ class Rule(NamedTuple):
 def _one_of(keys: str, other: str, *values: str) -> Rule:
     """Keys for some words of another key; where that has a list, for one of its entries."""
 
-    def holds(found: Any) -> bool:
+    def holds(config: Any) -> bool:
+        found = attrgetter(other)(config)
         names = found if isinstance(found, tuple) else (found,)
         return any(str(name).lower() in values or (OWN in values and is_own(str(name))) for name in names)
 
     return Rule(tuple(keys.split()), other, ", ".join(values), holds)
 
 
-def _is_list(found: Any) -> bool:
-    return isinstance(found, tuple)
+def _several_models(config: Any) -> bool:
+    return isinstance(config.model, tuple)
+
+
+def _several_graphs(config: Any) -> bool:
+    return isinstance(config.data.dataset, tuple)
+
+
+def _masks(config: Any) -> bool:
+    found = config.data.sparsity
+    return bool(found.features or found.edges or found.labels)
+
+
+def _reads_hops(config: Any) -> bool:
+    method = config.algorithm.name
+    return (
+        any(model.name in READ_HOPS or is_own(model.name) for model in config.models())
+        or method in METHODS_THAT_READ_HOPS
+        or is_own(method)
+    )
 
 
 # A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
 # machines hosts have, and how they are waited for, may stay in a config that is run in one process to try it.
 RULES = (
     _one_of("data.path", "data.dataset", "files"),
-    Rule(("data.name",), "data.dataset", "files, one graph", lambda found: str(found).lower() == "files"),
+    Rule(("data.name",), "data.dataset", "files, one graph", lambda c: str(c.data.dataset).lower() == "files"),
     _one_of("data.split_seed data.fractions", "data.split", "stratified", "per_client"),
     _one_of("data.split_file", "data.split", "file"),
     _one_of("data.features.width", "data.features.kind", "degree", "random", "spectral"),
     _one_of("data.features.seed", "data.features.kind", "random"),
-    Rule(
-        ("data.sparsity.seed",), "data.sparsity", "with a share above 0",
-        lambda found: found.features > 0 or found.edges > 0 or found.labels > 0,
-    ),
+    Rule(("data.sparsity.seed",), "data.sparsity", "with a share above 0", _masks),
     _one_of("data.inductive", "task", "node"),
     _one_of(
         "partition.seed", "partition.method",
@@ -64,19 +83,20 @@ RULES = (
     _one_of("partition.chunks", "partition.method", "index"),
     _one_of("partition.alpha", "partition.method", "dirichlet"),
     _one_of("partition.options", "partition.method", OWN),
-    Rule(("propagation.r", "propagation.dtype"), "propagation.hops", "above 0", lambda found: found > 0),
-    Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _is_list),
+    Rule(("propagation.r", "propagation.dtype"), "propagation.hops", "above 0", lambda c: c.propagation.hops > 0),
+    Rule(("propagation.r",), "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops),
+    Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _several_models),
     _one_of("heterogeneity.seed", "heterogeneity.rule", "random"),
     _one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
     _one_of("train.momentum", "train.optimizer", "sgd"),
     Rule(
         tuple(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace")), "algorithm.name",
-        "with several clients", lambda found: found != "global",
+        "with several clients", lambda c: c.algorithm.name != "global",
     ),
-    Rule(("participation.ratio",), "participation.count", "null", lambda found: found is None),
-    Rule(("participation.at_least",), "participation.trace", "with a file", lambda found: found is not None),
-    Rule(("evaluation.domains",), "data.dataset", "as a list", _is_list),
-    Rule(("engine.hosts",), "engine.backend", "ray", lambda found: found == "ray", given=1),
+    Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
+    Rule(("participation.at_least",), "participation.trace", "a file", lambda c: c.participation.trace is not None),
+    Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
+    Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
     _one_of("ray.address", "engine.backend", "ray"),
 )  # fmt: skip
 
@@ -86,9 +106,9 @@ def require_effects(config: BaseModel, usual: BaseModel, where: str, among: Coll
 
     Args:
         usual: A config whose keys have their defaults, which are never refused.
-        among: The keys, or sections of such, to look at; None: all.
+        among: The keys, or sections of such, that were changed, and may have left others without effect; None: all.
     """
-    idle = [(rule, key) for rule, key in _of(among) if not rule.holds(attrgetter(rule.other)(config))]
+    idle = [(rule, key) for rule, key in _of(among) if not rule.holds(config)]
     wrong = [(r, key) for r, key in idle if attrgetter(key)(config) not in (attrgetter(key)(usual), r.given)]
     for rule, key in wrong[:1]:
         found, default = attrgetter(rule.other)(config), attrgetter(key)(usual)
@@ -104,7 +124,8 @@ def require_effects(config: BaseModel, usual: BaseModel, where: str, among: Coll
 def _of(among: Collection[str] | None) -> Iterator[tuple[Rule, str]]:
     for rule in RULES:
         for key in rule.keys:
-            if among is None or any(f"{key}.".startswith(f"{name}.") for name in among):
+            names = f"{key}.", f"{rule.other}."
+            if among is None or any(each.startswith(f"{name}.") for name in among for each in names):
                 yield rule, key
 
 

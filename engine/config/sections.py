@@ -117,7 +117,7 @@ class ParticipationOptions:
     """The clients of a round, drawn uniformly and without replacement.
 
     Attributes:
-        ratio: Share of all clients; at least one.
+        ratio: Share of all clients, rounded down to one or more.
         count: Number of clients; wins over `ratio`.
         at_least: A round with fewer clients online does not take place.
         trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.

@@ -283,7 +283,7 @@ def test_options_of_a_partitioner_are_those_of_its_store(own: Path, tmp_path: Pa
     for wrong in ({"decending": True}, {"descending": 1}):
         with refused(f"partition.options.{next(iter(wrong))}"):
             require_known(with_options(**wrong))
-    with refused(config, "partition.options", says="is for partition.method my_file.py:Name, found metis"):
+    with refused(str(config), "partition.options", says="is for partition.method my_file.py:Name, found metis"):
         load_config(config, ["partition.options.descending=true"])
 
 

@@ -11,10 +11,14 @@ import pytest
 MOST_ADDRESSES = 10 << 30
 
 
+# In place of what the config has for another dataset.
+USUAL = ["data.options.nodes=10000", "data.options.features=32", "data.options.classes=10"]
+
+
 def graph_with_an_absurd_label(folder: Path) -> list[str]:
     y = np.array([0, 1, 2**31 - 1, 1])
     np.savez(folder / "g.npz", edge_index=[[0, 1], [1, 2]], x=np.ones((4, 2), np.float32), y=y)
-    return ["data.dataset=files", f"data.path={folder}/g.npz"]
+    return [*USUAL, "data.dataset=files", f"data.path={folder}/g.npz"]
 
 
 def graph_with_a_boastful_header(folder: Path) -> list[str]:
@@ -24,7 +28,7 @@ def graph_with_a_boastful_header(folder: Path) -> list[str]:
             np.save(folder / f"{name}.npy", file[name])
     text = repr({"descr": "<i8", "fortran_order": False, "shape": (2**40,)}).ljust(117) + "\n"
     (folder / "y.npy").write_bytes(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode())
-    return ["data.dataset=files", f"data.path={folder}"]
+    return [*USUAL, "data.dataset=files", f"data.path={folder}"]
 
 
 def nested(folder: Path) -> list[str]:

@@ -69,7 +69,7 @@ def test_room_reserves_the_servers_share(machines: Machines, share: dict[str, fl
 
 def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> None:
     with refused("ray.address", says="no Ray cluster can be reached at 127.0.0.1:1 "):
-        connect(configure({"ray.address": "127.0.0.1:1"}))
+        connect(configure({"engine.backend": "ray", "ray.address": "127.0.0.1:1"}))
 
 
 def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("partition.alpha", 0.1, "partition.method", "random", "dirichlet"),
     ("partition.options", {"a": 1}, "partition.method", "random", "mine.py:Mine"),
     ("propagation.r", 0.0, "propagation.hops", 0, 1),
+    ("propagation.r", 0.0, "model", {"name": "gcn"}, TWO),
     ("propagation.dtype", "float16", "propagation.hops", 0, 1),
     ("heterogeneity.rule", "blocks", "model", {"name": "gcn"}, TWO),
     ("heterogeneity.seed", 1, "heterogeneity.rule", "blocks", "random"),
@@ -96,5 +97,7 @@ def test_a_run_keeps_the_keys_that_it_had(tmp_path: Path) -> None:
     plain["partition"]["alpha"] = 0.1
     file.write_text(with_seal(yaml.safe_dump(plain)))
     assert load_config(folder).partition.alpha == load_config(folder, ["rounds=2"]).partition.alpha == 0.1
+    with refused(str(file), "partition.alpha", says="is for partition.method dirichlet, found random"):
+        load_config(folder, ["partition.method=random"])
     with refused(str(file), "partition.chunks", says="is for partition.method index, found metis"):
         load_config(folder, ["partition.chunks=9"])
