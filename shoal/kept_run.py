@@ -1,5 +1,6 @@
 """The results of a run, as tables and tensors."""
 
+import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -114,6 +115,37 @@ class Run:
         # Not mapped: the next call writes the file again.
         with pa.OSFile(str(file)) as source:
             return pa.ipc.open_file(source).read_all()
+
+    def predict(self, graph: Any, client: int | None = None, best: Best = None) -> pa.Table:
+        """The predictions of the nodes of another graph, which need be in no store, by a model of the run.
+
+        Args:
+            graph: A `shoal.Graph`, or a `torch_geometric` `Data` with `x` and `edge_index`, or `adj_t`, and maybe
+                `edge_weight`; labels and masks are not read. It has as many features as the run's graph, with the same
+                meaning, and is prepared by the same config (hops, `data.row_normalize`, features of degrees).
+            client: Number of the client whose model predicts, as it would be deployed now; None: the server's model
+                (scope `global`). Methods that have none, as `local` or `fedproto`, need a client.
+            best: As `predictions` takes it.
+
+        Returns:
+            A row a node, in their order: `node` int64 (0 to N - 1), `predicted` int32 (the class) and `probability`
+            float32 `[C]`, the softmax of the method's scores. Names of classes, if there are any, are in the schema's
+            metadata, `label_names`, as a JSON list.
+
+        Raises:
+            ShoalError: As `predictions`, or another number of features, a client that is missing or is none, a graph
+                that cannot be read, or a task other than `node`.
+        """
+        from shoal.engine.runs.predict import predict
+
+        scores_NC, names = predict(self.path, graph, client, best)
+        p_NC = scores_NC.softmax(1)
+        columns = {
+            "node": pa.array(range(len(p_NC)), pa.int64()),
+            "predicted": pa.array(scores_NC.argmax(1).numpy(), pa.int32()),
+            "probability": pa.FixedSizeListArray.from_arrays(pa.array(p_NC.numpy().ravel()), p_NC.shape[1]),
+        }
+        return pa.table(columns, metadata=None if names is None else {"label_names": json.dumps(names)})
 
     def models(self, best: Best = None) -> dict[str, Tensor]:
         """Parameters of the models, after the last round or the best one of a scope, as `predictions` takes it.

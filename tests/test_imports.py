@@ -10,7 +10,7 @@ IMPORTS = imports(KNOWN)
 
 
 def test_folders_are_the_rooms() -> None:
-    rooms = {room_of(path) for path in KNOWN.values()} - {"engine"}
+    rooms = {room_of(path) for path in KNOWN.values()}
     assert rooms == set().union(*ORDER.values())
 
 

@@ -536,3 +536,17 @@ class Host:
         """Begins the visit of one client, for a look at its model; raises a ShoalError if its data is damaged."""
         assert self._opened is not None
         return Visit(self._opened, client_id, cell, copied(down, self._opened.device), None)
+
+    def visit_elsewhere(self, data: View, client_id: int, cell: Cell, down: Tree, alone: bool) -> Visit:
+        """The visit of a client that is scored on other data, as all later ones of the job are.
+
+        Its method receives the download beside the client's own data, as with `data.inductive`, or, if it is `alone`,
+        beside that other data.
+        """
+        opened = self._opened
+        assert opened is not None
+        opened.scored_infos = [replace(info, nodes=data.nodes, train=0) for info in opened.scored_infos]
+        opened.scored_views = OpenViews(lambda _: data, 1)
+        if alone:
+            opened.infos, opened.views = opened.scored_infos, opened.scored_views
+        return self.visit(client_id, cell, down)

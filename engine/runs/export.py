@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,27 +61,9 @@ def export(run: Path, best: str | None = None) -> Path:
     Raises:
         ShoalError: No folder of a finished run, or its checkpoint cannot be used, or the store is another one.
     """
-    config = load_config(run)
-    summary = read_summary(run)
-    if best is None:
-        state = checkpoint.load_last(run / CHECKPOINTS, summary["rounds"]).state
-    else:
-        state = checkpoint.load_best(run, summary, best).state
-    plan = RunPlan.of(config, trains=False)
-    store, algorithm = plan.prepare(), plan.algorithm
-    job = make_job(config, store, run.name)
-    if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
-        raise ShoalError(store.path, f"not the store that {run} was run on; restore that, or start the run over")
-    if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
-        raise ShoalError(run, f"{', '.join(changed)} changed since this run started; restore the content")
-    host = Host()
-    # Export runs on any machine, whatever device trained the run.
-    host.open(replace(job, device="cpu", precision="float32"))
-    with code_of(algorithm, "global_model"):
-        global_model = algorithm.global_model(state.server)
-    if "w" not in global_model:
-        # A part of a model answers for nobody by itself.
-        global_model = {}
+    opened = reopen(run, best)
+    host, job, store, state = opened.host, opened.job, opened.store, opened.state
+    algorithm, global_model = opened.algorithm, opened.global_model
     personal = algorithm.client_models != "global" or not global_model
     out = run / "export" / (f"best-{best}" if best else "")
     models: Tree = {}
@@ -116,6 +98,42 @@ def export(run: Path, best: str | None = None) -> Path:
     if graphs is not None:
         _write(out / OF_DOMAINS, with_ids(_of_domains(host, job, graphs, state, global_model), ids), names)
     return out
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A finished run at one round, on a host of this process; `global_model` is empty unless it is a whole model."""
+
+    host: Host
+    job: Job
+    store: Store
+    algorithm: Algorithm
+    state: FederationState
+    global_model: Tree
+
+
+def reopen(run: Path, best: str | None) -> Reopened:
+    """Opens the last round of a run, or the best one of a scope; arguments and errors are those of `export`."""
+    config = load_config(run)
+    summary = read_summary(run)
+    if best is None:
+        state = checkpoint.load_last(run / CHECKPOINTS, summary["rounds"]).state
+    else:
+        state = checkpoint.load_best(run, summary, best).state
+    plan = RunPlan.of(config, trains=False)
+    store, algorithm = plan.prepare(), plan.algorithm
+    job = make_job(config, store, run.name)
+    if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
+        raise ShoalError(store.path, f"not the store that {run} was run on; restore that, or start the run over")
+    if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
+        raise ShoalError(run, f"{', '.join(changed)} changed since this run started; restore the content")
+    host = Host()
+    # Export runs on any machine, whatever device trained the run.
+    host.open(replace(job, device="cpu", precision="float32"))
+    with code_of(algorithm, "global_model"):
+        global_model = algorithm.global_model(state.server)
+    # A part of a model answers for nobody by itself.
+    return Reopened(host, job, store, algorithm, state, global_model if "w" in global_model else {})
 
 
 def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, current: Tree) -> dict[str, pa.Array]:

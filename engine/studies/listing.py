@@ -124,8 +124,8 @@ def compare(left: Path, right: Path) -> list[TextTable]:
     summaries = [read_summary(run) for run in (left, right)]
     for part in ("inputs", "environment"):
         tables.append(_differing(part, names, *(flatten(summary.get(part, {})) for summary in summaries)))
-    rows, mean = by_one_mean([row_of({}, run) for run in (left, right)])
-    return [*tables, _figures(names, mean, *(row.figures for row in rows))]
+    results, mean = by_one_mean([row_of({}, run) for run in (left, right)])
+    return [*tables, _figures(names, mean, *(row.figures for row in results))]
 
 
 Names = tuple[str, str]

@@ -152,15 +152,14 @@ def _marks(
 ) -> tuple[frozenset[Place], frozenset[Place]]:
     """Places of the best and the second best of every share, wherever they are in the table; of costs none."""
     keys = shared_keys(numbers.groups)
-    of: dict[tuple[object, ...], dict[Place, Group]] = {}
+    of: dict[tuple[str, tuple[str | None, ...]], dict[Place, Group]] = {}
     for row, groups in enumerate(placed):
         for column, (group, figure) in enumerate(zip(groups, figures)):
             if group is not None and is_share(figure) and comparable(figure, numbers.rows):
-                shared = (figure, *(group.columns.get(key) for key in keys))
-                of.setdefault(shared, {})[row, first + column] = group
+                shared = tuple(group.columns.get(key) for key in keys)
+                of.setdefault((figure, shared), {})[row, first + column] = group
     best, second = set[Place](), set[Place]()
-    for (figure, *_), groups_of in of.items():
-        name = str(figure)
+    for (name, _), groups_of in of.items():
         known = {place: s.middle for place, group in groups_of.items() if (s := numbers.spread(group, name))}
 
         def equal(a: float, b: float, name: str = name) -> bool:

@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from support.errors import refused
+from torch_geometric.data import Data
 
 import shoal
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.verify import verify_run
+from shoal.storage.store.shard import Shard
 
 
 def test_metrics_are_the_lines(finished: shoal.Run) -> None:
@@ -120,3 +124,73 @@ def test_run_root_is_relative(plain: dict[str, Any], tmp_path: Path, monkeypatch
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         assert shoal.load_config(without).run.root == str(tmp_path / name / "runs")
+
+
+def graph_of(shard: Shard, seed: int = 0) -> tuple[Data, np.ndarray]:
+    """A client's graph as that of another library, its nodes in another order, and their global ids."""
+    order = np.random.default_rng(seed).permutation(shard.nodes)
+    new = np.argsort(order)
+    source = np.repeat(np.arange(shard.nodes), np.diff(shard.indptr))
+    edges = torch.from_numpy(np.stack([new[source], new[shard.indices]]))
+    return Data(x=torch.from_numpy(shard.x[order]), edge_index=edges), shard.node[order]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "client"),
+    [
+        ("fedavg", "gcn", None),
+        ("fedavg", "sgc", 2),
+        ("local", "sgc", 1),
+        ("fedproto", "gcn", 3),
+        ("global", "sgc", None),
+    ],
+)
+def test_predict_of_a_clients_graph_is_its_prediction(
+    plain: dict[str, Any], algorithm: str, model: str, client: int | None
+) -> None:
+    run = shoal.run({**plain, "algorithm": algorithm, "model": {"name": model}, "rounds": 2})
+    store = RunPlan.of(run.config, trains=False).prepare()
+    graph, node = graph_of(store.shard(client or 0))
+    own = run.predictions().to_pandas().set_index("node").loc[node]
+    found = run.predict(graph, client).to_pandas()
+    assert found["node"].tolist() == list(range(len(node)))
+    assert found["predicted"].tolist() == own["global" if "global" in own else "served"].tolist()
+    p_NC = np.stack(found["probability"])
+    assert p_NC.sum(1) == pytest.approx(1.0)
+    assert (p_NC.argmax(1) == found["predicted"]).all()
+
+
+def test_predict_another_graph_with_the_models_parameters(finished: shoal.Run) -> None:
+    """One hop of SGC and its softmax by dense algebra, on a path of four nodes that no store has."""
+    x_NF = np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)
+    a_NN = np.eye(4) + np.diag([1, 1, 1], 1) + np.diag([1, 1, 1], -1)
+    scale = 1 / np.sqrt(a_NN.sum(1))
+    weight, bias = (
+        finished.models()[f"global/{name}"].numpy() for name in ("head.linears.0.weight", "head.linears.0.bias")
+    )
+    scores_NC = (scale[:, None] * a_NN * scale) @ x_NF @ weight.T + bias
+    edges = np.array([[0, 1, 2], [1, 2, 3]])
+    graph = Data(x=torch.from_numpy(x_NF), edge_index=torch.from_numpy(edges))
+    p_NC = np.stack(finished.predict(graph)["probability"].to_pylist())
+    exp_NC = np.exp(scores_NC)
+    assert p_NC == pytest.approx(exp_NC / exp_NC.sum(1, keepdims=True), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("features", "client", "place", "says"),
+    [(7, None, "graph", "expected 8 features a node"), (8, 4, "client", "expected 0 to 3"), (8, -1, "client", "")],
+)
+def test_predict_graph_or_client_that_does_not_fit_is_refused(
+    finished: shoal.Run, features: int, client: int | None, place: str, says: str
+) -> None:
+    graph = Data(x=torch.zeros(3, features), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    with refused(place, says=says):
+        finished.predict(graph, client)
+    with refused("graph.x"):
+        finished.predict(Data(edge_index=graph.edge_index))
+
+
+def test_predict_without_a_global_model_needs_a_client(plain: dict[str, Any]) -> None:
+    run = shoal.run({**plain, "algorithm": "local", "rounds": 2})
+    with refused("client", says="local has no global model; name a client, 0 to 3"):
+        run.predict(Data(x=torch.zeros(3, 8), edge_index=torch.tensor([[0], [1]])))

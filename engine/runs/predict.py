@@ -1,0 +1,135 @@
+"""Predicts the nodes of a graph that no store has, by a model of a finished run."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.engine.config.config import Config, load_config
+from shoal.engine.hosts.host import Visit
+from shoal.engine.preparing.checks import require_weights_used
+from shoal.engine.rounds.sampling import evaluation_cell
+from shoal.engine.rounds.scoring import scores_of
+from shoal.engine.runs.export import Reopened, reopen
+from shoal.storage.datasets.features.features import row_normalized
+from shoal.storage.datasets.features.made_features import made_features
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edge_weights import weights_among
+from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.induced import kept_entries
+from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.store.cache import Cache
+from shoal.storage.store.hops import open_hops, write_hops
+from shoal.storage.store.shard import open_shard, write_shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import View
+
+GRAPH = "graph"
+
+
+def predict(run: Path, graph: Any, client: int | None, best: str | None) -> tuple[Tensor, list[str] | None]:
+    """Scores of every node of a graph as the run's method gives them, float `[N, C]`, and names of the classes.
+
+    Arguments and errors are those of `shoal.Run.predict`.
+    """
+    config = load_config(run)
+    if config.task != "node":
+        raise ShoalError("task", f"{config.task}, and only nodes of another graph are predicted; see predictions()")
+    opened = reopen(run, best)
+    manifest = opened.store.manifest
+    clean = _as_prepared(_graph_of(graph, config.data.features.made), config)
+    if clean.features != manifest.features:
+        raise ShoalError(GRAPH, f"expected {manifest.features} features a node, as in {run}, got {clean.features}")
+    by_server = client is None and bool(opened.global_model)
+    if client is None and not by_server and opened.store.clients > 1:
+        raise ShoalError(
+            "client", f"{config.algorithm.name} has no global model; name a client, 0 to {opened.store.clients - 1}"
+        )
+    number = client or 0
+    if not 0 <= number < opened.store.clients:
+        raise ShoalError("client", f"expected 0 to {opened.store.clients - 1}, got {number}")
+    with TemporaryDirectory() as folder:
+        view = _view_of(clean, number, config, opened, Path(folder))
+        visit = _visit(opened, view, number, by_server)
+        scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, "all", view.nodes).detach().float()
+        # A shard has its nodes in an order of its own.
+        found_NC = torch.empty_like(scores_NC)
+        found_NC[torch.from_numpy(view.node.copy())] = scores_NC
+    return found_NC, manifest.label_names
+
+
+def _graph_of(graph: Any, made: bool) -> Graph:
+    """A clean graph of edges and features, with labels that nobody reads."""
+    if isinstance(graph, Graph):
+        found = graph
+    else:
+        # It takes a second of every process that imports it, and need not be installed.
+        from torch_geometric.data import Data
+
+        from shoal.storage.adapters import from_pyg
+
+        keys = ("x", "edge_index", "adj_t", "edge_weight")
+        if isinstance(graph, Data):
+            given = {key: value for key in keys if (value := getattr(graph, key, None)) is not None}
+            if made:
+                given["x"] = torch.zeros(int(graph.num_nodes or 0), 1)
+            graph = Data(**given, y=torch.zeros(len(given["x"]) if "x" in given else 0, dtype=torch.int64))
+        found = from_pyg(graph, called=GRAPH)
+    if found.graph_of is not None:
+        raise ShoalError(GRAPH, "many small graphs; give one graph, whose nodes are predicted")
+    return found
+
+
+def _as_prepared(graph: Graph, config: Config) -> Graph:
+    """Features and weights as a store of the config would have them."""
+    data = config.data
+    if data.features.made:
+        if data.features.kind != "degree":
+            raise ShoalError("data.features", f"{data.features.kind} says nothing of the nodes of another graph")
+        graph = replace(graph, x=made_features(graph.indptr, graph.indices, data.features, config.memory_limit()))
+    if data.row_normalize:
+        graph = replace(graph, x=row_normalized(graph.x, f"{GRAPH}.x"))
+    if data.edge_weights == "drop":
+        graph = replace(graph, edge_weight=None)
+    require_weights_used(config, graph.name, graph.edge_weight is not None)
+    return graph
+
+
+def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder: Path) -> View:
+    """The graph as the data of a client, its shard and its hops in a folder."""
+    everybody = np.zeros(graph.nodes, dtype=np.int32)
+    kept = kept_entries(graph.indptr, graph.indices, everybody)
+    limit, layout = config.memory_limit(), opened.store.manifest.layout
+    ((_, part, x),) = gathered(graph, everybody, kept, [0], config.data.dtype, limit, layout)
+    weight = None
+    if graph.edge_weight is not None:
+        weight = weights_among(part, graph.indptr, graph.indices, graph.edge_weight)
+    write_shard(folder / "shard", client, part, np.zeros(graph.nodes), x, edge_weight=weight)
+    shard = open_shard(folder / "shard", client)
+    hops = []
+    # All nodes are predicted, whether labels are known or not.
+    propagation: PropagationOptions = replace(config.propagation, rows="all")
+    if propagation.stored:
+        write_hops(folder / "hops", shard, propagation)
+        file = open_hops(folder / "hops", shard.nodes, propagation)
+        hops = [file.features(name) for name in file.names]
+    none = np.zeros(0, dtype=np.int32)
+    classes = opened.store.manifest.classes
+    kernel = propagation if propagation.stored else None
+    return View(str(folder), shard, Split(none, none, none), hops, classes, Cache(0), propagation=kernel)
+
+
+def _visit(opened: Reopened, view: View, client: int, by_server: bool) -> Visit:
+    """A visit that is scored on the graph: of a client as it is deployed, or of none, with the server's model."""
+    state = opened.state
+    if by_server:
+        cell, down = evaluation_cell(state.round, [client], {}, {}), opened.global_model
+    else:
+        cell = evaluation_cell(state.round, [client], state.clients, state.inboxes)
+        down = state.downloads.get(state.newest.get(client, 0), {})
+    return opened.host.visit_elsewhere(view, client, cell, down, alone=by_server)
