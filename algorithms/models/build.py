@@ -84,10 +84,10 @@ def _without_generated_files() -> Iterator[None]:
     count = len(sys.modules)
     yield
     for name, module in list(sys.modules.items())[count:]:
-        file = getattr(module, "__file__", None)
-        if name.startswith("torch_geometric.") and file and os.path.dirname(file) == tempfile.gettempdir():
+        folder, file = os.path.split(getattr(module, "__file__", None) or "")
+        if folder == tempfile.gettempdir() and file.startswith(f"{name}_"):
             with suppress(OSError):
-                os.unlink(file)
+                os.unlink(os.path.join(folder, file))
 
 
 @_without_generated_files()

@@ -65,6 +65,13 @@ def command() -> None:
             raise
         print(f"shoal: {error.object!r}: has bytes that are no UTF-8; take another name", file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        # Of a cluster that is lost, any call may raise.
+        if debug or not type(error).__module__.startswith("ray."):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        print(f"shoal: ray: {reason}; look for lack of memory, and use --resume", file=sys.stderr)
+        sys.exit(2)
     except SystemExit as end:
         # Typer makes 130 of every interruption.
         by = _interruption(end)

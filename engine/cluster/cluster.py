@@ -12,10 +12,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 import ray
 import torch
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -29,7 +30,8 @@ from shoal.storage.files.places import cache_folder, remove_temporary, short_fol
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
-START_SECONDS, SECONDS_UNTIL_SAID = 120.0, 15.0
+START_SECONDS, SECONDS_UNTIL_SAID, SECONDS_BETWEEN_LOOKS = 120.0, 15.0, 0.2
+RAYLET_ENDED = "the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
 # A socket has at most 107 bytes, of which Ray names 66 below its folder.
 LONGEST_FOLDER = 41
 # Small outcomes go straight to the server: the object store would cost the raylet more time. Reports of tasks, timings
@@ -98,22 +100,37 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _in_time(where: str) -> Iterator[None]:
-    """Says what is waited for, and ends the process after a limit: Ray waits for ever, and in no way to interrupt."""
+    """Says what is waited for, and ends the process after a limit, or with the raylet that it started.
+
+    Ray itself waits for minutes, in no way to interrupt, or ends the process without a word.
+    """
     done = threading.Event()
 
     def watch() -> None:
-        if not done.wait(SECONDS_UNTIL_SAID):
-            say(f"waiting for Ray at {where}, {START_SECONDS:.0f} s at most")
-            if not done.wait(START_SECONDS - SECONDS_UNTIL_SAID):
-                say(f"shoal: ray: did not start at {where} in {START_SECONDS:.0f} s; try engine.backend=local")
-                end_children()
-                os._exit(2)
+        began, said = time.monotonic(), False
+        raylets: list[psutil.Process] = []
+        while not done.wait(SECONDS_BETWEEN_LOOKS):
+            waited = time.monotonic() - began
+            raylets = raylets or [child for child in psutil.Process().children() if child.name() == "raylet"]
+            if any(raylet.status() == psutil.STATUS_ZOMBIE for raylet in raylets):
+                _end(RAYLET_ENDED)
+            if waited > START_SECONDS:
+                _end(f"did not start at {where} in {START_SECONDS:.0f} s; look there, or set engine.backend=local")
+            if waited > SECONDS_UNTIL_SAID and not said:
+                said = True
+                say(f"waiting for Ray at {where}, {START_SECONDS:.0f} s at most")
 
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         done.set()
+
+
+def _end(line: str) -> NoReturn:
+    say(f"shoal: ray: {line}")
+    end_children()
+    os._exit(2)
 
 
 def _probe(address: str | None) -> None:

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.cluster import START_SECONDS, connect, gpu_places, share_tensors
+from shoal.engine.cluster.cluster import RAYLET_ENDED, START_SECONDS, connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.config.config import Config
@@ -130,10 +130,7 @@ class ClusterHealth:
                 ) from None
             return
         if not any(node["Alive"] for node in nodes if node["NodeID"] == self._node):
-            raise ShoalError(
-                "ray",
-                "the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume",
-            )
+            raise ShoalError("ray", RAYLET_ENDED)
 
 
 class RayBackend:
@@ -142,6 +139,7 @@ class RayBackend:
     def __init__(self, config: Config) -> None:
         """Connects to Ray, which may raise a ShoalError, and starts the hosts; `open` waits for them."""
         connect(config)
+        self._health = ClusterHealth()
         self._config = config
         share = config.resources
         self.hosts = start_hosts(config.engine.hosts, share.cpus_per_host, share.gpus_per_host, share.server_gpus)
@@ -160,7 +158,11 @@ class RayBackend:
     def await_hosts(self) -> None:
         """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
         if not self._up:
-            await_hosts(self.hosts)
+            try:
+                await_hosts(self.hosts)
+            except ShoalError:
+                self._health.require(now=True)
+                raise
             self._up = True
 
     def round(self, watch: Watch) -> dict[str, Any]:

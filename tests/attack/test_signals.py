@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at random moments: the right status, no process left, and the same numbers afterwards."""
+"""SIGINT, SIGTERM and SIGHUP at random moments: the right status, no process left, and the same numbers afterwards."""
 
 import os
 import random
@@ -74,8 +74,8 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
     while process.poll() is None and not listens(process):
         time.sleep(0.002)
     time.sleep(seconds)
-    # Ctrl-C goes to all processes of a terminal, SIGTERM to the one.
-    send = os.killpg if number == signal.SIGINT else os.kill
+    # Ctrl-C and the end of a terminal go to all of its processes, SIGTERM to the one.
+    send = os.kill if number == signal.SIGTERM else os.killpg
     for pause in (0.0, *([] if twice is None else [twice])):
         time.sleep(pause)
         if process.poll() is None:
@@ -90,7 +90,7 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
 
 # Seconds of a whole run on an idle machine, start-up included; a run that is slower is interrupted earlier.
 SPANS = {"local": 3.3, "ray": 8.0}
-NUMBERS = [signal.SIGINT, signal.SIGTERM]
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 # Seconds until the signal comes once more.
 TWICE = [None, 0.0, 0.3]
 # At a random moment of each of some parts of the run; in this process every signal in every way.
@@ -106,7 +106,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 @pytest.mark.parametrize(("backend", "part"), [(backend, part) for backend in PARTS for part in range(PARTS[backend])])
 def test_signal_at_any_moment_leaves_a_run_to_resume(tmp_path: Path, expected: Any, backend: str, part: int) -> None:
     path = config(tmp_path, backend)
-    number, twice = NUMBERS[part % 2], TWICE[part % 3]
+    number, twice = NUMBERS[part % 3], TWICE[part // 2]
     seconds = (part + random.Random(f"{backend} {part}").random()) * SPANS[backend] / PARTS[backend]
     status, errors = interrupted(["run", str(path)], seconds, number, twice)
     assert status in (0, 128 + number), errors

@@ -10,13 +10,16 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 
 import pytest
 from ray._private.runtime_env.packaging import create_package
 from rooms import PACKAGES, ROOT, modules
+from support.errors import refused
 
 from shoal.engine.cluster.cluster import _package
+from shoal.engine.cluster.open_backend import require_own_package
 
 SHORT = ["rounds=2", "data.root=data", "run.tensorboard=false", "resources.cpus_per_host=0.4"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", *sorted(PACKAGES))
@@ -136,14 +139,20 @@ def test_user_folder_modules_of_our_names_raise(folder: Path) -> None:
         assert f"RuntimeError: imported {folder / name}" in done.stderr
 
 
-def test_user_folder_runs_on_ray(folder: Path) -> None:
+def test_user_folder_runs_at_once_and_on_ray(folder: Path) -> None:
     """With a model of the user's own, which the host reads from the run's folder."""
-    model = [f"model.name={ROOT / 'examples' / 'model.py'}:Residual", "algorithm.name=fedavg"]
-    shoal(folder, "run", "engine.backend=ray", "engine.hosts=1", "run.root=ray", *model)
-    assert finished(folder, "ray") == 1
-
-
-@pytest.mark.slow
-def test_user_folder_sweeps_in_parallel(folder: Path) -> None:
-    shoal(folder, "sweep", "seed=0,1", "engine.backend=local", "run.root=sweep", "--at-once", "2")
+    model = [f"model.name={ROOT / 'examples' / 'model.py'}:Residual", "algorithm.name=fedavg", "engine.hosts=1"]
+    shoal(folder, "sweep", "seed+engine.backend=0+ray,1+local", "run.root=sweep", "--at-once", "2", *model)
     assert finished(folder, "sweep") == 2
+
+
+@pytest.mark.parametrize("name", ["shoal.py", "shoal/__init__.py", "shoal/notes.txt"])
+def test_user_file_of_our_own_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Processes of Ray and of a sweep would import it; a folder that is no package stands in nobody's way."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with refused(tmp_path / name) if name.endswith(".py") else nullcontext():
+        require_own_package()
+    monkeypatch.chdir(ROOT)
+    require_own_package()

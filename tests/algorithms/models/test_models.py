@@ -1,6 +1,8 @@
 """What holds for every decoupled backbone, and how one is made from a config."""
 
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -206,3 +208,31 @@ def test_logistic_sgc_becomes_a_linear_map_of_its_hop_and_a_linear_classifier(tr
 def test_adapted_reset_equals_a_fresh_model() -> None:
     torch.manual_seed(7)
     assert_reset_as_fresh(Adapted(MLP(5, 6, 0, 0.0, hidden=7), 6, 4, 0.0), adapted_mlp(0.0), 7)
+
+
+OWN = """
+import shoal
+from torch_geometric.nn import GCNConv
+
+class Layer(GCNConv):
+    pass
+
+class Mine(shoal.Backbone):
+    def __init__(self, features: int):
+        super().__init__(width=4)
+        self.layer = Layer(features, 4)
+
+    def forward(self, x, edge_index):
+        return self.layer(x, edge_index)
+"""
+
+
+def test_files_that_pyg_generates_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    module = build(f"{tmp_path / 'mine.py'}:Mine", 5, 4, 0, 0.0, {})
+    # The code of the class is of such a file.
+    (layer,) = (each for each in module.modules() if type(each).__name__ == "Layer")
+    assert (tmp_path / "temporary") in Path(layer.propagate.__code__.co_filename).parents
+    assert not list((tmp_path / "temporary").iterdir())

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,16 +74,25 @@ def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> No
 
 
 def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path) -> None:
-    """In a process of its own, which makes its token."""
+    """In a process of its own, which makes its token and removes what Ray wrote."""
     plain = small_run(tmp_path, engine={"backend": "ray", "hosts": 9000}, resources={"server_cpus": 0.5})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
     command = [sys.executable, "-m", "shoal", "run", tmp_path / "config.yaml"]
-    env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
-    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "RAY_TMPDIR": short}
+        result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+        assert not list(Path(short).iterdir())
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert "engine.hosts 9000 with resources.cpus_per_host 1" in result.stderr
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-n", "true"]).returncode != 0, reason="no namespaces here")
+def test_machine_without_loopback_is_one_line() -> None:
+    program = "from shoal.engine.cluster.cluster import _probe; _probe(None)"
+    done = subprocess.run(["unshare", "-n", sys.executable, "-c", program], capture_output=True, text=True)
+    assert "ShoalError: ray: its processes cannot reach one another at 127.0.0.1 (Network is" in done.stderr
 
 
 def test_signals_kept_while_ray_starts() -> None:
@@ -90,11 +100,14 @@ def test_signals_kept_while_ray_starts() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with _signals_kept():
+            # Processes that start now never get it.
+            assert signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ())
             set_sigterm_handler(lambda number, frame: None)
             assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
             # Nothing else is held back.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         set_sigterm_handler(signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:

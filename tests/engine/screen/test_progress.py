@@ -19,7 +19,7 @@ from shoal.engine.screen.progress import progress, say, watch
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     text = StringIO()
-    monkeypatch.setattr(shown, "console", Console(file=text, force_terminal=True, width=100))
+    monkeypatch.setattr(shown, "console", Console(file=text, force_terminal=True, width=100, **shown.PLAIN))
     return text
 
 
@@ -43,9 +43,9 @@ def test_few_lines_but_the_last(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_bar(terminal: StringIO) -> None:
-    with progress("edges", 3000, "rows", done=1000) as step:
+    with progress("edges of [/b]", 3000, "rows", done=1000) as step:
         step.advance(2000)
-    assert "edges" in terminal.getvalue()
+    assert "edges of [/b]" in terminal.getvalue()
     assert "3000/3000" in terminal.getvalue()
     assert "rows/s" in terminal.getvalue()
 

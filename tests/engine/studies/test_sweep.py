@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -192,8 +193,9 @@ def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable
     assert sorted(path.name for path in (other / "said").iterdir()) == [f"{place}.txt" for place in range(3)]
 
 
-def test_sweep_parallel_interrupted_resumes(config: str, tmp_path: Path) -> None:
-    """Ctrl-C while two are at work: both keep a checkpoint, the third is not begun; then all are finished."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_sweep_parallel_ended_resumes(config: str, tmp_path: Path, number: signal.Signals) -> None:
+    """Ended while two are at work: both keep a checkpoint, the third is not begun; then all are finished."""
     method, held = tmp_path / "slow.py", tmp_path / "held"
     method.write_text(SLOW.format(file=held))
     held.touch()
@@ -204,10 +206,11 @@ def test_sweep_parallel_interrupted_resumes(config: str, tmp_path: Path) -> None
     deadline = time.monotonic() + 300
     while len({path.parent for path in runs.glob("swept-*/checkpoints/round-*")}) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    said = process.stderr.read()
-    assert process.wait(60) == 128 + signal.SIGINT, said
+    below = psutil.Process(process.pid).children()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (128 + signal.SIGINT if number == signal.SIGINT else -number), said
+    assert not psutil.wait_procs(below, timeout=60)[1]
     held.unlink()
     sweep = Sweep(Study(config, asked), at_once=2)
     assert [started(row.path) for row in sweep.rows] == [True, True, False]
