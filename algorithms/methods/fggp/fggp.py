@@ -235,7 +235,7 @@ class FGGP(FedAvg):
             if self.bank == "last":
                 sent = last_of_clients(server, sent, got.ids, [len(proto) for proto in got.lists["proto"]])
             options = self.cluster, self.finch_min, self.domains, self.eps
-            bank = summed_up(*sent, ctx.classes, *options, ctx.random("clusters"))
+            bank = summed_up(sent.proto_BH, sent.class_B, ctx.classes, *options, ctx.random("clusters"))
             if self.bank == "ring":
                 bank = newest(Bank.read(server), bank, self.slots)
             server.update(bank.sent())

@@ -61,8 +61,8 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     """
     if nodes is None:
         ids = _ends(edges)
-        found = {**_edges(edges, ids), "ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
-        return {name: value for name, value in found.items() if value is not None}
+        arrays = {**_edges(edges, ids), "ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
+        return {name: value for name, value in arrays.items() if value is not None}
     columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT))
     _require_columns(nodes, columns, (ID, LABEL) if labels else (ID,))
     others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT)]
