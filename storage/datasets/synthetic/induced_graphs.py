@@ -78,6 +78,7 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
         cleaning=base.cleaning,
         synthetic=base.synthetic,
         graph_of=np.repeat(np.arange(len(sizes)), sizes),
+        label_names=base.label_names,
     )
 
 

@@ -29,9 +29,10 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own
     for key in ("edge_index", "x"):
         if values.get(key) is None:
             raise ShoalError(where[key], "missing; a graph needs edges and features")
-    # Lists are refused but for labels, of which those that are names can be in no tensor.
-    if isinstance(values.get("y"), list | tuple):
-        values = {**values, "y": np.array(values["y"], dtype=object)}
+    # Labels that are names can be in no tensor; they are in lists, or in arrays of other libraries.
+    y = values.get("y")
+    if isinstance(y, list | tuple) or (hasattr(y, "__array__") and not isinstance(y, np.ndarray | Tensor)):
+        values = {**values, "y": np.array(y, dtype=object)}
     arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
     masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
     if masks:

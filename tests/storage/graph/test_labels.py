@@ -1,6 +1,7 @@
 """Labels as users write them: whichever way they come in, the same are one class and the missing ones none."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
+from pyarrow import csv
 from support.errors import refused
 from torch_geometric.data import Data
 
@@ -124,15 +126,19 @@ def by_files(y: np.ndarray | None, folder: Path, labels: bool = True) -> Graph:
     return load(DataSource("files", path=str(folder), labels=labels))
 
 
-def by_tables(y: np.ndarray | None, folder: Path, labels: bool = True) -> Graph:
-    pq.write_table(pa.table({"source": EDGES[0], "target": EDGES[1]}), folder / "edges.parquet")
+def by_parquet(y: np.ndarray | None, folder: Path, labels: bool = True, kind: str = "parquet") -> Graph:
+    write = pq.write_table if kind == "parquet" else csv.write_csv
+    write(pa.table({"source": EDGES[0], "target": EDGES[1]}), folder / f"edges.{kind}")
     columns = {"id": range(4), "a": X[:, 0], "b": X[:, 1]} | ({} if y is None else {"label": y})
-    pq.write_table(pa.table(columns), folder / "nodes.parquet")
+    write(pa.table(columns), folder / f"nodes.{kind}")
     return load(DataSource("files", path=str(folder), labels=labels))
 
 
+by_csv = partial(by_parquet, kind="csv")
+
+
 def by_pyg(y: np.ndarray | None, folder: Path, labels: bool = True) -> Graph:
-    y = None if y is None else y.tolist() if y.dtype.kind == "U" else torch.tensor(y)
+    y = None if y is None else pa.array(y) if y.dtype.kind == "U" else torch.tensor(y)
     graph = from_pyg(Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES), y=y))
     return load(DataSource("files", path=str(save_graph(graph, folder)), labels=labels))
 
@@ -144,7 +150,7 @@ def by_networkx(y: np.ndarray | None, folder: Path, labels: bool = True) -> Grap
     return load(DataSource("files", path=str(save_graph(from_networkx(graph, "x"), folder)), labels=labels))
 
 
-WAYS_IN = pytest.mark.parametrize("way_in", [by_files, by_tables, by_pyg, by_networkx])
+WAYS_IN = pytest.mark.parametrize("way_in", [by_files, by_parquet, by_csv, by_pyg, by_networkx])
 
 
 @WAYS_IN
@@ -162,6 +168,16 @@ def test_one_graph_whichever_way_it_comes_in(
 ) -> None:
     graph = way_in(np.array(given), tmp_path)
     assert (graph.y.tolist(), graph.label_names, graph.classes) == (y, names, max(y) + 1)
+
+
+@pytest.mark.parametrize(("given", "names"), [(["owl", "ant", "owl"], ("ant", "owl")), ([7, 3.0, 7], ("7", "3"))])
+def test_labels_of_many_graphs(given: list[Any], names: tuple[str, ...]) -> None:
+    edges = torch.empty(2, 0, dtype=torch.int64)
+    graph = from_pyg([Data(x=torch.ones(1, 1), edge_index=edges, y=y) for y in given])
+    assert ([names[number] for number in graph.y], graph.label_names) == (
+        [str(y).removesuffix(".0") for y in given],
+        names,
+    )
 
 
 @WAYS_IN

@@ -166,29 +166,6 @@ def test_what_only_numbers_the_rows_is_noted(tmp_path: Path) -> None:
     assert graph.ids.to_pylist() == [90 - 3 * n for n in range(20)]
 
 
-@pytest.mark.parametrize(
-    ("given", "y", "names"),
-    [
-        (["0", "1", "", "2"], [0, 1, -1, 2], None),
-        (["1", "0", "-1", "0"], [1, 0, -1, 0], None),
-        (["10", "9", "10", "-1"], [0, 1, 0, -1], ("10", "9")),
-        (["1.0", "2.0", "", "1.0"], [0, 1, -1, 0], ("1", "2")),
-        (["10", "9", "b", ""], [0, 1, 2, -1], ("10", "9", "b")),
-    ],
-)
-def test_labels_with_gaps(given: list[str], y: list[int], names: tuple[str, ...] | None, tmp_path: Path) -> None:
-    nodes = "id,label,a\n" + "".join(f"{node},{label},1\n" for node, label in enumerate(given))
-    graph = load(write(tmp_path, "source,target\n0,3\n", nodes))
-    assert (graph.y.tolist(), graph.label_names, graph.classes) == (y, names, max(y) + 1)
-    # The same as floats of Parquet, where NaN is no label.
-    if "b" not in given:
-        (tmp_path / "nodes.csv").unlink()
-        floats = [float(label or "nan") for label in given]
-        pq.write_table(pa.table({"id": range(4), "label": floats, "a": [1] * 4}), tmp_path / "nodes.parquet")
-        again = load(DataSource("files", path=str(tmp_path)))
-        assert (again.y.tolist(), again.label_names) == (y, names)
-
-
 def test_equal_names_of_several_graphs_are_one_class(tmp_path: Path) -> None:
     sources = []
     for name, labels in (("one", "ba"), ("two", "ca")):
