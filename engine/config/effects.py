@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES
 from shoal.algorithms.models.names import READ_HOPS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_own
 
 OWN = "my_file.py:Name"
-# Whatever the model: themselves, or by the copilot that they may be given.
-METHODS_THAT_READ_HOPS = ("class_means", "fedgkc", "fedkd", "fml")
 
 
 class Rule(NamedTuple):
@@ -57,7 +56,7 @@ def _reads_hops(config: Any) -> bool:
     method = config.algorithm.name
     return (
         any(model.name in READ_HOPS or is_own(model.name) for model in config.models())
-        or method in METHODS_THAT_READ_HOPS
+        or method in READ_HOPS_THEMSELVES
         or is_own(method)
     )
 

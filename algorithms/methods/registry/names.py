@@ -40,6 +40,8 @@ METHODS = {
     "fedgpl": "shoal.algorithms.methods.fedgpl.fedgpl:FedGPL",
     "class_means": "shoal.algorithms.methods.class_means:ClassMeans",
 }
+# Methods that read hops whatever the model of the config: themselves, or by a copilot.
+READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
 
 
 def require_method_name(name: str) -> None:
