@@ -15,7 +15,7 @@ from shoal.engine.preparing.checks import require_weights_used
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen
-from shoal.storage.datasets.features.features import row_normalized
+from shoal.storage.datasets.features.features import check_finite, row_normalized
 from shoal.storage.datasets.features.made_features import made_features
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
@@ -50,9 +50,9 @@ def predict(run: Path, graph: Any, client: int | None, best: str | None) -> tupl
         raise ShoalError(
             "client", f"{config.algorithm.name} has no global model; name a client, 0 to {opened.store.clients - 1}"
         )
-    number = client or 0
-    if not 0 <= number < opened.store.clients:
-        raise ShoalError("client", f"expected 0 to {opened.store.clients - 1}, got {number}")
+    number = 0 if client is None else client
+    if not isinstance(number, int | np.integer) or not 0 <= number < opened.store.clients:
+        raise ShoalError("client", f"expected 0 to {opened.store.clients - 1}, got {number!r}")
     with TemporaryDirectory() as folder:
         view = _view_of(clean, number, config, opened, Path(folder))
         visit = _visit(opened, view, number, by_server)
@@ -67,6 +67,7 @@ def _graph_of(graph: Any, made: bool) -> Graph:
     """A clean graph of edges and features, with labels that nobody reads."""
     if isinstance(graph, Graph):
         found = graph
+        check_finite(found.x, f"{GRAPH}.x")
     else:
         # It takes a second of every process that imports it, and need not be installed.
         from torch_geometric.data import Data
