@@ -206,7 +206,7 @@ def _record(folder: Path) -> dict[str, Any]:
     try:
         require_same_run(folder.parent.parent, record.get(OF_RUN))
     except ValueError as error:
-        raise ShoalError(folder, str(error)) from None
+        raise ShoalError(folder, f"{error}; bring that of the folder's run back") from None
     if folder_of(folder.parent, record["state"]["round"]) != folder:
         raise ValueError(f"of round {record['state']['round']}")
     return record

@@ -146,6 +146,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             if found not in known:
                 require_same_run(run, found)
                 known.add(found)
+            if plain["round"] != number:
+                raise ValueError(f"written for round {plain['round']}")
             result.append(plain)
         except ValueError as error:
             fault = "is damaged" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else f"was {error}"

@@ -10,10 +10,11 @@ from pathlib import Path
 from stat import S_ISLNK, S_ISREG
 
 from shoal.engine.config.config import load_config
-from shoal.engine.config.config_text import CONFIG, require_as_kept
+from shoal.engine.config.config_text import CONFIG, new_run, require_as_kept
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
+from shoal.engine.records.metrics import read_metrics
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.listing import Kept, kept_in, kind_of, listed
 from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows
@@ -125,9 +126,7 @@ def _own(path: Path) -> Kept:
     kind = kind_of(path)
     if kind is None:
         raise ShoalError(path, "neither a store, a run nor a sweep; remove other folders by hand")
-    read: dict[str, Callable[[Path], object]] = {
-        "run": lambda folder: require_as_kept(folder / CONFIG), "store": read_manifest, "sweep": read_rows,
-    }  # fmt: skip
+    read: dict[str, Callable[[Path], object]] = {"run": _require_run, "store": read_manifest, "sweep": read_rows}
     try:
         read[kind](path)
     except ShoalError:
@@ -135,6 +134,14 @@ def _own(path: Path) -> Kept:
             path / MARKS[kind], "is not as Shoal writes it; remove what Shoal did not write by hand"
         ) from None
     return Kept(kind, path)
+
+
+def _require_run(folder: Path) -> None:
+    """Raises ShoalError: the config is not as a run kept it, or was copied to where no run is."""
+    name = require_as_kept(folder / CONFIG)
+    # A run folder may have another name by now.
+    if (new_run(folder) is None or name not in (None, folder.name)) and not read_metrics(folder):
+        raise ShoalError(folder, "no run is here")
 
 
 def _lock(folder: Path) -> ExitStack:

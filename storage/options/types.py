@@ -58,6 +58,10 @@ def path_fault(path: str) -> str | None:
 def _path(path: str) -> str:
     if fault := path_fault(path):
         raise ValueError(fault)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not in UTF-8, so no config can keep it; rename the file or folder") from None
     return path
 
 

@@ -134,10 +134,12 @@ def test_remove_leaves_what_shoal_did_not_write(
 
 def test_remove_refuses_what_has_no_seal_or_is_locked(sweeps: list[Sweep], tiny: Path) -> None:
     run, store = sweeps[0].rows[0].path, tiny.parent / "store"
-    for name, text in (("manifest.json", '{"name": "my app"}'), ("sweep.json", "{}"), ("config.yaml", "lr: 1")):
-        folder = tiny.parent / name.partition(".")[0]
+    copied = (run / "config.yaml").read_text()
+    strangers = (("manifest.json", '{"name": "my app"}'), ("sweep.json", "{}"), ("config.yaml", "lr: 1"))
+    for number, (name, text) in enumerate((*strangers, ("config.yaml", copied))):
+        folder = tiny.parent / str(number)
         folder.mkdir()
-        for file in (name, ".lock", "metrics.jsonl"):
+        for file in (name, ".lock", "summary.json"):
             (folder / file).write_text(text)
         with refused(folder / name, says="is not as Shoal writes it"):
             remove([folder], yes)
