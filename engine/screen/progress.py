@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shoal.storage.progress import Advance
 
 # Brackets and colons in a name or path are what they are, no markup.
-PLAIN = {"markup": False, "emoji": False}
+PLAIN: Any = {"markup": False, "emoji": False}
 console = Console(stderr=True, **PLAIN)
 SECONDS_BETWEEN_LINES = 5.0
 
