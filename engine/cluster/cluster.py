@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -105,15 +105,16 @@ def _in_time(where: str) -> Iterator[None]:
     Ray itself waits for minutes, in no way to interrupt, or ends the process without a word.
     """
     done = threading.Event()
+    earlier = {child.pid for child in psutil.Process().children()}
 
     def watch() -> None:
         began, announced = time.monotonic(), False
-        raylets: list[psutil.Process] = []
         while not done.wait(SECONDS_BETWEEN_LOOKS):
             waited = time.monotonic() - began
-            raylets = raylets or [child for child in psutil.Process().children() if child.name() == "raylet"]
-            if any(raylet.status() == psutil.STATUS_ZOMBIE for raylet in raylets):
-                _end(RAYLET_ENDED)
+            with suppress(psutil.Error):
+                started = [child for child in psutil.Process().children() if child.pid not in earlier]
+                if any(child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE for child in started):
+                    _end(RAYLET_ENDED)
             if waited > START_SECONDS:
                 _end(f"did not start at {where} in {START_SECONDS:.0f} s; look there, or set engine.backend=local")
             if waited > SECONDS_IN_SILENCE and not announced:
