@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -30,7 +30,7 @@ from shoal.storage.files.places import cache_folder, remove_temporary, short_fol
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
-START_SECONDS, SECONDS_UNTIL_SAID, SECONDS_BETWEEN_LOOKS = 120.0, 15.0, 0.2
+START_SECONDS, SECONDS_IN_SILENCE, SECONDS_BETWEEN_LOOKS = 120.0, 15.0, 0.2
 RAYLET_ENDED = "the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
 # A socket has at most 107 bytes, of which Ray names 66 below its folder.
 LONGEST_FOLDER = 41
@@ -105,19 +105,20 @@ def _in_time(where: str) -> Iterator[None]:
     Ray itself waits for minutes, in no way to interrupt, or ends the process without a word.
     """
     done = threading.Event()
+    earlier = {child.pid for child in psutil.Process().children()}
 
     def watch() -> None:
-        began, said = time.monotonic(), False
-        raylets: list[psutil.Process] = []
+        began, announced = time.monotonic(), False
         while not done.wait(SECONDS_BETWEEN_LOOKS):
             waited = time.monotonic() - began
-            raylets = raylets or [child for child in psutil.Process().children() if child.name() == "raylet"]
-            if any(raylet.status() == psutil.STATUS_ZOMBIE for raylet in raylets):
-                _end(RAYLET_ENDED)
+            with suppress(psutil.Error):
+                started = [child for child in psutil.Process().children() if child.pid not in earlier]
+                if any(child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE for child in started):
+                    _end(RAYLET_ENDED)
             if waited > START_SECONDS:
                 _end(f"did not start at {where} in {START_SECONDS:.0f} s; look there, or set engine.backend=local")
-            if waited > SECONDS_UNTIL_SAID and not said:
-                said = True
+            if waited > SECONDS_IN_SILENCE and not announced:
+                announced = True
                 say(f"waiting for Ray at {where}, {START_SECONDS:.0f} s at most")
 
     threading.Thread(target=watch, daemon=True).start()

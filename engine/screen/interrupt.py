@@ -33,8 +33,8 @@ class Interrupt:
     number: int = signal.SIGINT
 
 
-def _heard() -> list[signal.Signals]:
-    """Signals that end a command. Under `nohup` it does not hear that its terminal is gone."""
+def _ending() -> list[signal.Signals]:
+    """Signals that end a command. Under `nohup` it goes on without its terminal."""
     gone = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *gone]
 
@@ -57,7 +57,7 @@ def graceful() -> Iterator[Interrupt]:
         interrupt.asked, interrupt.number = True, number
         _print("stopping after this round; press again to stop now")
 
-    before = {number: signal.getsignal(number) for number in _heard()}
+    before = {number: signal.getsignal(number) for number in _ending()}
     for each in before:
         signal.signal(each, stop)
     try:
@@ -72,7 +72,7 @@ def listen() -> None:
 
     No exception is thrown into whatever is at work: code that is not Python's own may not survive one.
     """
-    for number in _heard():
+    for number in _ending():
         signal.signal(number, lambda number, frame: end_now(number))
 
 
@@ -85,7 +85,7 @@ def end_with_parent() -> None:
 
 def listen_no_more() -> None:
     """The command is at its end, and nothing comes between it and its status."""
-    for number in _heard():
+    for number in _ending():
         signal.signal(number, signal.SIG_IGN)
 
 
