@@ -74,7 +74,7 @@ def export(run: Path, best: str | None = None) -> Path:
     # Export runs on any machine, whatever device trained the run.
     host.open(replace(job, device="cpu", precision="float32"))
     with code_of(algorithm, "global_model"):
-        global_model = algorithm.global_model(state.server)
+        global_model = algorithm.global_model({name: t.clone() for name, t in state.server.items()})
     if "w" not in global_model:
         # A part of a model answers for nobody by itself.
         global_model = {}
