@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
-from shoal.algorithms.method_errors import raise_named
-from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
+from shoal.algorithms.method_errors import OURS, file_of, raise_named
+from shoal.algorithms.protocol import MODEL, Tree, Upload, is_moment, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
@@ -29,7 +29,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.domains import score_graph
-from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state
+from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state, same_bits
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import ShoalError
@@ -51,8 +51,28 @@ def most_views() -> int:
     return max(1, allowed // 2 // MAPS_OF_A_VIEW)
 
 
-class MethodWrites(ShoalError):
-    """A method wrote into what it may only read: a fault of its code, which no client can be blamed for."""
+class MethodFault(ShoalError):
+    """A method writes into what it may only read, or is not deterministic: no client can be blamed for its code."""
+
+
+def require_same(first: ClientResult, second: ClientResult, opened: "OpenedJob", cell: Cell) -> None:
+    """Raises MethodFault if two visits of a client from the same values differ in a bit; names the first entry."""
+    one, other = (_by_name(result) for result in (first, second))
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other or not same_bits(one[name], other[name]):
+            raise MethodFault(
+                f"{opened.where(cell, first.client)} is not deterministic: {name} differs when the same visit is made "
+                "again; draw from client.rng(purpose), keep what changes in client.state, and read no clock"
+            )
+
+
+def _by_name(result: ClientResult) -> Tree:
+    """What a visit gives, by what an error calls it."""
+    found = {f"client.state {name!r}": t for name, t in result.state.items() if not is_moment(name)}
+    if result.upload is not None:
+        found |= {f"upload {name!r}": t for name, t in result.upload.entries.items()}
+        found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in result.upload.weight.items()}
+    return found | {"the loss": torch.as_tensor(result.loss)}
 
 
 class ReadOnly:
@@ -64,20 +84,20 @@ class ReadOnly:
         self._seen = {name: (t, t._version, _sum(t)) for name, t in tree.items()}
 
     def require_unchanged(self, where: str) -> None:
-        """Raises MethodWrites if a tensor was written to; names it, and says `where`: the time and the client."""
+        """Raises MethodFault if a tensor was written to; names it, and says `where`: the time and the client."""
         for name, (tensor, version, total) in self._seen.items():
             now = _sum(tensor)
             if tensor._version != version or not (now == total or (now != now and total != total)):
-                raise MethodWrites(
+                raise MethodFault(
                     f"{where} writes into the {self._what} {name!r}, which is read-only: other clients read it, too; "
                     f"take a copy first, as in {name}.clone()"
                 )
 
 
 def require_unwritten(data: View, where: str) -> None:
-    """Raises MethodWrites if a client's data was written to since it was opened, by counts of writes; names what."""
+    """Raises MethodFault if a client's data was written to since it was opened, by counts of writes; names what."""
     if (written := data.written()) is not None:
-        raise MethodWrites(
+        raise MethodFault(
             f"{where} writes into client.data.{written}, which is read-only: later visits read it, too; "
             "take a copy first, as clone() makes one"
         )
@@ -128,7 +148,7 @@ class OpenedJob:
         self.algorithm = job.algorithm()
         # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
         self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
-        self.guarded = checks_always(self.algorithm)
+        self.guarded = checks_always(self.algorithm) or bool(job.texts)
         self._first_rounds: dict[str, int] = {}
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
@@ -138,7 +158,14 @@ class OpenedJob:
         def views(of_clients: Store, most: int) -> OpenViews[View]:
             stores = (of_clients, graphs)
             places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
-            return OpenViews(lambda number: job.view(*places[number], cache=cache, device=device), most)
+
+            def open_view(number: int) -> View:
+                view = job.view(*places[number], cache=cache, device=device)
+                if self.guarded:
+                    view.watch()
+                return view
+
+            return OpenViews(open_view, most)
 
         most = most_views() // (2 if job.training else 1)
         self.views = views(training, most)
@@ -193,8 +220,11 @@ class OpenedJob:
         return [view for view in views.values() if view is not None]
 
     def where(self, cell: Cell, client: int) -> str:
-        """How an error names a visit and the method."""
-        return f"round {cell.round}, {self.job.who(client)}: {type(self.algorithm).__name__}"
+        """How an error names a visit, the method, and the user's files."""
+        method = type(self.algorithm)
+        own = [*([] if method.__module__.startswith(OURS) else [file_of(method)]), *self.job.texts]
+        named = f"{method.__name__} ({', '.join(own)})" if own else method.__name__
+        return f"round {cell.round}, {self.job.who(client)}: {named}"
 
     def touch(self, view: View) -> None:
         """Brings into memory what training reads of a client's files."""
@@ -320,7 +350,7 @@ class Visit:
         return self._receive(down)
 
     def end(self) -> None:
-        """Ends the visit; raises MethodWrites if the method wrote into a download, an inbox, or the client's data."""
+        """Ends the visit; raises MethodFault if the method wrote into a download, an inbox, or the client's data."""
         if not self._guards:
             return
         where = self._opened.where(self._cell, self._id)
@@ -380,9 +410,14 @@ class _CellAtWork:
                 if isinstance(trained, Exception):
                     raise trained
                 result = self.visit_client(client_id, trained)
+                if client_id == cell.again and trained is None and deferred is None:
+                    # Nothing that the second visit writes reaches the first one's result.
+                    first = result.mapped(torch.clone)
+                    require_same(first, self.visit_client(client_id, None), self._opened, cell)
+                    result = first
                 # On a GPU results are taken later, with those of others.
                 (self._take if deferred is None else deferred.keep)(result)
-            except MethodWrites:
+            except MethodFault:
                 raise
             except Exception as error:
                 if deferred is not None:
@@ -526,7 +561,7 @@ class Host:
                 cell = deferred.receive(cell, cells[place + 1] if place + 1 < len(cells) else None)
             try:
                 yield _CellAtWork(opened, cell, shared, guard, deferred).run()
-            except MethodWrites:
+            except MethodFault:
                 # What was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
                 self._opened = OpenedJob(opened.job, opened.device, self._cache)

@@ -24,6 +24,7 @@ class Cell:
         cost: Estimated work, for balance only.
         score_with: What is applied to these before they are evaluated after training.
         batched: Clients train in one batch, so that the last bits depend on which clients are in the cell.
+        again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
     """
 
@@ -39,6 +40,7 @@ class Cell:
     cost: float
     score_with: Tree = field(default_factory=dict)
     batched: bool = False
+    again: int | None = None
     first_loss: float = math.inf
 
 

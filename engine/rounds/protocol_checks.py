@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.method_errors import OURS, ProtocolError
-from shoal.algorithms.protocol import Ask, Mix, Reduce, Upload
+from shoal.algorithms.protocol import Ask, Mix, Reduce, Tree, Upload
 
 # Set to 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
 ALWAYS = "SHOAL_CHECK_ALWAYS"
@@ -63,13 +63,39 @@ def require_tensor(value: Any, what: str) -> None:
         raise ProtocolError(f"{what} is {named(value)}, expected a tensor")
     if value.layout != torch.strided:
         raise ProtocolError(f"{what} is a sparse tensor, expected a dense one")
+    if value.is_quantized or value.is_nested or value.is_meta or value.dtype == torch.complex128:
+        found = "nested" if value.is_nested else "meta" if value.is_meta else kind(value)
+        raise ProtocolError(f"{what} is a {found} tensor, which no file can hold; expected plain numbers, as float32")
 
 
 def require_notes(notes: Any) -> None:
     """Raises a ProtocolError for a note that is no number; names it."""
     for name, value in notes.items():
-        if not isinstance(name, str) or not isinstance(value, Real):
+        if not isinstance(name, str) or not isinstance(value, Real) or not _is_float(value):
             raise ProtocolError(f"ctx.notes[{name!r}] is {named(value)}, expected a number, as float(...) gives")
+
+
+def _is_float(value: Any) -> bool:
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def require_untouched(server: Tree, before: Tree) -> None:
+    """Raises a ProtocolError if the server's state is not, to the bit, the copy that was made of it."""
+    for name in server.keys() | before.keys():
+        if name not in server or name not in before or not same_bits(server[name], before[name]):
+            raise ProtocolError(f"changes {name!r} of the server's state, which it only reads; take a copy first")
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are of one type and shape, and of the same bits, NaN included."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(first, second)
 
 
 def named(value: Any) -> str:

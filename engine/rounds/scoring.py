@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, raise_named
+from shoal.engine.rounds.protocol_checks import kind, named
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -165,9 +166,10 @@ def scores_in_form(algorithm: Algorithm, client: Client, received: Received, par
     expected = [rows, client.info.classes]
     try:
         scores = algorithm.predict(client, received, part)
-        if not isinstance(scores, torch.Tensor) or list(scores.shape) != expected or scores.is_complex():
-            found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
-            raise ProtocolError(f"gives {found} for {part!r}, expected scores {expected}")
+        fits = isinstance(scores, torch.Tensor) and list(scores.shape) == expected
+        if not fits or scores.is_complex() or scores.dtype == torch.bool:
+            found = f"{kind(scores)} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else named(scores)
+            raise ProtocolError(f"gives {found} for {part!r}, expected scores {expected}, as float32")
     except BaseException as error:
         raise_named(algorithm, "predict", error)
     return scores

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Context, Requests
 from shoal.algorithms.client import ClientInfo, FlatModel
-from shoal.algorithms.method_errors import ProtocolError, raise_named, yield_place
+from shoal.algorithms.method_errors import OURS, ProtocolError, raise_named, yield_place
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
 from shoal.algorithms.rng import CPU, creating_on, key, moved
 from shoal.engine.messages.cell import Cell, Outcome
@@ -30,6 +30,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_notes,
     require_request,
     require_tree,
+    require_untouched,
 )
 from shoal.engine.rounds.reduction import Sums, combine, require_finite
 from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluation_cell, form_cells
@@ -85,6 +86,8 @@ class Server:
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
         self._checks_always = checks_always(self.algorithm)
         self._first_rounds: dict[str, int] = {}
+        # Code of the user's trains.
+        self._own = bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
         self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
 
     def cohort(self, round_number: int) -> list[int]:
@@ -107,7 +110,7 @@ class Server:
             meter = Meter(number, self.infos, self._pool, watch)
             everyone = [*self.infos, *self.graphs]
             exchange = Exchange(
-                everyone, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched
+                everyone, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched, self._own
             )
             # 2. The method's part. A round without a cohort changes nothing.
             records: Tree = {}
@@ -117,9 +120,12 @@ class Server:
                 meter.note(context.notes)
             # 3. The cohort is given the new model of the server, where there is one.
             self._hook = "global_model"
+            before = {name: t.clone() for name, t in next_state.server.items()} if self._checks_always else None
             model = self.algorithm.global_model(next_state.server)
             if self._checks_form("global_model", number):
                 require_tree(model, "the model")
+            if before is not None:
+                require_untouched(next_state.server, before)
             self._hook = ""
             next_state.deploy(model, exchange.cohort)
             # 4. Clients whose model may have changed are evaluated, where an evaluation is due.
@@ -273,12 +279,14 @@ class Exchange:
         cohort: Sequence[int],
         meter: Meter,
         batched: bool = False,
+        repeats: bool = False,
     ) -> None:
         """Prepares phases of one round; `before` is the state it started from, `next_state` a copy that it changes.
 
-        `infos` has the sizes of all clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`.
+        With `repeats` one visit in each phase of round 1 is made twice, and compared. `infos` has the sizes of all
+        clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`.
         """
-        self._batched = batched
+        self._batched, self._repeats = batched, repeats
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
@@ -296,6 +304,9 @@ class Exchange:
         """
         next_state = self.next_state
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self._meter.failures.keys())
+        # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
+        able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
+        again = able[0] if able and next_state.round == 1 else None
         score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
         cells = [
             Cell(
@@ -311,6 +322,7 @@ class Exchange:
                 cost=self._cost(cell),
                 score_with=ask.score_with if score & frozenset(cell) else {},
                 batched=self._batched and ask.train,
+                again=again,
                 first_loss=next_state.first_losses.get(ask.phase, math.inf),
             )
             for cell in form_cells(ids, self._infos, self._cell_size)

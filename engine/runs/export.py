@@ -131,7 +131,7 @@ def reopen(run: Path, best: str | None) -> Reopened:
     # Export runs on any machine, whatever device trained the run.
     host.open(replace(job, device="cpu", precision="float32"))
     with code_of(algorithm, "global_model"):
-        global_model = algorithm.global_model(state.server)
+        global_model = algorithm.global_model({name: t.clone() for name, t in state.server.items()})
     # A part of a model answers for nobody by itself.
     return Reopened(host, job, store, algorithm, state, global_model if "w" in global_model else {})
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from shoal.storage.graph.edge_weights import degrees
@@ -17,6 +18,8 @@ from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 
 PAGE = 4096
+# Bytes of an array that a watched view compares as a whole.
+WATCHED = 2**24
 
 
 def touch(hop: StoredFeatures, rows: Tensor | None) -> None:
@@ -81,6 +84,8 @@ class View:
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
         self._samples: dict[int, tuple[list[np.ndarray], bytes]] = {}
         self._used: set[Hashable] = set()
+        self._watched: dict[str, int] = {}
+        self._rows_at_first: list[Tensor] = []
         self._edges: list[tuple[Tensor, Tensor]] = []
         self._mapped_adjacency: list[tuple[Tensor, tuple[int, ...]]] = []
         self._complete = True
@@ -93,8 +98,8 @@ class View:
     def written(self) -> str | None:
         """Name of the data that a method wrote to since it was opened; None: it wrote to none.
 
-        Torch counts writes into a tensor. Of features and hops the numbers of one row are compared, too, which sees
-        arrays that were overwritten behind torch's back.
+        Torch counts writes into a tensor. What was overwritten behind its back, as through `numpy()`, is seen by the
+        numbers: all of them where the view is watched, else those of one row of features and hops.
         """
         named = {"train": self.train, "val": self.val, "test": self.test, "graph_ptr": self.graph_ptr}
         named |= {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
@@ -109,11 +114,47 @@ class View:
             return "edges"
         if any(writes(adjacency) != before for adjacency, before in self._mapped_adjacency):
             return "adjacency"
+        if self._watched and (overwritten := self._overwritten()) is not None:
+            return overwritten
         for key in self._used:
             if self._cache.written((self._key, key)):
                 return key if isinstance(key, str) else f"cache({key!r})"
         self._used.clear()
         return None
+
+    def watch(self) -> None:
+        """Remembers all that lies in the map, for `written`; of an array that is large, nothing."""
+        self._watched.update(self._contents())
+        self._rows_at_first.extend(t.clone() for t in (self.train, self.val, self.test))
+
+    def _overwritten(self) -> str | None:
+        """Name of data whose numbers are not those of when the view was watched; on a GPU, of what lies in the map."""
+        for name, found in self._contents().items():
+            if self._watched[name] != found:
+                return name
+        if self.device.type != "cpu":
+            return None
+        label = torch.from_numpy(self._shard.item_label)
+        sources = dict(zip(("train", "val", "test"), self._rows_at_first))
+        sources |= {"label": label, "train_label": label[sources["train"]]}
+        for name, source in sources.items():
+            if name in self.__dict__ and not torch.equal(self.__dict__[name], source.long()):
+                return name
+        if self._mapped_adjacency and self._shard.edge_weight is None:
+            # All adjacencies of a host share these ones.
+            return "adjacency" if bool((self._cache.ones(self.entries) != 1).any()) else None
+        return None
+
+    def _contents(self) -> dict[str, int]:
+        """XXH3-64 of the arrays in the map, by name."""
+        shard = self._shard
+        named = {"csr": [shard.indptr, shard.indices], "label": [shard.item_label]}
+        if shard.edge_weight is not None:
+            named["edge_weight"] = [shard.edge_weight]
+        for k, hop in enumerate(self._hops):
+            parts = [hop] if isinstance(hop, Tensor) else hop.parts()
+            named[f"hop({k})" if k else "x"] = [part.numpy() for part in parts]
+        return {name: _digest(arrays) for name, arrays in named.items() if sum(a.nbytes for a in arrays) <= WATCHED}
 
     def _sample(self, k: int) -> list[np.ndarray]:
         """Some numbers of a training row, in the map, whose page training reads anyway."""
@@ -298,6 +339,13 @@ class View:
 
     def _build(self, build: Callable[[], Any]) -> Any:
         return apart(build) if self.device.type == "cpu" else build()
+
+
+def _digest(arrays: Sequence[np.ndarray]) -> int:
+    hasher = xxhash.xxh3_64()
+    for array in arrays:
+        hasher.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return hasher.intdigest()
 
 
 def _bytes_of(sample: list[np.ndarray]) -> bytes:

@@ -242,7 +242,7 @@ def test_method_writing_read_only_data_is_stopped(start: Start, where: str, entr
     if number == 2:
         server.round()
     before = server.state.server["w"].clone()
-    with refused(says=f"round {number}, client {client}: Writes writes into the {entry}, which is"):
+    with refused(says=f"round {number}, client {client}: Writes ({__file__}) writes into the {entry}, which is"):
         server.round()
     assert server.state.round == number - 1
     assert torch.equal(server.state.server["w"], before)
@@ -250,5 +250,5 @@ def test_method_writing_read_only_data_is_stopped(start: Start, where: str, entr
 
 def test_an_evaluation_writes_nothing_either(start: Start) -> None:
     server = start({**method("Writes"), **MLP, "algorithm.where": "predict"})
-    with refused(says="round 1, client 0: Writes writes into the inbox 'w'"):
+    with refused(says=f"round 1, client 0: Writes ({__file__}) writes into the inbox 'w'"):
         server.round()

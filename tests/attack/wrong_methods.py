@@ -102,17 +102,24 @@ GIVEN = {
     ("loss", "return 1.0"): "gives float",
     ("loss", "return torch.ones(())"): "without a g",
     ("predict", "return torch.ones(2, 2)"): "expected scores",
-    ("predict", "pass"): "gives NoneType for",
+    ("predict", "pass"): "gives None for",
     ("round", "pass"): "gives None, expected a generator",
     ("round", "return [Ask('a', {})]"): "gives a list",
 }
 # What is found wrong later, by client and entry.
 FOUND = {
     ("global_model", "pass"): "is None, expected a dict",
+    ("global_model", "server['w'] = server['w'] + 1\nreturn server"): "changes 'w' of the server's state",
+    ("predict", "return super().predict(client, received, part) > 0"): "in predict(): gives bool [",
+    (
+        "upload",
+        "import os\nreturn Upload({'w': client.model.w + os.urandom(4)[0]})",
+    ): "deterministic: upload 'w'",
+    ("train", "import time\nreturn float(time.time_ns())"): "deterministic: the loss differs",
     ("train", "return float('inf')"): "round 1, client 0: the training loss is infinite",
     ("loss", "return out.logits_NC.sum() * float('nan')"): "round 1, client 0: the training loss is NaN",
     ("upload", "return Upload({'w': client.model.w}, {'w': float('nan')})"): "client 0: upload() gives NaN or infinity",
-    ("receive", "down['w'].mul_(0.9)\nreturn super().receive(client, down)"): "Wrong writes into the download 'w'",
+    ("receive", "down['w'].mul_(0.9)\nreturn super().receive(client, down)"): "writes into the download 'w'",
     ("predict", "return super().predict(client, received, part) * float('nan')"): ": predictions of 'val' are NaN",
 }
 ASKS_W = "yield Ask('train', {'w': Reduce.MIX})"
@@ -134,6 +141,7 @@ STEPS = {
     f"{ASKS_W}\nyield Mix('w', torch.eye(2)){HERE}": "is [2, 2], expected [6]",
     "yield Ask('train', {})\nserver['n'] = 3": "the server's state 'n' is a int",
     "yield Ask('train', {})\nctx.notes['n'] = 'x'": "ctx.notes['n'] is a str",
+    "yield Ask('train', {})\nctx.notes['n'] = 10**400": "ctx.notes['n'] is a int",
     "yield Ask('train', {})\nctx.initial.zero_()": "writes into ctx.initial",
     f"got = yield Ask('train', {{'w': Reduce.MEAN}})\ngot['v']{HERE}": "in round(): KeyError: 'v'",
 }
@@ -153,6 +161,8 @@ UPLOADS = {
     "return Upload(sent.entries, {}, {'w': -4})": "gives -4 as the bytes of 'w'",
     "client.state['n'] = 3": "client.state 'n' is a int",
     "client.state = None": "client.state is None",
+    "client.state['n'] = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)": "client.state 'n' is a qint8",
+    "client.state['n'] = torch.ones(3, device='meta')": "client.state 'n' is a meta tensor",
     "client.state['model.w'] = torch.ones(3)": "gives 'model.w' as float32 [3]",
     f"client.model.load(torch.ones(1)){HERE}": "ValueError: parameters of shape [1]",
 }
@@ -166,6 +176,13 @@ WRITES = {
     "data.label.zero_()": "label",
     "data.train_label.zero_()": "train_label",
     "data.train.sub_(1)": "train",
+    # Behind torch's back.
+    "data.x.data[3].add_(1)": "x",
+    "data.label.numpy().fill(0)": "label",
+    "data.train_label.numpy().fill(0)": "train_label",
+    "data.train.numpy().fill(0)": "train",
+    "data.adjacency.values().numpy().fill(2)": "adjacency",
+    "data.edges[1].numpy().fill(0)": "csr",
     "data.degree.zero_()": "degree",
     "data.adjacency.values().zero_()": "adjacency",
     "data.edges[1].zero_()": "edges",

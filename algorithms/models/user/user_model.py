@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from shoal.algorithms.models.items.plain_graphs import graphs_of_rows
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -124,6 +125,12 @@ class _UserModel(nn.Module):
                 f"{self.made.__name__} keeps {running[0]}, which is no parameter and would not be sent; "
                 "take a LayerNorm, or track_running_stats=False",
             )
+        for name, p in self.inner.named_parameters():
+            if isinstance(p, UninitializedParameter) or p.dtype != torch.float32 or p.is_quantized:
+                found = "has no shape yet" if isinstance(p, UninitializedParameter) else "has numbers of another type"
+                raise self.code.fault(
+                    KEY, f"{self.made.__name__}: the parameter {name} {found}; expected float32, made from `features`"
+                )
         self.dropout = dropout
         self.head = Head(width, width, classes, 1, dropout)
         self.reset_parameters()
@@ -230,8 +237,8 @@ def _copy_parameters(drawn: nn.Module, into: nn.Module) -> None:
 
 def _require_rows(z: Any, shape: list[int], code: UserCode, key: str, function: str) -> Tensor:
     """What a user's function gave, in float32; a tensor of another shape is refused."""
-    if not isinstance(z, Tensor) or list(z.shape) != shape:
-        found = list(z.shape) if isinstance(z, Tensor) else type(z).__name__
+    if not isinstance(z, Tensor) or list(z.shape) != shape or z.is_complex():
+        found = f"{z.dtype} {list(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise code.fault(key, f"{function} must give a tensor {shape}, found {found}")
     return z.float()
 

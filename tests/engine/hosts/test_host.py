@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Received, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Reduce
-from shoal.engine.hosts.host import Host, MethodWrites, ReadOnly
+from shoal.engine.hosts.host import Host, MethodFault, ReadOnly
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.sampling import evaluation_cell
@@ -248,7 +248,7 @@ def test_a_damaged_store_ends_the_run_whoever_is_skipped(job_of: MakeJob, path: 
 def test_a_method_that_writes_where_it_must_not(job_of: MakeJob, w: Tensor, where: str, entry: str, skip: bool) -> None:
     """Its own fault: no client can be left out for it."""
     sent = cell([0, 1, 2], private={1: {"own": torch.ones(2)}}, inboxes={1: {"c": torch.ones(2)}})
-    with refused(says=f"round 1, client 1: Visits writes into the {entry}, which", kind=MethodWrites):
+    with refused(says=f"round 1, client 1: Visits ({__file__}) writes into the {entry}, which", kind=MethodFault):
         run_cells(job_of(client=1, where=where, skip=skip), [sent], {"w": w})
 
 
@@ -280,9 +280,9 @@ def test_writing_is_noticed(write: Callable[[Tensor], Any]) -> None:
     tree = {"other": torch.zeros(2), "w": torch.ones(3), "met": torch.tensor([True, False])}
     guard = ReadOnly(tree, "download")
     write(tree["w"])
-    with refused(says="round 4, client 2: Mine writes into the download 'w', which is read-only", kind=MethodWrites):
+    with refused(says="round 4, client 2: Mine writes into the download 'w', which is read-only", kind=MethodFault):
         guard.require_unchanged("round 4, client 2: Mine")
     guard = ReadOnly(tree, "inbox")
     tree["met"].logical_not_()
-    with refused(says="into the inbox 'met'", kind=MethodWrites):
+    with refused(says="into the inbox 'met'", kind=MethodFault):
         guard.require_unchanged("here")

@@ -114,10 +114,11 @@ def test_the_largest_score_wins(classes_of: Callable[[object], list[int]]) -> No
             (torch.tensor([[0.0, 1, 2], row]), "predictions of 'all' are NaN or infinite, so no class wins")
             for row in ([NAN, 0.0, 1.0], [0.0, NAN, NAN], [INF, 0.0, 1.0], [-INF, -INF, -INF])
         ),
-        (torch.ones(2, 2), "in predict(): gives [2, 2] for 'all', expected scores [2, 3]"),
-        (torch.ones(3, 3), "in predict(): gives [3, 3] for 'all', expected scores [2, 3]"),
-        (torch.ones(2), "in predict(): gives [2] for 'all', expected scores [2, 3]"),
-        (None, "in predict(): gives NoneType for 'all', expected scores [2, 3]"),
+        (torch.ones(2, 2), "in predict(): gives float32 [2, 2] for 'all', expected scores [2, 3]"),
+        (torch.ones(3, 3), "in predict(): gives float32 [3, 3] for 'all', expected scores [2, 3]"),
+        (torch.ones(2, 3) > 0, "in predict(): gives bool [2, 3] for 'all', expected scores [2, 3], as float32"),
+        (torch.ones(2), "in predict(): gives float32 [2] for 'all', expected scores [2, 3]"),
+        (None, "in predict(): gives None for 'all', expected scores [2, 3]"),
     ],
 )
 def test_scores_of_no_class_or_of_another_shape(classes_of: Callable[..., list[int]], scores: Any, says: str) -> None:

@@ -224,6 +224,42 @@ def test_a_loss_without_bounds_ends_the_run(start: Start, epochs: int) -> None:
         server.round()
 
 
+MODEL = """
+import os
+import torch
+from torch import nn
+import shoal
+
+class Net(shoal.Backbone):
+    def __init__(self, features: int, *, hidden: int = 8):
+        super().__init__(width=hidden)
+        self.layer = LAYER
+
+    def forward(self, x, edge_index):
+        return self.layer(FIRST)
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "first", "says"),
+    [
+        ("nn.Linear(features, hidden)", "x + os.urandom(4)[0]", "Net) is not deterministic: the loss differs"),
+        ("nn.Linear(features, hidden)", "torch.from_numpy(x.numpy().__imul__(2))", "Net) writes into client.data.x"),
+        ("nn.Linear(features, hidden)", "exec('raise BaseException(3)')", "line 13: BaseException: 3"),
+        ("nn.LazyLinear(hidden)", "x", "line 7: Net: the parameter layer.weight has no shape yet"),
+        ("nn.Linear(features, hidden).double()", "x", "the parameter layer.weight has numbers of another type"),
+    ],
+)
+def test_a_users_model_that_cannot_be_is_one_line(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: str, first: str, says: str
+) -> None:
+    """With a method of ours, which alone is checked in its first round."""
+    monkeypatch.setenv("SHOAL_CHECK_ALWAYS", "0")
+    (tmp_path / "net.py").write_text(MODEL.replace("LAYER", layer).replace("FIRST", first))
+    with refused(says=says):
+        start({"model": {"name": f"{tmp_path}/net.py:Net"}}).round()
+
+
 NAMES = st.sampled_from(["w", "opt.exp_avg", "proto/head", "c"])
 TENSORS = st.builds(lambda n, seed: torch.arange(n) * seed, st.integers(0, 4), st.integers(-3, 3))
 TREES = st.dictionaries(NAMES, TENSORS, min_size=1)
