@@ -92,11 +92,11 @@ def _in_form(cls: type[Algorithm], spec: MethodSpec) -> Mapping[str, Any]:
     """Options with those of the form that `form` names before them."""
     if "form" not in spec.options or "form" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
         return spec.options
-    given = dict(spec.options)
+    options = dict(spec.options)
     forms = {RECOMMENDED: {}, **cls.forms}
-    if (form := given.pop("form")) not in forms:
+    if (form := options.pop("form")) not in forms:
         raise ShoalError("algorithm.form", f"expected {' or '.join(forms)} for {spec.name}, got {quoted(form)}")
-    return {**forms[form], **given}
+    return {**forms[form], **options}
 
 
 def mixing_methods() -> list[str]:
