@@ -62,6 +62,7 @@ class DataSource:
         title: What the user's own graph is called; None: `files`.
         made: Features that take the place of the dataset's own.
         edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
+        beside: Files that other keys name, which may lie in the folder of the user's own graph.
     """
 
     dataset: str
@@ -94,6 +95,7 @@ class DataSource:
     title: str | None = None
     made: MadeFeatures = DATASET_FEATURES
     edge_weights: EdgeWeights = "keep"
+    beside: tuple[str, ...] = ()
     user_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

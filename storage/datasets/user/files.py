@@ -1,5 +1,6 @@
 """A graph of the user's own: an .npz file, a folder of .npy files whose features stay on disk, or one of tables."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def load_files(name: str, options: DataSource) -> Graph:
     """
     path = graph_at(options.path)
     made = options.made.made
-    arrays, where = _read(path, made)
+    arrays, where = _read(path, made, options.beside)
     if "x" not in arrays:
         if not made:
             raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
@@ -131,20 +132,20 @@ def contents(path: Path, features_made: bool = False) -> dict[str, str]:
     return {file.name: input_digest(file) for file in read}
 
 
-def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, str]]:
+def _read(path: Path, features_made: bool, beside: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Arrays by name, and the name of each in error messages; features may be missing."""
     files = parts(path, features_made)
     arrays: dict[str, Any] = {}
     if not path.is_dir():
         with reading(path, ADVICE), open_npz(path) as npz:
             arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
-            found = {array: f"{path} ({array})" for array in npz.names}
-        require_read(found, tuple(arrays), lambda array: "leave it out", places=OF_ARRAYS)
+            names = npz.names
+        _require_no_other_array(path, names, warns=True)
         for array in REQUIRED:
             if array not in arrays and not (features_made and array == "x"):
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
         return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
-    _require_all_read(path, files)
+    _require_no_other_file(path, files, beside, warns=True)
     if files["edge_index"].suffix in KINDS:
         arrays = read_tables(files["edge_index"], files["y"])
         where = {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
@@ -162,18 +163,34 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
     return arrays, {"x": str(path / "x.npy"), **{array: str(file) for array, file in files.items()}}
 
 
-def _require_all_read(folder: Path, files: dict[str, Path]) -> None:
-    """Refuses arrays and tables in a folder that have a meaning and are not read, as arrays beside tables are."""
+def _require_no_other_array(path: Path, names: Collection[str], warns: bool = False) -> None:
+    """Refuses arrays in an .npz file that have a meaning and are not read; `warns` names all others."""
+    found = {array: f"{path} ({array})" for array in names}
+    require_read(found, REQUIRED + OPTIONAL, lambda array: "leave it out", places=OF_ARRAYS, warns=warns)
+
+
+def _require_no_other_file(folder: Path, files: dict[str, Path], beside: Collection[str], warns: bool = False) -> None:
+    """The same of arrays and tables in a folder: beside tables no array is read."""
     others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", *KINDS)]
-    found = {file.stem: str(file) for file in others if file not in files.values()}
+    known = {*files.values(), *(Path(file).expanduser().resolve() for file in beside)}
+    found = {file.stem: str(file) for file in others if file not in known}
     edges = files["edge_index"]
     if edges.suffix in KINDS and (array := next((name for name in REQUIRED + OPTIONAL if name in found), None)):
         raise ShoalError(Path(found[array]), f"tables are read alone; move it, or {edges.name}, away")
-    require_read(found, (), lambda name: "move it to another folder", places=OF_ARRAYS)
+    require_read(found, (), lambda name: "move it to another folder", places=OF_ARRAYS, warns=warns)
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    return {"files": contents(graph_at(options.path), options.made.made)}
+    path, made = graph_at(options.path), options.made.made
+    found = {"files": contents(path, made)}
+    # Where a store of what is read is there already, no graph is read.
+    if path.is_dir():
+        _require_no_other_file(path, parts(path, made), options.beside)
+    else:
+        with reading(path, ADVICE), open_npz(path) as npz:
+            names = npz.names
+        _require_no_other_array(path, names)
+    return found
 
 
 DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, weighted=True),)
