@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 
 # An acronym of three letters has no typing errors: with one letter changed it is another name.
 SHORTEST = 4
+# The share of letters that a key and a wrong one have in common: `dropout` is not `head_dropout`.
+CLOSE = 0.75
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean 'lr'?` with the known key that is most like a wrong one; an empty text where none is."""
     names = {name.lower(): name for name in known}
-    return _asked([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1)])
+    return _asked([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
 
 
 def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:
@@ -52,18 +54,14 @@ def _mistyped(wrong: list[str], name: list[str]) -> bool:
     one, other = different[0]
     if re.sub(r"(.)\1+", r"\1", one) == re.sub(r"(.)\1+", r"\1", other):
         return not one.isdigit()
-    return one.isalpha() and other.isalpha() and min(len(one), len(other)) >= SHORTEST and _one_apart(one, other)
+    if min(len(one), len(other)) < SHORTEST or not (one.isalpha() and other.isalpha()):
+        return False
+    return bool(_less(one) & _less(other))
 
 
-def _one_apart(one: str, other: str) -> bool:
-    """Whether a letter was left out, added, changed, or swapped with the next one."""
-    if len(one) > len(other):
-        one, other = other, one
-    first = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(one))
-    if len(one) < len(other):
-        return one[first:] == other[first + 1 :]
-    swapped = one[first : first + 2] == other[first : first + 2][::-1]
-    return one[first + 1 :] == other[first + 1 :] or (swapped and one[first + 2 :] == other[first + 2 :])
+def _less(word: str) -> set[str]:
+    """A word, and what is left of it without one letter: common to two words with one typing error between them."""
+    return {word, *(word[:i] + word[i + 1 :] for i in range(len(word)))}
 
 
 def _asked(names: list[str]) -> str:

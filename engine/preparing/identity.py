@@ -22,7 +22,7 @@ from shoal.storage.user_code.user_code import read_user_code
 # Fields of `DataSource` that are no options of a dataset.
 OF_DATA_CONFIG = (
     *("dataset", "root", "path", "row_normalize", "memory_limit", "user_options", "title", "made", "edge_weights"),
-    "labels",
+    *("labels", "beside"),
 )
 
 
@@ -54,6 +54,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         made=data.features,
         edge_weights=data.edge_weights,
         labels=config.task != "edge",
+        beside=tuple(file for file in (data.split_file, config.partition.file, config.participation.trace) if file),
         **options,
     )
     if isinstance(data.dataset, str):

@@ -41,6 +41,8 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     ends = np.array([(number_of[one], number_of[other]) for one, other in graph.edges()], dtype=np.int64)
     weights = [_weight(*edge) for edge in graph.edges(data=WEIGHT, default=1)]
     columns = [x] if isinstance(x, str) else list(x)
+    if not columns:
+        raise ShoalError("x", "names no attribute; give that of the features")
     _require_read(graph, (*columns, y, *MASKS, SPLIT, "assignment"))
     rows = [np.array(_values(graph, nodes, column)) for column in columns]
     values: dict[str, Any] = {"edge_index": ends.reshape(-1, 2).T, "edge_weight": np.array(weights, dtype=np.float64)}

@@ -1,5 +1,6 @@
 """torch_sparse's `SparseTensor`, in and out; torch_sparse itself is imported only to make one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 from shoal.storage.adapters.outgoing import library
 from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of
 from shoal.storage.datasets.user.unread import require_read
+from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.store.shard import Shard
 
@@ -27,6 +29,8 @@ def from_sparse_tensor(
     Raises:
         ShoalError: The adjacency is not square, or a tensor is of a wrong shape, type or value; names it.
     """
+    if not isinstance(masks, Mapping | None):
+        raise ShoalError("masks", f"expected a mapping of {', '.join(MASKS)}, got {type(masks).__name__}")
     require_read({key: f"masks[{key!r}]" for key in masks or {}}, MASKS, lambda key: "take it out")
     edge_index, weight = edges_of(adjacency, "adjacency")
     values = {"edge_index": edge_index, "edge_weight": weight, "x": x, "y": y}

@@ -30,6 +30,7 @@ def test_the_most_alike_is_proposed() -> None:
     known = ("fedavg", "fedgta", "FedProx")
     assert did_you_mean("fedgat", known) == "; did you mean 'fedgta'?"
     assert did_you_mean("FEDPROX1", known) == "; did you mean 'FedProx'?"
+    assert did_you_mean("dropout", ("head_dropout",)) == did_you_mean("split_ratio", ("split_file",)) == ""
     assert did_you_mean("scaffold", known) == did_you_mean("x", ()) == ""
     assert did_you_mean_at("lr", ("train.lr", "data.root", "lr.train")) == "; did you mean 'train.lr'?"
     assert did_you_mean_at("seed", ("a.seed", "b.seed")) == "; did you mean 'a.seed' or 'b.seed'?"

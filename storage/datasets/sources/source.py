@@ -63,6 +63,7 @@ class DataSource:
         made: Features that take the place of the dataset's own.
         edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
         labels: Whether the task reads labels; else the user's own graphs may have none.
+        beside: Files that other keys name, which may lie in the folder of the user's own graph.
     """
 
     dataset: str
@@ -96,6 +97,7 @@ class DataSource:
     made: MadeFeatures = DATASET_FEATURES
     edge_weights: EdgeWeights = "keep"
     labels: bool = True
+    beside: tuple[str, ...] = ()
     user_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,5 +1,6 @@
 """A graph of the user's own: an .npz file, a folder of .npy files whose features stay on disk, or one of tables."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def load_files(name: str, options: DataSource) -> Graph:
     """
     path = graph_at(options.path)
     made = options.made.made
-    arrays, where = _read(path, made, options.labels)
+    arrays, where = _read(path, made, options.labels, options.beside)
     if "x" not in arrays:
         if not made:
             raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
@@ -158,20 +159,22 @@ def contents(path: Path, features_made: bool = False, labels: bool = True) -> di
     return {str(part.relative_to(path)): input_digest(part) for file in read for part in parts_of(file)}
 
 
-def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any], dict[str, str]]:
+def _read(
+    path: Path, features_made: bool, labels: bool, beside: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Arrays by name, and the name of each in error messages; features may be missing, and labels that are not read."""
     files = parts(path, features_made, labels)
     arrays: dict[str, Any] = {}
     if not path.is_dir():
         with reading(path, ADVICE), open_npz(path) as npz:
             arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
-            found = {array: f"{path} ({array})" for array in npz.names}
-        require_read(found, tuple(arrays), lambda array: "leave it out", places=OF_ARRAYS)
+            names = npz.names
+        _require_no_other_array(path, names, warns=True)
         for array in _needed(features_made, labels):
             if array not in arrays:
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
         return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
-    _require_all_read(path, files)
+    _require_no_other_file(path, files, beside, warns=True)
     if files["edge_index"].suffix != ".npy":
         arrays = read_tables(files["edge_index"], files.get("y"), labels)
         where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
@@ -193,18 +196,34 @@ def _read(path: Path, features_made: bool, labels: bool) -> tuple[dict[str, Any]
     }
 
 
-def _require_all_read(folder: Path, files: dict[str, Path]) -> None:
-    """Refuses arrays and tables in a folder that have a meaning and are not read, as arrays beside tables are."""
+def _require_no_other_array(path: Path, names: Collection[str], warns: bool = False) -> None:
+    """Refuses arrays in an .npz file that have a meaning and are not read; `warns` names all others."""
+    found = {array: f"{path} ({array})" for array in names}
+    require_read(found, REQUIRED + OPTIONAL, lambda array: "leave it out", places=OF_ARRAYS, warns=warns)
+
+
+def _require_no_other_file(folder: Path, files: dict[str, Path], beside: Collection[str], warns: bool = False) -> None:
+    """The same of arrays and tables in a folder: beside tables no array is read."""
     others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", ".csv", ".tsv", ".parquet")]
-    found = {file.stem: str(file) for file in others if file not in files.values()}
+    known = {*files.values(), *(Path(file).expanduser().resolve() for file in beside)}
+    found = {file.stem: str(file) for file in others if file not in known}
     edges = files["edge_index"]
     if edges.suffix != ".npy" and (array := next((name for name in REQUIRED + OPTIONAL if name in found), None)):
         raise ShoalError(Path(found[array]), f"tables are read alone; move it, or {edges.name}, away")
-    require_read(found, (), lambda name: "move it to another folder", places=OF_ARRAYS)
+    require_read(found, (), lambda name: "move it to another folder", places=OF_ARRAYS, warns=warns)
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    return {"files": contents(graph_at(options.path), options.made.made, options.labels)}
+    path, made = graph_at(options.path), options.made.made
+    found = {"files": contents(path, made, options.labels)}
+    # Where a store of what is read is there already, no graph is read.
+    if path.is_dir():
+        _require_no_other_file(path, parts(path, made, options.labels), options.beside)
+    else:
+        with reading(path, ADVICE), open_npz(path) as npz:
+            names = npz.names
+        _require_no_other_array(path, names)
+    return found
 
 
 DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, weighted=True),)

@@ -50,6 +50,8 @@ def graph_of_data(data: Any, name: str, called: str, way_out: Callable[[str], st
     values, where = _values(data, called)
     found = {key: f"{called}.{key}" for key in data.to_dict()}
     require_read(found, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data))
+    if (rows := _length(data.x)) is not None and data.num_nodes != rows:
+        raise ShoalError(where["x"], f"{rows} rows for {data.num_nodes} nodes; one a node")
     if getattr(data, "batch", None) is not None:
         values["graph"], where["graph"] = data.batch, f"{called}.batch"
     return graph_of(name, values, where, own)

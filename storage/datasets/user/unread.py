@@ -11,7 +11,8 @@ WEIGHTS = "of an edge one weight is read, from {weight}, and no other feature; g
 KINDS = "a graph has one kind of nodes and one of edges here; take one of each"
 PARTS = "the parts of a split are read from {parts}; give them there"
 CLIENTS = "the client of every item is read from {clients}; give it there"
-# Words of a name that say what it means. A name is split at everything that is no letter.
+# Words of a name that say what it means. A name is split at what is no letter, and before these endings.
+ENDINGS = "(?=mask|idx|index|ids|nodes)"
 WORDS = {
     **dict.fromkeys(("edge", "edges", "weight", "weights"), WEIGHTS),
     **dict.fromkeys(("train", "val", "valid", "validation", "test"), PARTS),
@@ -43,7 +44,7 @@ class Unread(UserWarning):
 def meaning(name: str) -> str | None:
     """What a name tells of edges, parts or clients, as one of the sentences above; None: nothing that is known."""
     key = name.lower()
-    return NAMES.get(key) or next((WORDS[word] for word in re.split("[^a-z]+", key) if word in WORDS), None)
+    return NAMES.get(key) or next((WORDS[word] for word in re.split(f"[^a-z]+|{ENDINGS}", key) if word in WORDS), None)
 
 
 def require_read(
@@ -52,8 +53,9 @@ def require_read(
     way_out: Callable[[str], str],
     of_edges: Collection[str] = (),
     places: Mapping[str, str] = PLACES,
+    warns: bool = True,
 ) -> None:
-    """Refuses what tells of edges, parts or clients and is not read, and warns once of everything else.
+    """Refuses what tells of edges, parts or clients and is not read; `warns`, once, of everything else.
 
     Args:
         found: Every name that a graph has, and what it is called in messages.
@@ -73,6 +75,6 @@ def require_read(
         if known is not None:
             raise ShoalError(called, f"would be lost: {known.format(**places)}, or {way_out(name)}")
         others.append(called)
-    if others:
+    if others and warns:
         some = ", ".join(others[:8]) + (" …" if len(others) > 8 else "")
         warnings.warn(Unread(f"no part of the graph, and not read: {some}"), stacklevel=3)

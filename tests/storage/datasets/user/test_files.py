@@ -11,7 +11,7 @@ from support.errors import refused
 from support.pyg_graphs import Trap
 from support.shards import dense
 
-from shoal.storage.datasets.registry import load
+from shoal.storage.datasets.registry import fingerprint, load
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import save_graph
 from shoal.storage.datasets.user.unread import Unread
@@ -182,11 +182,15 @@ def test_arrays_that_would_be_lost_are_refused(array: str, says: str, tmp_path: 
     for layout, place in (("npz", f"{tmp_path}/mine.npz ({array})"), ("folder", f"{tmp_path}/{array}.npy")):
         with refused(place, says=says):
             load(write(tmp_path, layout, **{array: [0, 1, 2, 3]}))
+        # Where a store is there already, no graph is read: its identity refuses.
+        with refused(place):
+            fingerprint(write(tmp_path, layout, **{array: [0, 1, 2, 3]}))
 
 
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
-    options = write(tmp_path, "folder", notes=[1, 2])
-    with pytest.warns(Unread, match="not read: .*notes.npy$"):
+    options = write(tmp_path, "folder", notes=[1, 2], client=[0, 1, 0, 1])
+    options = replace(options, beside=(str(tmp_path / "client.npy"),))
+    with pytest.warns(Unread, match="not read: [^ ]*notes.npy$"):
         assert_square(load(options))
     (tmp_path / "edges.csv").write_text("source,target\n")
     (tmp_path / "nodes.csv").write_text("id,label,x\n0,1,2\n")
