@@ -96,7 +96,8 @@ class LocalTrainer:
                     step()
                     losses.append(value if chosen is None else value * (len(target) / count))
                 first = first or losses.copy()
-        return bounded_loss(float(sum(losses)), float(sum(first)))
+        # On a GPU a second number is a second wait; there losses are compared from round to round alone.
+        return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
         """Gradients of a loss, the method's by default, and of a term."""
