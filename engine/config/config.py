@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ import psutil
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
-from yaml import YAMLError
+from yaml import YAMLError, safe_load
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.algorithms.models.model_options import ModelSpec
@@ -21,13 +21,14 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config_text import (
     CONFIG,
     MOST_BYTES,
+    announce,
     require_as_kept,
     require_resolvable,
     require_small,
     with_new_keys,
     with_new_name,
 )
-from shoal.engine.config.effects import require_effects
+from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import located
 from shoal.engine.config.sections import (
     DataConfig,
@@ -128,14 +129,22 @@ OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping[str, Any] = NO_VALUES) -> Config:
+def load_config(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] = NO_VALUES,
+    varied: frozenset[str] = frozenset(),
+) -> Config:
     """Reads a config file, or the config of a run folder, and applies overrides.
+
+    A key of a file whose effect an override takes is left out, with a line.
 
     Raises ShoalError: one line that names the file or the key.
 
     Args:
         overrides: As `key.sub=value`.
         values: By dotted key, plain values; those of a section are laid over it.
+        varied: Keys of which a sweep has several values: what has no effect in a row is left out of it.
     """
     file = _config_file(path)
     for override in overrides:
@@ -147,16 +156,25 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
         raw = _with_new_keys(OmegaConf.load(io.StringIO(text)))
         for override in overrides:
             _override(raw, override)
-        resolved = _resolved(raw, values)
+        resolved, changed = _resolved(raw, values), _changed(overrides, values)
     except FileNotFoundError:
         raise ShoalError(file, "no such config") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(file, f"not a config: {_reason(error)}") from error
     if not Path(path).is_dir():
-        return parse_config(resolved, str(file))
+        return parse_config(resolved, str(file), overrides=Overrides(changed, varied))
     # User code is loaded from the run folder, not from its original path. What the run had, it keeps.
-    changed = [*(override.partition("=")[0] for override in overrides), *values]
     return parse_config(located(resolved, file.parent), str(file), changed)
+
+
+def _changed(overrides: Sequence[str], values: Mapping[str, Any]) -> frozenset[str]:
+    """Dotted keys that overrides set, of a section's mapping each."""
+    given = dict(override.split("=", 1) for override in overrides)
+    plain = {key: safe_load(value) if value.startswith("{") else value for key, value in given.items()}
+    names: set[str] = set()
+    for key, value in {**plain, **values}.items():
+        names |= {f"{key}.{name}" for name in value} if isinstance(value, Mapping) else {key}
+    return frozenset(names)
 
 
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
@@ -231,10 +249,12 @@ def _reason(error: Exception) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def parse_config(plain: dict[str, Any], where: str, changed: Sequence[str] | None = None) -> Config:
+def parse_config(
+    plain: dict[str, Any], where: str, changed: Collection[str] | None = None, overrides: Overrides = NO_OVERRIDES
+) -> Config:
     """Checks a config given as plain values. Raises ShoalError: one line with the first wrong key.
 
-    Only keys that were `changed` have to have an effect; None: all.
+    Only keys that were `changed` have to have an effect, None: all; those that `overrides` excuse are left out.
     """
     try:
         config = Config.model_validate(plain)
@@ -250,8 +270,22 @@ def parse_config(plain: dict[str, Any], where: str, changed: Sequence[str] | Non
     if config.data.synthetic:
         config = config.model_copy(update={"data": replace(config.data, dataset=_twin(config.data.dataset, where))})
     _require_clients_of_each(config, where)
-    require_effects(config, usual(), where, changed)
-    return config
+    excused = require_effects(config, usual(), where, changed, overrides)
+    if not excused:
+        return config
+    for key, why in excused.items():
+        announce(key, f"{why}; it is left out")
+    return parse_config(_without(plain, excused), where, changed)
+
+
+def _without(plain: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Plain values without dotted keys."""
+    left = {name: value for name, value in plain.items() if name not in keys}
+    for name, value in left.items():
+        inner = {key.partition(".")[2] for key in keys if key.startswith(f"{name}.")}
+        if inner and isinstance(value, Mapping):
+            left[name] = _without(value, inner)
+    return left
 
 
 @lru_cache(maxsize=1)

@@ -36,10 +36,15 @@ def with_new_name(key: str, value: Any) -> tuple[str, Any]:
         return key, value
     new, values = RENAMED[key]
     today = values.get(value, value) if isinstance(value, str) else value
+    announce(key, f"is now {new}: write {new}: {today}")
+    return new, today
+
+
+def announce(key: str, what: str) -> None:
+    """Prints a line about a key, once in a process."""
     if key not in _announced:
         _announced.add(key)
-        print(f"shoal: {key} is now {new}: write {new}: {today}", file=sys.stderr, flush=True)
-    return new, today
+        print(f"shoal: {key} {what}", file=sys.stderr, flush=True)
 
 
 def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:

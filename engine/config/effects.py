@@ -100,15 +100,42 @@ RULES = (
 )  # fmt: skip
 
 
-def require_effects(config: BaseModel, usual: BaseModel, where: str, among: Collection[str] | None = None) -> None:
+class Overrides(NamedTuple):
+    """Dotted keys that were laid over a config's file, and those of them that vary within a sweep."""
+
+    keys: frozenset[str] = frozenset()
+    varied: frozenset[str] = frozenset()
+
+    def excuse(self, rule: Rule, key: str) -> bool:
+        """Whether what the file says was left idle by an override of another key, or in some rows of a sweep."""
+        return _covered(rule.other, self.varied) or (_covered(rule.other, self.keys) and not _covered(key, self.keys))
+
+
+NO_OVERRIDES = Overrides()
+
+
+def require_effects(
+    config: BaseModel,
+    usual: BaseModel,
+    where: str,
+    among: Collection[str] | None = None,
+    overrides: Overrides = NO_OVERRIDES,
+) -> dict[str, str]:
     """Refuses a key that is set and has no effect; names it, and the key on which that depends.
 
     Args:
         usual: A config whose keys have their defaults, which are never refused.
         among: The keys, or sections of such, that were changed, and may have left others without effect; None: all.
+        overrides: What excuses keys: these are given instead, with why they have no effect.
     """
     idle = [(rule, key) for rule, key in _of(among) if not rule.holds(config)]
     wrong = [(r, key) for r, key in idle if attrgetter(key)(config) not in (attrgetter(key)(usual), r.given)]
+    excused = {
+        key: f"is for {rule.other} {rule.values}, found {_shown(attrgetter(rule.other)(config))}"
+        for rule, key in wrong
+        if overrides.excuse(rule, key)
+    }
+    wrong = [(rule, key) for rule, key in wrong if key not in excused]
     for rule, key in wrong[:1]:
         found, default = attrgetter(rule.other)(config), attrgetter(key)(usual)
         too = [name for other, name in wrong[1:] if other.other == rule.other]
@@ -118,14 +145,19 @@ def require_effects(config: BaseModel, usual: BaseModel, where: str, among: Coll
             f"is for {rule.other} {rule.values}, found {_shown(found)}; leave it at its default, {_shown(default)}"
             + (f", and so {', '.join(too)}" if too else ""),
         )
+    return excused
 
 
 def _of(among: Collection[str] | None) -> Iterator[tuple[Rule, str]]:
     for rule in RULES:
         for key in rule.keys:
-            names = f"{key}.", f"{rule.other}."
-            if among is None or any(each.startswith(f"{name}.") for name in among for each in names):
+            if among is None or _covered(key, among) or _covered(rule.other, among):
                 yield rule, key
+
+
+def _covered(key: str, names: Collection[str]) -> bool:
+    """Whether a key, or a section that it is in, is among some names."""
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 def _shown(value: Any) -> str:

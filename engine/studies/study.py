@@ -197,7 +197,9 @@ class Study:
     @cached_property
     def configs(self) -> list[Config]:
         """Config of every combination. Raises as `choices`, or where a config has a wrong key, value or name."""
-        found = [load_config(self.config, choice.overrides) for choice in self.choices]
+        values = {key: {choice.columns.get(key) for choice in self.choices} for key in self.choices[0].columns}
+        varied = frozenset(key for key, several in values.items() if len(several) > 1)
+        found = [load_config(self.config, choice.overrides, varied=varied) for choice in self.choices]
         for config in found:
             require_names(config)
         return found

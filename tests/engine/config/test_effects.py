@@ -101,3 +101,24 @@ def test_a_run_keeps_the_keys_that_it_had(tmp_path: Path) -> None:
         load_config(folder, ["partition.method=random"])
     with refused(str(file), "partition.chunks", says="is for partition.method index, found metis"):
         load_config(folder, ["partition.chunks=9"])
+
+
+def test_what_an_override_leaves_idle_is_left_out_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    plain = with_keys(partition__resolution=2.0, engine__hosts=4, participation__ratio=0.5)
+    file.write_text(yaml.safe_dump(plain))
+    found = load_config(file, ["partition={method: metis, clients: 3}", "engine.backend=local"])
+    assert (found.partition.resolution, found.partition.clients, found.engine.hosts) == (1.0, 3, 2)
+    assert (
+        "partition.resolution is for partition.method louvain, found metis; it is left out" in capsys.readouterr().err
+    )
+    with refused(str(file), "partition.resolution"):
+        load_config(file, ["partition.method=metis", "partition.resolution=3.0"])
+    # In a sweep over methods the others have it.
+    swept = {"varied": frozenset({"algorithm", "partition.method"})}
+    rows = ["algorithm=global", "participation.ratio=0.3", "partition.method=random"]
+    assert load_config(file, rows, **swept).participation.ratio == 1.0
+    with refused(str(file), "participation.ratio"):
+        load_config(file, rows)
