@@ -32,15 +32,15 @@ FILES = {
         r"config\.yaml|metrics\.jsonl|clients\.arrows|summary\.json|run\.log|metrics\.csv|\.lock",
         rf"(checkpoints|best)/{ROUND}(\.unfinished|\.unusable\d*)?/(state\.safetensors|state\.json|metrics\.jsonl)",
         rf"records/{ROUND}\.safetensors|code/[0-9a-f]{{8}}/.+\.py|tensorboard/events\.out\.tfevents\..+|wandb/.+",
-        rf"export/(best-\w+/)?(models\.safetensors|predictions(-domains)?\.arrow)|{REPORT}",
+        rf"export/(best-\w+/)?((models|beside)\.safetensors|predictions(-domains)?\.arrow)|{REPORT}",
     ),
     "store": (
-        rf"{BELOW}(manifest\.json|progress\.jsonl|assignment\.npy|\.lock)",
+        rf"{BELOW}(manifest\.json|progress\.jsonl|assignment\.npy|nodes/ids\.arrow|\.lock)",
         rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}\.arrow",
     ),
     "sweep": (rf"sweep\.json|table\.(csv|parquet|json)|said/\d+\.txt|{REPORT}",),
 }
-LINKS = {"run": "wandb/.+", "store": rf"{BELOW}(clients|(splits|hops)/[^/]+)", "sweep": "runs/[^/]+"}
+LINKS = {"run": "wandb/.+", "store": rf"{BELOW}(clients|nodes|(splits|hops)/[^/]+)", "sweep": "runs/[^/]+"}
 MARKS = {"run": CONFIG, "store": MANIFEST, "sweep": SWEEP}
 MOST_NAMED = 5
 

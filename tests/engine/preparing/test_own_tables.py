@@ -19,6 +19,7 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export, with_ids
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import show_store
+from shoal.engine.studies.removal import remove
 from shoal.storage.graph.ids import clean_ids, joined_ids
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.manifest import read_manifest
@@ -90,6 +91,8 @@ def test_ids_are_made_again_and_verified(config: Callable[..., Config], tmp_path
     file.unlink()
     assert prepare(first).manifest == store.manifest
     assert file.read_bytes() == written
+    assert remove([overlay.path, store.path], lambda _: True)
+    assert (overlay.path.exists(), store.path.exists()) == (False, False)
 
 
 def test_ids_of_pairs_and_numbers_of_rows() -> None:

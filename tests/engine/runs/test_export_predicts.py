@@ -22,6 +22,7 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
+from shoal.engine.studies.removal import remove
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.shard import Shard
 
@@ -165,3 +166,5 @@ def test_predictions_follow_from_the_export(configure: Make, tmp_path: Path, nam
         for scope in {"served", "global"} & column.keys():
             predicted = of_nodes(name, *found[scope], store.shard(client), train[mine].nonzero()[0].tolist())
             np.testing.assert_array_equal(column[scope][mine], predicted.numpy(), err_msg=scope)
+    assert remove([out.parent], lambda _: True)
+    assert not out.parent.exists()
