@@ -142,7 +142,7 @@ def require_effects(
         raise ShoalError(
             where,
             key,
-            f"is for {rule.other} {rule.values}, found {_shown(found)}; leave it at its default, {_shown(default)}"
+            f"is for {rule.other} {rule.values}, found {_shown(found)}; change that, or leave it at its default, {_shown(default)}"
             + (f", and so {', '.join(too)}" if too else ""),
         )
     return excused

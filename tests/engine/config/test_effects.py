@@ -83,7 +83,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_all_idle_keys_of_one_cause_are_named() -> None:
-    says = "is for engine.backend ray, found local; leave it at its default, 2, and so ray.address"
+    says = "is for engine.backend ray, found local; change that, or leave it at its default, 2, and so ray.address"
     with refused("config", "engine.hosts", says=says):
         config_from(with_keys(engine__backend="local", ray__address="auto", engine__hosts=4))
     # There is one.
