@@ -51,7 +51,8 @@ def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, on
     """
     if options.count is not None and options.count > clients:
         raise ShoalError("participation.count", f"{options.count} of {clients} clients; choose from 1 to {clients}")
-    if options.count is None and not int(clients * options.ratio + 1e-9):
+    # A single client takes part whatever the ratio.
+    if options.count is None and clients > 1 and not int(clients * options.ratio + 1e-9):
         raise ShoalError(
             "participation.ratio",
             f"{options.ratio:g} of {clients} clients is less than one; take {1 / clients:.2g} or more, or "

@@ -44,5 +44,7 @@ def write_graphs(folder: Path) -> Path:
     graph_of = np.repeat(np.arange(count), sizes)
     x = np.eye(2, FEATURES)[y][graph_of] + 0.7 * rng.standard_normal((len(graph_of), FEATURES))
     y[np.flatnonzero(split == TEST)[[0, 3]]] = CLASSES - 1
-    of_items = {"y": y, "split": split, "assignment": assignment}
+    # Named, so that the class that nobody has is one.
+    names = np.arange(CLASSES).astype(str)
+    of_items = {"y": y, "split": split, "assignment": assignment, "label_names": names}
     return write_arrays(folder, edge_index=np.array(edges).T, x=x.astype(np.float32), graph=graph_of, **of_items)

@@ -130,7 +130,8 @@ def zero_rows(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Pat
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_of_zeros_move_no_parameter_far(run: Start, zero_rows: list[Keys], name: str) -> None:
     """Clients of one feature at most are new when the others' prototypes reach them: their biases still are zero."""
-    keys = {**zero_rows[name in GRAPH_ONLY], **keys_of(name, *NEEDS.get(name, ({}, GCN))), "participation.ratio": 0.5}
+    keys = {**zero_rows[name in GRAPH_ONLY], **keys_of(name, *NEEDS.get(name, ({}, GCN)))}
+    keys |= {} if name == "global" else {"participation.ratio": 0.5}
     state = run({**keys, "train.optimizer": "sgd", "train.lr": 0.1, "train.epochs": 2}, rounds=2).state
     kept = {**state.server, **flat_state(state.clients)}
     numbers = {key: t for key, t in kept.items() if t.numel() and not key.endswith(("step", "count", "sum"))}

@@ -86,7 +86,7 @@ def test_local(start: Start, unequal: Keys, recorded: Any, torch_clients: PlainC
 
 def test_global(start: Start, unequal: dict[str, Any], views: Views, module_of: ModuleOf) -> None:
     """One client on the union graph, all of it written out from the files: edges between clients, hops, rows."""
-    server = start({**unequal, "algorithm.name": "global"})
+    server = start({**unequal, "algorithm.name": "global", "participation.trace": None})
     x, y, split, edges = (np.load(f"{unequal['data.path']}/{name}.npy") for name in ("x", "y", "split", "edge_index"))
     loops = np.eye(len(x))
     loops[edges[0], edges[1]] = loops[edges[1], edges[0]] = 1
