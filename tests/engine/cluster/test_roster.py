@@ -141,7 +141,7 @@ def test_plain_error_keeps_the_line_of_an_error_and_the_traceback_of_a_bug(hosts
     path.write_bytes(path.read_bytes()[:-1])
     gather(Roster(hosts, own_job))
     plain = error_of(own_job.id, [evaluation_cell(1, [2], {}, {})])
-    assert plain.places == ("round 1, client 2",)
+    assert plain.places == ("round 1, client 2", path)
     assert str(path) in plain.line
     plain = error_of("nothing", 3)
     assert str(plain).startswith("a host failed: TypeError: 'int' object is not iterable")

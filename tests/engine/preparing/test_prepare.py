@@ -338,7 +338,7 @@ def test_disk_space_counts_only_what_is_left_to_write(make_config: Make, tmp_pat
         ({"seed": -1}, "data.seed", ""),
         ({"signal": 1e300}, "data.signal", ""),
         ({"scratch": "a\0b"}, "data.options.scratch", "has a character that no path can have"),
-        ({"scratch": "a\udcff"}, "data.options.scratch", "is not in UTF-8"),
+        ({"scratch": "a\udcff"}, "data.options.scratch", "bytes that are no UTF-8"),
     ],
 )
 def test_wrong_options_of_a_dataset_are_refused(make_config: Make, options: Any, key: str, says: str) -> None:
