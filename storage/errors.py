@@ -48,3 +48,7 @@ def one_line(text: str) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - ITS_END]} … {text[-ITS_END:]}"
+
+
+class Unread(UserWarning):
+    """Names what a graph has that is not read, and that says nothing of edges, parts or clients."""

@@ -142,8 +142,8 @@ def require_effects(
         raise ShoalError(
             where,
             key,
-            f"is for {rule.other} {rule.values}, found {_shown(found)}; change that, or leave it at its default, {_shown(default)}"
-            + (f", and so {', '.join(too)}" if too else ""),
+            f"is for {rule.other} {rule.values}, found {_shown(found)}; change that, or leave it at its default, "
+            f"{_shown(default)}" + (f", and so {', '.join(too)}" if too else ""),
         )
     return excused
 

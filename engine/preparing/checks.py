@@ -15,8 +15,7 @@ from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all, options_of
 from shoal.storage.datasets.sources.source import DataSource
-from shoal.storage.datasets.user.unread import Unread
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import ShoalError, Unread
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.layout import require_possible
 from shoal.storage.options.dataset_names import has_user_options

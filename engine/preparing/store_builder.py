@@ -32,9 +32,8 @@ from shoal.storage.graph.gather import gathered
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced, kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
-from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
+from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER, Pairs
 from shoal.storage.graph.rows import entries_of
-from shoal.storage.graph.two_sides import ONE, OTHER, sides_of
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.store.arrow_file import FileRecord, record_of, write
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
@@ -61,6 +60,8 @@ class LazyGraph:
     @cached_property
     def sides(self) -> np.ndarray:
         """The side of every node, where the graph has two, int8 `[N]`."""
+        from shoal.storage.graph.two_sides import sides_of
+
         return sides_of(self.graph)
 
     @cached_property
@@ -331,6 +332,8 @@ def _report(graph: Graph) -> None:
 
 
 def _report_sides(graph: Graph, side: np.ndarray) -> None:
+    from shoal.storage.graph.two_sides import sides_of
+
     if side.any():
         one, other = (int((side == each).sum()) for each in (ONE, OTHER))
         say(f"every edge joins one of {one:,} nodes and one of {other:,} others: so do pairs without an edge")

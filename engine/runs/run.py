@@ -23,7 +23,6 @@ from shoal.engine.records.run_folder import (
 )
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.driver import Driver, go_on_from
-from shoal.engine.runs.more_rounds import take_over
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
@@ -125,9 +124,12 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
     """The checkpoint that an unfinished run, or one of more rounds, continues from; None: from its start."""
-    if not folder.started and resume and (why_not := take_over(plan, folder)) is not None:
-        _refuse_changed(plan.config)
-        say(f"{why_not}, starting")
+    if not folder.started and resume:
+        from shoal.engine.runs.more_rounds import take_over
+
+        if (why_not := take_over(plan, folder)) is not None:
+            _refuse_changed(plan.config)
+            say(f"{why_not}, starting")
     if not folder.started:
         return None
     if not resume:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from shoal.engine.records.metrics import numbers_of, read_metrics
-from shoal.engine.records.run_folder import SUMMARY, read_summary, require_whole_metrics
+from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen
 from shoal.engine.rounds.scoring import RANKINGS
 from shoal.engine.studies.groups import Row
@@ -84,11 +83,6 @@ def by_one_mean(rows: Sequence[Row], mean: str | None = None) -> tuple[list[Row]
 
 def figures_by(run: Path, mean: str) -> dict[str, float]:
     """The figures of a finished run by a mean; raises as `by_one_mean`."""
-    return dict(_figures_by(run, mean, (run / SUMMARY).lstat().st_mtime_ns))
-
-
-@lru_cache(maxsize=2048)
-def _figures_by(run: Path, mean: str, written: int) -> dict[str, float]:
     summary = read_summary(run)
     if mean != NODES:
         require_whole_metrics(run)

@@ -10,8 +10,6 @@ import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Cleaning, Domain, Graph
-from shoal.storage.graph.ids import joined_ids
-from shoal.storage.graph.labels import joined_labels
 
 LONGEST_NAME = 40
 
@@ -26,6 +24,10 @@ def joined(graphs: Sequence[Graph]) -> Graph:
     Raises:
         ShoalError: Their features have nothing in common, or some have labels of nodes and some of graphs.
     """
+    # A run on one published graph needs neither.
+    from shoal.storage.graph.ids import joined_ids
+    from shoal.storage.graph.labels import joined_labels
+
     kinds = {graph.item_name for graph in graphs}
     if len(kinds) > 1:
         found = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)

@@ -5,13 +5,11 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from shoal.storage.datasets.domains import joined
 from shoal.storage.datasets.features.features import check_finite, row_normalized
 from shoal.storage.datasets.features.made_features import made_features
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
-from shoal.storage.graph.from_arrays import no_label
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, require_dataset
 from shoal.storage.options.types import is_own
@@ -30,6 +28,8 @@ def load(options: DataSource) -> Graph:
     where, finite = f"dataset '{name}'", spec.finite
     # Those of published ones are known to have labels, and may be larger than memory.
     if options.labels and spec.task is None and not (graph.y >= 0).any():
+        from shoal.storage.graph.from_arrays import no_label
+
         raise no_label(where, graph.item_name)
     # Graphs that are cut out of a base have what was made for that.
     if options.made.made and name not in INDUCED:
@@ -52,6 +52,8 @@ def load_all(sources: Sequence[DataSource]) -> Graph:
     """The graph of one source; more are joined, each a domain under the source's `name`."""
     if len(sources) == 1:
         return load(sources[0])
+    from shoal.storage.datasets.domains import joined
+
     return joined([replace(load(options), name=options.name) for options in sources])
 
 

@@ -189,7 +189,7 @@ def _classes(
             return y, classes, None
         if len(names) < classes:
             raise ShoalError(place_of_names, f"{len(names)} names for {classes} classes; give each one")
-        return y, len(names), names
+        return y, len(names), None if names == tuple(map(str, range(len(names)))) else names
     y, found = coded_labels(y, place)
     if names is None:
         return y, int(y.max(initial=-1)) + 1, found

@@ -4,10 +4,10 @@ import numba
 import numpy as np
 
 from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.pairs import NEITHER
 
 # A cycle of a graph of one kind is odd half of the time: one in a thousand of such graphs has ten, and all even.
 CYCLES = 10
-ONE, OTHER, NEITHER = 1, 2, 0
 
 
 def sides_of(graph: Graph, cycles: int = CYCLES) -> np.ndarray:

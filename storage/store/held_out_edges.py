@@ -10,8 +10,7 @@ import numpy as np
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.induced import Induced
-from shoal.storage.graph.pairs import EDGE, NO_EDGE, Pairs
-from shoal.storage.graph.two_sides import ONE, OTHER
+from shoal.storage.graph.pairs import EDGE, NO_EDGE, ONE, OTHER, Pairs
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.split import random_split, to_codes

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import ShoalError, Unread
 
 EDGES = "edges are read from {edges}; give them there"
 WEIGHTS = "of an edge one weight is read, from {weight}, and no other feature; give it there"
@@ -35,10 +35,6 @@ PLACES = {
 }
 # Numbers of nodes and edges in another graph, and sizes.
 NEVER_NAMED = ("num_nodes", "n_id", "e_id", "ptr", "_ID")
-
-
-class Unread(UserWarning):
-    """Names what a graph has that is not read, and that says nothing of edges, parts or clients."""
 
 
 def meaning(name: str) -> str | None:
