@@ -23,14 +23,13 @@ from shoal.engine.hosts.device import DeviceLost, resident
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.costs import Live, Watch, unwatched
+from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.places import remove_temporary
-from shoal.storage.kernels.working_clock import seconds_of_kernels
 
 BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0

@@ -25,9 +25,9 @@ from shoal.algorithms.training.batched.batched_inputs import batched_inputs, num
 from shoal.algorithms.training.batched.batched_training import evaluated, outputs
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
+from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.scoring import ACCURACY, KINDS, PARTS, class_label, require_winner, scores_in_form
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.kernels.working_clock import working_clock
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.

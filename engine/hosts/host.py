@@ -28,12 +28,12 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import ANALYTIC, BATCHED
+from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state, same_bits
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import ShoalError
-from shoal.storage.kernels.working_clock import working_clock
 from shoal.storage.store.cache import OpenViews
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store

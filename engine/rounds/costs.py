@@ -1,15 +1,17 @@
 """What a round costs (bytes, seconds, visits, losses of clients), and where its cells run."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from numba.core import event
 
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Ask, Tree
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.reduction import tree_bytes
-from shoal.storage.kernels.working_clock import seconds_of_kernels, working_clock
 
 ON_HOSTS = ("train", "upload", "evaluate")
 
@@ -154,3 +156,37 @@ class Meter:
         weight = sum(train for train, _ in rows)
         mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf
         return mean if math.isfinite(mean) else None
+
+
+class _Kernels(event.Listener):
+    """Seconds in which kernels were compiled, or loaded as compiled before, in this process."""
+
+    def __init__(self) -> None:
+        self.seconds, self._began, self._depth = 0.0, 0.0, 0
+
+    def on_start(self, event: event.Event) -> None:
+        """One begins; it may need others."""
+        if not self._depth:
+            self._began = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, event: event.Event) -> None:
+        """One is ready."""
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.perf_counter() - self._began
+
+
+_kernels = _Kernels()
+# Held from the look for a compiled kernel to its end.
+event.register("numba:compiler_lock", _kernels)
+
+
+def seconds_of_kernels() -> float:
+    """Seconds in which this process made kernels ready so far."""
+    return _kernels.seconds
+
+
+def working_clock() -> float:
+    """Seconds, of which only differences mean anything, without those of `seconds_of_kernels`."""
+    return time.perf_counter() - _kernels.seconds

@@ -21,7 +21,7 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
-from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched
+from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
 from shoal.engine.rounds.protocol_checks import (
@@ -36,7 +36,6 @@ from shoal.engine.rounds.reduction import Sums, combine, require_finite
 from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
-from shoal.storage.kernels.working_clock import working_clock
 
 # Of a product of `Mix`.
 COLUMNS_AT_A_TIME = 2**20

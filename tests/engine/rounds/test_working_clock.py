@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from shoal.storage.kernels.working_clock import seconds_of_kernels, working_clock
+from shoal.engine.rounds.costs import seconds_of_kernels, working_clock
 
 
 @numba.njit
