@@ -26,7 +26,8 @@ traceback. SIGINT ends with 130, SIGTERM with 143. `shoal --install-completion` 
 KEYS = """# Config keys
 
 A config is a YAML file. Every key but `name`, `data.dataset` and `algorithm` has a default; unknown keys are refused.
-So is a key off its default that has no effect with what else is chosen, as `partition.alpha` with METIS.
+So is a key off its default that has no effect with what else is chosen, as `partition.alpha` with METIS. Where an
+override of another key takes the effect of a key in the file, that one is left out with a line.
 On the command line a key is `section.key=value`. Options of a method, model, dataset, partitioner or callback stand
 beside its name ([catalogue](catalogue.md)).
 

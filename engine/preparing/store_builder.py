@@ -340,7 +340,7 @@ def _report_sides(graph: Graph, side: np.ndarray) -> None:
     elif sides_of(graph, cycles=0).any():
         say(
             "no odd cycle, but too few cycles to tell two kinds of nodes: pairs without an edge are of any two nodes, "
-            "and if there are two kinds (users, items), those within a kind are told easily"
+            "and if there are two kinds (users, items), pairs within a kind are easy to tell"
         )
 
 
