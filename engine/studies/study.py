@@ -153,7 +153,7 @@ Scope = Literal["trained", "served", "global", "domains"]
 Scalar = str | int | float | bool
 
 
-class _Choose(BaseModel):
+class Choose(BaseModel):
     """The key whose value validation chooses: `{key: algorithm.eps, seeds: 2, by: served}`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -168,7 +168,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
     config: str
     axes: Annotated[dict[str, str | list[Scalar] | Scalar], Field(min_length=1)]
-    choose: _Choose | None = None
+    choose: Choose | None = None
 
 
 @dataclass(frozen=True)

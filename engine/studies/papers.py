@@ -1,0 +1,350 @@
+"""Tables and figures of papers: what each compares, what the paper prints, and the runs that reproduce it.
+
+`configs/papers/` has a file for each paper; a user's own file has the same form, which `docs/studies.md` shows.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import shoal
+from shoal.engine.config.config import Config, load_config, require_names
+from shoal.engine.config.config_text import MOST_BYTES, require_small
+from shoal.engine.config.run_identity import fingerprint_of
+from shoal.engine.studies.means import Mean
+from shoal.engine.studies.study import Choose, Selection, Study
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.reading import read_text
+from shoal.storage.options.types import message_of, quoted
+
+PAPERS = Path(shoal.__file__).parent / "papers"
+LOCAL = "Local"
+# What a form of a method is called in a table; the value of `algorithm.form` is the key.
+FORMS = {"paper": "as written", "code": "as its code", "recommended": "recommended"}
+NONE = "-"
+Keys = dict[str, Any]
+
+
+class _Part(BaseModel):
+    """A block, column or row of a table: keys of the config, and what else is said of its cells."""
+
+    model_config = ConfigDict(extra="forbid")
+    set: Keys = {}
+    score: str | None = None
+    cannot: str | None = None
+
+
+class _Row(_Part):
+    """`forms` makes a row for each form of its method; `of` names the paper's row; `blocks` are all by default."""
+
+    forms: list[Literal["paper", "code", "recommended"]] = []
+    of: str | None = None
+    blocks: list[str] | None = None
+
+
+class PaperTable(BaseModel):
+    """A table or figure of a paper, as its file has it.
+
+    Attributes:
+        title: What it shows.
+        config: The config of all cells, beside the file; that of the paper if it is not set.
+        set: Keys that all cells share. Those of a block, a column, a row are laid over it, in this order.
+        score: The figure of a summary that is compared with the paper; a block, column or row can have its own.
+        mean: The mean over clients of a score.
+        runs: Repetitions that the paper's deviations are over.
+        seeds: Repetitions here.
+        choose: The key whose value validation chooses; a row has its values as a list.
+        blocks, columns, rows: What varies, by name.
+        paper: The paper's figures by row, or by block and row: `80.7±0.4 71.2 -`, one for each column.
+        control: Whether the row `Local` is added where there is none.
+        note: What differs from the paper, or what it leaves open.
+        cannot: Why there are no runs of it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    title: str
+    config: str | None = None
+    set: Keys = {}
+    score: str = "served.best.test"
+    mean: Mean = "nodes"
+    runs: int | None = None
+    seeds: Annotated[int, Field(ge=1)] = 3
+    choose: Choose | None = None
+    blocks: dict[str, _Part] = {"": _Part()}
+    columns: dict[str, _Part] = {"": _Part()}
+    rows: dict[str, _Row] = {}
+    paper: dict[str, str | dict[str, str]] = {}
+    control: bool = True
+    note: str = ""
+    cannot: str | None = None
+
+    @property
+    def whole_rows(self) -> dict[str, _Row]:
+        """Every row: `Local` first, and those of several forms one by one."""
+        found = {}
+        if self.control and self.rows and not any(row.set.get("algorithm") == "local" for row in self.rows.values()):
+            found[LOCAL] = _Row(set={"algorithm": "local"})
+        for name, row in self.rows.items():
+            method = row.set.get("algorithm")
+            options = {"name": method} if isinstance(method, str) else dict(method or {})
+            for form in row.forms:
+                keys = {**row.set, "algorithm": {**options, "form": form}}
+                found[f"{name}, {FORMS[form]}"] = row.model_copy(update={"set": keys, "of": row.of or name})
+            if not row.forms:
+                found[name] = row
+        return found
+
+
+class _Paper(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    title: str
+    config: str | None = None
+    tables: Annotated[dict[str, PaperTable], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure of a paper, and its deviation where it has one."""
+
+    value: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, text: str) -> "Printed | None":
+        """Of `80.7±0.4` or `80.7`; None of `-`. Raises ValueError."""
+        if text == NONE:
+            return None
+        value, _, deviation = text.partition("±")
+        return cls(float(value), float(deviation) if deviation else None)
+
+    def __str__(self) -> str:
+        return f"{self.value:g}" + ("" if self.deviation is None else f" ± {self.deviation:g}")
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A figure to reproduce: where it stands, the keys of its runs, what is compared, and why there are no runs."""
+
+    block: str
+    column: str
+    row: str
+    set: Mapping[str, Any]
+    score: str
+    printed: Printed | None
+    cannot: str | None
+
+    @property
+    def place(self) -> dict[str, str]:
+        """Names of block, column and row, those that it has."""
+        named = {"block": self.block, "column": self.column, "row": self.row}
+        return {what: name for what, name in named.items() if name}
+
+    @property
+    def label(self) -> str:
+        """Those names in a line."""
+        return ", ".join(self.place.values())
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's tables and figures; `name` is that of its file, at `path`."""
+
+    name: str
+    path: Path
+    title: str
+    tables: Mapping[str, PaperTable]
+
+    def cells(self, table: str) -> list[PaperCell]:
+        """All cells of a table, block by block, column by column."""
+        read = self.tables[table]
+        return [
+            cell
+            for block in read.blocks
+            for column in read.columns
+            for row in read.whole_rows
+            if (cell := _cell(read, block, column, row)) is not None
+        ]
+
+    def config_of(self, table: str) -> Path:
+        """The config of a table; raises ShoalError if the file names none."""
+        named = self.tables[table].config
+        if named is None:
+            raise ShoalError(self.path, f"tables.{table}.config", "not set, nor is config; name a config, as cora.yaml")
+        return self.path.parent / named
+
+
+def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | None:
+    of_row = table.whole_rows[row]
+    if of_row.blocks is not None and block not in of_row.blocks:
+        return None
+    parts = (table.blocks[block], table.columns[column], of_row)
+    keys = {**table.set, **{key: value for part in parts for key, value in part.set.items()}}
+    return PaperCell(
+        block,
+        column,
+        row,
+        keys,
+        next((part.score for part in reversed(parts) if part.score), table.score),
+        printed(table, block, of_row.of or row).get(column),
+        next((part.cannot for part in parts if part.cannot), table.cannot),
+    )
+
+
+def printed(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
+    """The paper's figures of a row, by column."""
+    of_block = table.paper.get(block, {})
+    text = (of_block if isinstance(of_block, dict) else table.paper).get(row, "")
+    values = text.split() if isinstance(text, str) else []
+    return {column: value for column, word in zip(table.columns, values) if (value := Printed.of(word)) is not None}
+
+
+@dataclass(frozen=True)
+class PaperStudy(Study):
+    """The runs of some cells of a table as a sweep."""
+
+    selections: tuple[Selection, ...] = ()
+
+    @cached_property
+    def choices(self) -> list[Selection]:
+        """One selection for every cell, value to choose from, and seed."""
+        return list(self.selections)
+
+    @cached_property
+    def configs(self) -> list[Config]:
+        """Config of every selection; a ShoalError names the cell too."""
+        return [self._config(selection) for selection in self.selections]
+
+    def _config(self, selection: Selection) -> Config:
+        try:
+            config = load_config(self.config, selection.overrides)
+            require_names(config)
+        except ShoalError as error:
+            raise ShoalError(", ".join(selection.columns.values()), error.line, detail=error.detail) from error
+        return config
+
+    def folder(self, root: Path, name: str) -> Path:
+        """The folder of the sweep, named after paper and table, and after the cells."""
+        cells = [sorted({*selection.overrides}) for selection in self.selections]
+        return root / "sweeps" / f"{'-'.join(self.axes)}-{fingerprint_of({'cells': cells})}"
+
+
+def study_of(
+    paper: Paper, table: str, cells: Sequence[PaperCell], seeds: int | None = None, overrides: Sequence[str] = ()
+) -> PaperStudy:
+    """The study of some cells; `seeds` in place of the table's, `overrides` over all keys."""
+    read = paper.tables[table]
+    choose = read.choose
+    selections = []
+    for seed in range(seeds or read.seeds):
+        for cell in cells:
+            key = choose.key if choose is not None and isinstance(cell.set.get(choose.key), list) else None
+            for value in cell.set[key] if key is not None else (None,):
+                keys = {"name": paper.name, **cell.set, "seed": seed, **({} if key is None else {key: value})}
+                # A method or model as a whole comes before its single options.
+                ordered = sorted(keys, key=lambda name: name.count("."))
+                columns = {**cell.place, **({} if key is None else {key: str(value)}), "seed": str(seed)}
+                given = tuple(f"{name}={_text(keys[name])}" for name in ordered)
+                selections.append(Selection(columns, (*given, *overrides)))
+    chosen = {} if choose is None else {"choose": choose.key, "choose_seeds": choose.seeds, "choose_by": choose.by}
+    return PaperStudy(str(paper.config_of(table)), (paper.name, table), selections=tuple(selections), **chosen)  # type: ignore[arg-type]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCell]:
+    """The cells in the blocks, columns and rows that are named; all blocks if no block is named, and so on.
+
+    A row's name includes its forms: `FedGTA` means `FedGTA, as written`, too.
+    """
+    wanted = set(names)
+    kept = list(cells)
+    for of in (lambda c: {c.block}, lambda c: {c.column}, lambda c: {c.row, c.row.partition(", ")[0]}):
+        known: set[str] = set().union(*(of(cell) for cell in cells))
+        if here := wanted & known:
+            kept = [cell for cell in kept if of(cell) & here]
+    return kept
+
+
+def known_names(cells: Sequence[PaperCell]) -> list[str]:
+    """Names of blocks, columns and rows."""
+    return list(dict.fromkeys(name for cell in cells for name in cell.place.values()))
+
+
+def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:
+    """The cells of the first block and first column that have runs, three rounds each."""
+    possible = [cell for cell in cells if cell.cannot is None]
+    first = [c for c in possible if (c.block, c.column) == (possible[0].block, possible[0].column)]
+    return [replace(cell, set={**cell.set, "rounds": 3, "evaluation.every": 1}) for cell in first]
+
+
+def paper_names() -> list[str]:
+    """Names of the papers that come with the package."""
+    return sorted(path.stem for path in PAPERS.glob("*.yaml"))
+
+
+def read_paper(name: str) -> Paper:
+    """The paper of a name, or of a file that has the form of one.
+
+    Raises:
+        ShoalError: There is no such paper, or a key, a name or a figure of its file is wrong.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else PAPERS / f"{name.lower()}.yaml"
+    if not path.is_file():
+        raise ShoalError(name, f"no such paper; there are {', '.join(paper_names())}, or give a file of that form")
+    try:
+        text = read_text(path, MOST_BYTES)
+        require_small(text)
+        file = _Paper.model_validate(yaml.safe_load(text))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ShoalError(path, key, f"{message_of(error)}, found {quoted(first.get('input'))}") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ShoalError(path, f"cannot be read: {' '.join(str(error).split())}") from None
+    tables = {key: _checked(path, key, table, file.config) for key, table in file.tables.items()}
+    return Paper(path.stem, path, file.title, tables)
+
+
+def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> PaperTable:
+    """A table whose figures fit its blocks, columns and rows."""
+    rows = {row.of or key.partition(", ")[0] if row.of else key for key, row in table.whole_rows.items()}
+    for where, values in _printed_rows(table):
+        if not table.rows:
+            break
+        block, _, row = where.rpartition(".")
+        if block and block not in table.blocks:
+            raise ShoalError(path, f"tables.{name}.paper.{where}", f"expected a block, {', '.join(table.blocks)}")
+        if row not in rows:
+            raise ShoalError(path, f"tables.{name}.paper.{where}", f"expected a row, {', '.join(sorted(rows))}")
+        words = values.split()
+        if len(words) != len(table.columns):
+            raise ShoalError(
+                path, f"tables.{name}.paper.{where}", f"expected {len(table.columns)} figures, got {len(words)}"
+            )
+        for word in words:
+            try:
+                Printed.of(word)
+            except ValueError:
+                raise ShoalError(
+                    path, f"tables.{name}.paper.{where}", f"expected 80.7, 80.7±0.4 or -, got {quoted(word)}"
+                ) from None
+    if not table.rows and table.cannot is None:
+        raise ShoalError(path, f"tables.{name}", "has neither rows nor cannot, which says why")
+    return table.model_copy(update={"config": table.config or config})
+
+
+def _printed_rows(table: PaperTable) -> Iterator[tuple[str, str]]:
+    for key, value in table.paper.items():
+        if isinstance(value, str):
+            yield key, value
+        else:
+            for row, text in value.items():
+                yield f"{key}.{row}", text
