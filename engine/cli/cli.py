@@ -147,6 +147,42 @@ def sweep_command(
         raise typer.Exit(1)
 
 
+@app.command("reproduce")
+def reproduce_command(
+    paper: Annotated[str | None, typer.Argument(metavar="[PAPER]", help="Name of a paper; without it, a list.")] = None,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE|KEY=VALUE]...", help="Some tables; keys over all configs.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Blocks, columns and rows by name, as Cora,GCN,FedAvg.")] = "",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; by default as the table says.")] = None,
+    smallest: Annotated[bool, typer.Option("--smallest", help="First block and column, three rounds.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, time and missing data, and stop.")] = False,
+    at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
+) -> None:
+    """Run the tables of a paper, what is not finished, and set ours beside the paper's figures."""
+    from shoal.engine.studies.papers import paper_names, read_paper
+
+    if paper is None:
+        for name in paper_names():
+            known = read_paper(name)
+            print(f"{name}: {known.title}: {', '.join(known.tables)}")
+        return
+    read = read_paper(paper)
+    from shoal.engine.studies.reproduce import Asked, reproduce, show_reproduction
+
+    names = [name for name in tables or () if "=" not in name]
+    keys = [name for name in tables or () if "=" in name]
+    asked = Asked([name.strip() for name in only.split(",") if name.strip()], seeds, smallest, keys)
+    if dry_run:
+        show_reproduction(read, names, asked)
+        return
+    folder, complete = reproduce(read, names, asked, at_once)
+    if folder is not None:
+        print(f"page: {folder / 'index.html'}; the same in {folder / 'tables.md'}, and a CSV of each table")
+    if not complete:
+        raise typer.Exit(1)
+
+
 @app.command("scale")
 def scale_command(
     config: ConfigPath,

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen
 from shoal.engine.rounds.scoring import RANKINGS
-from shoal.engine.studies.groups import Row
+from shoal.engine.studies.groups import Key, Row, grouped, others_of
 
 SCOPES = ("trained", "served", "global", "domains")
 MOMENTS = ("best", "last")
@@ -91,3 +92,13 @@ def figures_by(run: Path, mean: str) -> dict[str, float]:
             best = best_round(scored, scope, mean)
             numbers["best"] = {"round": best["round"], **best["scopes"][scope]} if best else None
     return figures_of(summary, mean)
+
+
+def validation_by(rows: Sequence[Row], key: str, scope: str) -> dict[Key, dict[str, float]]:
+    """Mean validation of a scope at its best round by value of a key, for every combination of the other keys."""
+    figure = f"{scope}.best.val"
+    found: dict[Key, dict[str, float]] = {}
+    for group in grouped(by_one_mean(rows)[0]):
+        if values := group.values(figure):
+            found.setdefault(others_of(group.rows[0], key), {})[group.columns[key]] = fmean(values)
+    return found

@@ -1,9 +1,7 @@
 """A report of runs and sweeps: one page that needs nothing else, and its figures as SVG and PNG."""
 
-import html
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -29,6 +27,7 @@ from shoal.engine.studies.curves import (
 from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, grouped, varied
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
+from shoal.engine.studies.page import Section, write_page
 from shoal.engine.studies.scaling import CLIENTS, HOSTS, ideal
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import is_sweep, rows_of, title_of
@@ -37,36 +36,6 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.reading import read_text
 from shoal.storage.store.manifest import NAME, read_manifest
-
-STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; }
-body { margin: 0 auto; padding: 1rem; max-width: 70rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid #999; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; white-space: nowrap; text-align: left; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
-figure { margin: 0; overflow-x: auto; }
-figure svg { width: 100%; min-width: 33rem; height: auto; }
-figcaption { font-size: .85rem; }
-pre { background: #f4f4f4; padding: .75rem; overflow-x: auto; font-size: .8rem; }
-.note { font-size: .85rem; color: #333; }
-@media print { body { max-width: none; } figure { break-inside: avoid; } figure svg { min-width: 0; } }
-"""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a page: a heading, a line below it, figures, tables, and plain texts by what they are."""
-
-    title: str
-    drawings: Sequence[Drawing] = ()
-    tables: Sequence[TextTable] = ()
-    texts: Sequence[tuple[str, str]] = ()
-    note: str = ""
-
 
 PAGE, FIGURES = "index.html", "figures"
 # A reader cannot tell more lines apart.
@@ -104,8 +73,7 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
             unfinished.write_text(drawing.svg)
         with replacing(folder / FIGURES / f"{drawing.name}.png") as unfinished:
             unfinished.write_bytes(drawing.png)
-    with replacing(folder / PAGE) as unfinished:
-        unfinished.write_text(_page(title, [s for s in sections if s.drawings or s.tables or s.texts]))
+    write_page(folder / PAGE, title, [s for s in sections if s.drawings or s.tables or s.texts])
     return folder / PAGE
 
 
@@ -253,39 +221,3 @@ def _how(paths: Sequence[Path], named: dict[str, Group]) -> Section:
     if is_sweep(paths[0]):
         texts.append(("axes of the sweep", yaml.safe_dump({"axes": title_of(paths[0])})))
     return Section("How it was run", tables=[facts], texts=texts)
-
-
-def _page(title: str, sections: Sequence[Section]) -> str:
-    """The page as text."""
-    body = "\n".join(_section(section) for section in sections)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n<h1>{html.escape(title)}</h1>\n{body}\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _section(section: Section) -> str:
-    parts = [f"<h2>{html.escape(section.title)}</h2>"]
-    if section.note:
-        parts.append(f'<p class="note">{html.escape(section.note)}</p>')
-    for table in section.tables:
-        below = (*table.notes, *table.legend("bold", "underlined"))
-        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in below)
-        parts.append(f'<div class="wide" tabindex="0">{table.html()}</div>\n{notes}')
-    if section.drawings:
-        parts += ['<div class="figures">', *(_figure(drawing) for drawing in section.drawings), "</div>"]
-    for name, text in section.texts:
-        parts.append(f"<details><summary>{html.escape(name)}</summary>\n<pre>{html.escape(text)}</pre>\n</details>")
-    return "<section>\n" + "\n".join(parts) + "\n</section>"
-
-
-def _figure(drawing: Drawing) -> str:
-    # Names inside of a figure are the page's: those of two figures must differ.
-    svg = drawing.svg
-    for mark in ('id="', "url(#", 'href="#'):
-        svg = svg.replace(mark, f"{mark}{drawing.name}-")
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(drawing.text)}" ', 1)
-    return f'<figure tabindex="0">\n{svg}\n<figcaption>{html.escape(drawing.title)}</figcaption>\n</figure>'

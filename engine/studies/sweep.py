@@ -21,8 +21,8 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
 from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Key, grouped, others_of
-from shoal.engine.studies.means import by_one_mean
+from shoal.engine.studies.groups import Key, others_of
+from shoal.engine.studies.means import validation_by
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep_folder import row_of, write_sweep
 from shoal.engine.studies.text_table import TextTable
@@ -230,12 +230,7 @@ class Sweep:
 
     def _chosen(self, key: str, first: Sequence[int]) -> dict[Key, str]:
         """The value with the highest mean validation, of equals the first, by all other keys but seeds."""
-        figure = f"{self.study.choose_by}.best.val"
-        found: dict[Key, dict[str, float]] = {}
-        rows, _ = by_one_mean([self.rows[place] for place in first])
-        for group in grouped(rows):
-            if values := group.values(figure):
-                found.setdefault(others_of(group.rows[0], key), {})[group.columns[key]] = fmean(values)
+        found = validation_by([self.rows[place] for place in first], key, self.study.choose_by)
         for others, scores in found.items():
             scored = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
             shared = "".join(f"{name} {value}, " for name, value in others)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from shoal.storage.datasets.features.features import check_finite, row_normalized
@@ -77,6 +78,12 @@ def published_contents(options: DataSource) -> dict[str, str]:
     if not all((root / path).is_file() for path in files):
         return {}
     return {str(path): input_digest(root / path) for path in files}
+
+
+def missing_files(options: DataSource) -> list[Path]:
+    """Published files of a dataset that are not there yet."""
+    root = data_root(options.root)
+    return [root / path for path in _spec(options).published_files(options) if not (root / path).is_file()]
 
 
 def items_ahead(options: DataSource) -> int | None:

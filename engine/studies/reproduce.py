@@ -1,0 +1,375 @@
+"""Reproduces tables of a paper: plans, runs what is missing, and sets ours beside the paper's figures."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+from shoal.engine.preparing.identity import sources
+from shoal.engine.records.run_folder import finished
+from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.plan import RunPlan
+from shoal.engine.screen.progress import say
+from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
+from shoal.engine.studies.page import Section, write_page
+from shoal.engine.studies.papers import (
+    LOCAL,
+    Paper,
+    PaperCell,
+    Printed,
+    known_names,
+    smallest_of,
+    some_of,
+    study_of,
+)
+from shoal.engine.studies.study import Selection
+from shoal.engine.studies.study_table import on_screen
+from shoal.engine.studies.sweep import Sweep, span
+from shoal.engine.studies.sweep_folder import row_of
+from shoal.engine.studies.text_table import TextTable
+from shoal.storage.datasets.registry import missing_files
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
+
+PAGE, TABLES = "index.html", "tables.md"
+WITHIN, OUTSIDE = "within", "outside"
+LEVEL = 0.95
+NOISE = (
+    f"noise: whether Welch's {100 * LEVEL:.0f} % interval of the gap holds 0, over seeds here and the paper's "
+    "repetitions; a figure that the paper prints without a deviation counts as exact"
+)
+SMALLEST = "three rounds of one seed: they show that it runs, and measure nothing"
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asked for: names of blocks, columns and rows, seeds, the smallest look, and keys over all others."""
+
+    only: Collection[str] = ()
+    seeds: int | None = None
+    smallest: bool = False
+    overrides: Sequence[str] = ()
+
+
+class TableRuns:
+    """The runs of a table: every cell's, and why some cannot be.
+
+    Attributes:
+        paper, name, read, asked: The paper, the key of the table, the table, and what was asked for.
+        cells: Those that were asked for.
+        study: Its runs, those that are possible.
+        places: Of every run of the study, the place of its cell.
+        rows: Of every run of the study, its state and figures.
+        why_not: Of cells without runs, the reason.
+    """
+
+    def __init__(self, paper: Paper, name: str, asked: Asked) -> None:
+        """Reads the configs of all runs; starts and writes nothing. Raises ShoalError if no config is right."""
+        self.paper, self.name, self.read, self.asked = paper, name, paper.tables[name], asked
+        self.cells = _asked_of(paper, name, asked)
+        self.why_not = {cell.label: cell.cannot for cell in self.cells if cell.cannot is not None}
+        self._seeds = 1 if asked.smallest else asked.seeds or self.read.seeds
+        self.plans: list[RunPlan] = []
+        self.places: list[int] = []
+        selections: list[Selection] = []
+        faults: dict[str, ShoalError] = {}
+        for place, cell in enumerate(self.cells):
+            if cell.cannot is not None:
+                continue
+            study = study_of(paper, name, [cell], self._seeds, asked.overrides)
+            try:
+                plans = [RunPlan.of(config) for config in study.configs]
+            except ShoalError as error:
+                faults[cell.label] = error
+                continue
+            self.plans += plans
+            self.places += [place] * len(plans)
+            selections += study.selections
+        if faults and not selections:
+            raise next(iter(faults.values()))
+        self.why_not |= {label: error.line for label, error in faults.items()}
+        # Seeds outermost: the first repetition of all cells comes before the second of any.
+        order = sorted(range(len(selections)), key=lambda at: int(selections[at].columns["seed"]))
+        self.plans, self.places = [self.plans[at] for at in order], [self.places[at] for at in order]
+        self.study = replace(study_of(paper, name, [], self._seeds), selections=tuple(selections[at] for at in order))
+        self.rows = [row_of(choice.columns, plan.folder) for choice, plan in zip(self.study.choices, self.plans)]
+
+    @property
+    def root(self) -> Path | None:
+        """The folder of the runs; None where there are none."""
+        return Path(self.plans[0].config.run.root) if self.plans else None
+
+    def missing(self, plan: RunPlan) -> list[Path]:
+        """Published files that a run reads and that are not there."""
+        return [path for source in sources(plan.config) for path in missing_files(source)]
+
+    def go(self, at_once: int) -> None:
+        """Runs what is not finished; a run whose data cannot be had is left out with the reason."""
+        faults: dict[str, str] = {}
+        seen: dict[Path, int] = {}
+        for at, plan in enumerate(self.plans):
+            if finished(plan.folder) or plan.folder in seen:
+                continue
+            key = _data_of(plan)
+            if key not in faults:
+                faults[key] = _fault(plan)
+            if not faults[key]:
+                seen[plan.folder] = at
+            else:
+                self.why_not[self.cells[self.places[at]].label] = faults[key]
+        if seen:
+            kept = sorted({*seen.values(), *self._finished_rivals()})
+            sweep = Sweep(replace(self.study, selections=tuple(self.study.selections[at] for at in kept)), at_once)
+            try:
+                sweep.go()
+            finally:
+                by_folder = {row.run: row for row in sweep.rows}
+                for at, row in enumerate(self.rows):
+                    now = by_folder.get(row.run, row)
+                    self.rows[at] = row_of(row.columns, row.path, now.state, now.error)
+
+    def _finished_rivals(self) -> list[int]:
+        """Runs that are finished and that a choice reads."""
+        if self.study.choose is None:
+            return []
+        found: dict[Path, int] = {}
+        for at, plan in enumerate(self.plans):
+            if self.study.choose in self.study.selections[at].columns and finished(plan.folder):
+                found.setdefault(plan.folder, at)
+        return list(found.values())
+
+    def values(self, place: int) -> tuple[list[float], str]:
+        """What the runs of a cell found, in the unit of its table, and the value that validation chose, if one did."""
+        cell = self.cells[place]
+        rows = [row for row, of in zip(self.rows, self.places) if of == place and row.figures]
+        chosen, choose = "", self.read.choose
+        if choose is not None and any(choose.key in row.columns for row in rows):
+            first = [row for row in rows if int(row.columns["seed"]) < choose.seeds]
+            scores = next(iter(validation_by(first, choose.key, choose.by).values()), {})
+            if not scores:
+                return [], ""
+            chosen = max(scores, key=scores.__getitem__)
+            rows = [row for row in rows if row.columns[choose.key] == chosen]
+        figures = [figures_by(row.path, self.read.mean) for row in rows]
+        return [_in_unit(found[cell.score], cell.score) for found in figures if cell.score in found], chosen
+
+    def table(self) -> TextTable:
+        """Every cell that was asked for: the paper's figure, ours, the gap, and how it compares with `Local`."""
+        rows: list[tuple[str, ...]] = []
+        best: dict[tuple[str, str], tuple[float, int]] = {}
+        local = {(c.block, c.column): self.values(at)[0] for at, c in enumerate(self.cells) if c.row == LOCAL}
+        for place, cell in enumerate(self.cells):
+            values, chosen = self.values(place)
+            of = local.get((cell.block, cell.column), [])
+            name = f"{cell.row} ({chosen})" if chosen else cell.row
+            numbers = (_shown(values), _gap(values, cell.printed), verdict(values, cell.printed, self.read.runs))
+            over = f"{fmean(values) - fmean(of):+.2f}" if values and of and cell.row != LOCAL else "-"
+            if values and is_share(cell.score):
+                top = best.get((cell.block, cell.column))
+                if top is None or fmean(values) > top[0]:
+                    best[cell.block, cell.column] = fmean(values), len(rows)
+            printed = "-" if cell.printed is None else str(cell.printed)
+            rows.append((cell.block, cell.column, name, printed, *numbers, over, str(len(values) or "-")))
+        heads = ("block", "column", "row", "paper", "ours", "gap", "noise", "over Local", "seeds")
+        # A table without blocks or columns has no such column.
+        shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
+        marked = frozenset((row, shown.index(4)) for _, row in best.values()) if len(rows) > 1 else frozenset()
+        return TextTable(
+            tuple(heads[at] for at in shown), tuple(tuple(row[at] for at in shown) for row in rows),
+            shown.index(3), marked, f"{self.name}: {self.read.title}", tuple(self.notes()),
+        )  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """What is compared, what the table leaves open, and why cells have no runs."""
+        scores = list(dict.fromkeys(cell.score for cell in self.cells))
+        notes = [
+            f"ours: {', '.join(scores)}, mean ± sample standard deviation; scores: {MEANS[self.read.mean]}; {NOISE}"
+        ]
+        if self.read.note:
+            notes.append(self.read.note)
+        reasons: dict[str, list[str]] = {}
+        for label, reason in self.why_not.items():
+            reasons.setdefault(reason, []).append(label)
+        for row in self.rows:
+            if row.error:
+                reasons.setdefault(row.error, []).append(row.label)
+        return [*notes, *(f"no runs: {_listed(labels)}: {reason}" for reason, labels in reasons.items())]
+
+
+def _asked_of(paper: Paper, name: str, asked: Asked) -> list[PaperCell]:
+    cells = some_of(paper.cells(name), asked.only) if asked.only else paper.cells(name)
+    return smallest_of(cells) if asked.smallest else cells
+
+
+def _data_of(plan: RunPlan) -> str:
+    """What a store is made from, for runs of the same store to be prepared once."""
+    without = {"seed", "algorithm", "train", "run", "name", "rounds", "participation", "evaluation"}
+    return f"{plan.algorithm.centralized} {plan.config.model_dump(exclude=without)}"
+
+
+def _fault(plan: RunPlan) -> str:
+    """Why the store of a run cannot be made; empty if it can."""
+    try:
+        plan.prepare()
+    except ShoalError as error:
+        return error.line
+    return ""
+
+
+def _in_unit(value: float, score: str) -> float:
+    """In %, MB or seconds."""
+    return 100 * value if is_share(score) else value / MEGABYTE if "bytes" in score else value
+
+
+def _shown(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _gap(values: Sequence[float], printed: Printed | None) -> str:
+    return f"{fmean(values) - printed.value:+.2f}" if values and printed is not None else "-"
+
+
+def verdict(values: Sequence[float], printed: Printed | None, runs: int | None) -> str:
+    """Whether the difference of a mean and a paper's figure is within the noise: by Welch's t-test over repetitions.
+
+    A paper's figure without a deviation, or without a number of runs, counts as exact. `-` where there is no figure, or
+    fewer than two values.
+    """
+    if printed is None or len(values) < 2:
+        return "-"
+    gap = fmean(values) - printed.value
+    parts = [(stdev(values) ** 2 / len(values), len(values) - 1)]
+    if printed.deviation is not None and runs is not None and runs > 1:
+        parts.append((printed.deviation**2 / runs, runs - 1))
+    variance = sum(part for part, _ in parts)
+    if variance == 0:
+        return WITHIN if gap == 0 else OUTSIDE
+    freedom = variance**2 / sum(part**2 / of for part, of in parts)
+    # It takes a second of every process that imports it.
+    from scipy.stats import t
+
+    return WITHIN if abs(gap) <= t.ppf((1 + LEVEL) / 2, freedom) * variance**0.5 else OUTSIDE
+
+
+def _listed(labels: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return "; ".join(labels[:most]) + more
+
+
+def tables_of(paper: Paper, names: Sequence[str], asked: Asked) -> list[str]:
+    """The tables that are named, or all; raises ShoalError for a name that the paper has not."""
+    if wrong := next((name for name in names if name not in paper.tables), None):
+        raise ShoalError(wrong, f"{paper.name} has no such table; it has {', '.join(paper.tables)}")
+    chosen = list(names) or list(paper.tables)
+    known = [name for table in chosen for name in known_names(paper.cells(table))]
+    known += [name.partition(", ")[0] for name in known]
+    if wrong := next((name for name in asked.only if name not in known), None):
+        raise ShoalError("--only", f"no table has {wrong!r}; there are {', '.join(dict.fromkeys(known))}")
+    return chosen
+
+
+def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
+    """Prints for every table its runs, the time to expect, missing data, and what cannot be run; writes nothing."""
+    rows, notes, total, left = [], [], 0.0, 0
+    for name in tables_of(paper, names, asked):
+        read = paper.tables[name]
+        if read.cannot is not None:
+            rows.append((name, "", "-", "-", "-"))
+            notes.append(f"{name}: no runs: {read.cannot}")
+            continue
+        runs = TableRuns(paper, name, asked)
+        notes += [f"{name}: {note}" for note in runs.notes() if note.startswith("no runs")]
+        for group, places in _by_column(runs).items():
+            to_go = [at for at in places if not runs.rows[at].figures]
+            missing = list(dict.fromkeys(path for at in to_go for path in runs.missing(runs.plans[at])))
+            seconds = 0.0 if not to_go else _seconds(runs, places, to_go, bool(missing))
+            state = "-" if seconds is None else span(seconds)
+            rows.append((name, group, str(len(places)), str(len(to_go)), "unknown" if missing else state))
+            total, left = total + (seconds or 0.0), left + len(to_go)
+            if missing:
+                notes.append(
+                    f"{name}: {group}: not found, and downloaded where possible: {_listed([*map(str, missing)])}"
+                )
+    notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing")
+    print(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
+
+
+def _by_column(runs: TableRuns) -> Mapping[str, list[int]]:
+    """Places of different runs by block and column; of several values to choose from, one counts where none is."""
+    found: dict[str, list[int]] = {}
+    seen = set()
+    rivals = runs.study.rivals
+    for at, plan in enumerate(runs.plans):
+        key = rivals.get(at, plan.folder)
+        if key in seen:
+            continue
+        seen.add(key)
+        cell = runs.cells[runs.places[at]]
+        found.setdefault(", ".join(part for part in (cell.block, cell.column) if part), []).append(at)
+    return found
+
+
+def _seconds(runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missing: bool) -> float | None:
+    """The time of the runs to go: as the finished ones took, or as measured on the first; None without the data."""
+    took = [runs.rows[at].figures["seconds.rounds"] for at in places if runs.rows[at].figures]
+    if took:
+        return len(to_go) * fmean(took)
+    return None if missing else len(to_go) * expected(runs.plans[to_go[0]]).seconds
+
+
+def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) -> tuple[Path | None, bool]:
+    """Runs what is missing of the tables, prints them, and writes a page, Markdown and a CSV of each.
+
+    Returns:
+        The folder of the page, None if no table has runs, and whether all runs are finished.
+
+    Raises:
+        ShoalError: A name is wrong, or no config of a table can be read.
+    """
+    chosen = tables_of(paper, names, asked)
+    done: list[TableRuns] = []
+    for name in chosen:
+        read = paper.tables[name]
+        if read.cannot is not None:
+            print(f"{name}: {read.title}: no runs: {read.cannot}")
+            continue
+        runs = TableRuns(paper, name, asked)
+        say(f"{name}: {read.title}: {sum(not row.figures for row in runs.rows)} of {len(runs.rows)} runs to go")
+        try:
+            runs.go(at_once)
+        finally:
+            done.append(runs)
+            write_results(paper, chosen, done, asked.smallest)
+        print(on_screen(runs.table()))
+    complete = not any(row.error for runs in done for row in runs.rows)
+    return write_results(paper, chosen, done, asked.smallest), complete
+
+
+def write_results(paper: Paper, names: Sequence[str], done: Sequence[TableRuns], smallest: bool) -> Path | None:
+    """Writes what there is of the tables to a folder beside the runs; gives it."""
+    root = next((runs.root for runs in done if runs.root is not None), None)
+    if root is None:
+        return None
+    folder = root / "papers" / (f"{paper.name}-smallest" if smallest else paper.name)
+    by_name = {runs.name: runs for runs in done}
+    sections, parts = [], [f"# {paper.title}", ""]
+    for name in names:
+        read = paper.tables[name]
+        title = f"{name}: {read.title}"
+        if read.cannot is not None or name not in by_name:
+            note = f"no runs: {read.cannot}" if read.cannot is not None else "not run yet"
+            sections.append(Section(title, note=note))
+            parts += [f"## {title}", "", note, ""]
+            continue
+        table = by_name[name].table()
+        sections.append(Section(title, tables=[table]))
+        parts += [f"## {title}", "", replace(table, title="").markdown()]
+        with replacing(folder / f"{name}.csv") as unfinished:
+            unfinished.write_text(table.csv())
+    with replacing(folder / TABLES) as unfinished:
+        unfinished.write_text("\n".join(parts))
+    write_page(folder / PAGE, paper.title, sections)
+    return folder
