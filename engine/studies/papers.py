@@ -198,7 +198,7 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
 
 def printed(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
     """The paper's figures of a row, by column."""
-    of_block = table.paper.get(block, {})
+    of_block = table.paper.get(block)
     text = (of_block if isinstance(of_block, dict) else table.paper).get(row, "")
     values = text.split() if isinstance(text, str) else []
     return {column: value for column, word in zip(table.columns, values) if (value := Printed.of(word)) is not None}
@@ -225,7 +225,8 @@ class PaperStudy(Study):
             config = load_config(self.config, selection.overrides)
             require_names(config)
         except ShoalError as error:
-            raise ShoalError(", ".join(selection.columns.values()), error.line, detail=error.detail) from error
+            cell = ", ".join(name for key, name in selection.columns.items() if key != "seed")
+            raise ShoalError(cell, error.line, detail=error.detail) from error
         return config
 
     def folder(self, root: Path, name: str) -> Path:

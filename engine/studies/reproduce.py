@@ -10,6 +10,7 @@ from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
+from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
 from shoal.engine.studies.page import Section, write_page
 from shoal.engine.studies.papers import (
@@ -70,9 +71,7 @@ class TableRuns:
         self.cells = _asked_of(paper, name, asked)
         self.why_not = {cell.label: cell.cannot for cell in self.cells if cell.cannot is not None}
         self._seeds = 1 if asked.smallest else asked.seeds or self.read.seeds
-        self.plans: list[RunPlan] = []
-        self.places: list[int] = []
-        selections: list[Selection] = []
+        found: list[tuple[int, Selection, RunPlan, Row]] = []
         faults: dict[str, ShoalError] = {}
         for place, cell in enumerate(self.cells):
             if cell.cannot is not None:
@@ -80,20 +79,21 @@ class TableRuns:
             study = study_of(paper, name, [cell], self._seeds, asked.overrides)
             try:
                 plans = [RunPlan.of(config) for config in study.configs]
+                rows = [row_of(choice.columns, plan.folder) for choice, plan in zip(study.choices, plans)]
             except ShoalError as error:
                 faults[cell.label] = error
                 continue
-            self.plans += plans
-            self.places += [place] * len(plans)
-            selections += study.selections
-        if faults and not selections:
+            found += zip([place] * len(rows), study.choices, plans, rows)
+        if faults and not found:
             raise next(iter(faults.values()))
         self.why_not |= {label: error.line for label, error in faults.items()}
-        # Seeds outermost: the first repetition of all cells comes before the second of any.
-        order = sorted(range(len(selections)), key=lambda at: int(selections[at].columns["seed"]))
-        self.plans, self.places = [self.plans[at] for at in order], [self.places[at] for at in order]
-        self.study = replace(study_of(paper, name, [], self._seeds), selections=tuple(selections[at] for at in order))
-        self.rows = [row_of(choice.columns, plan.folder) for choice, plan in zip(self.study.choices, self.plans)]
+        # The first repetition of all cells comes before the second of any.
+        found.sort(key=lambda run: int(run[1].columns["seed"]))
+        self.places = [place for place, _, _, _ in found]
+        self.plans = [plan for _, _, plan, _ in found]
+        self.rows = [row for _, _, _, row in found]
+        selections = tuple(selection for _, selection, _, _ in found)
+        self.study = replace(study_of(paper, name, [], self._seeds), selections=selections)
 
     @property
     def root(self) -> Path | None:
@@ -182,12 +182,10 @@ class TableRuns:
 
     def notes(self) -> list[str]:
         """What is compared, what the table leaves open, and why cells have no runs."""
-        scores = list(dict.fromkeys(cell.score for cell in self.cells))
-        notes = [
-            f"ours: {', '.join(scores)}, mean ± sample standard deviation; scores: {MEANS[self.read.mean]}; {NOISE}"
-        ]
-        if self.read.note:
-            notes.append(self.read.note)
+        scores = ", ".join(dict.fromkeys(cell.score for cell in self.cells))
+        notes = [f"ours: {scores}, mean ± sample standard deviation; scores: {MEANS[self.read.mean]}", NOISE]
+        notes += [SMALLEST] if self.asked.smallest else []
+        notes += [self.read.note] if self.read.note else []
         reasons: dict[str, list[str]] = {}
         for label, reason in self.why_not.items():
             reasons.setdefault(reason, []).append(label)
@@ -290,9 +288,8 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
             rows.append((name, group, str(len(places)), str(len(to_go)), "unknown" if missing else state))
             total, left = total + (seconds or 0.0), left + len(to_go)
             if missing:
-                notes.append(
-                    f"{name}: {group}: not found, and downloaded where possible: {_listed([*map(str, missing)])}"
-                )
+                files = _listed([*map(str, missing)])
+                notes.append(f"{name}: {group}: put there what cannot be downloaded: {files}")
     notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing")
     print(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
 

@@ -1,0 +1,229 @@
+"""Tables of papers: the registry has every one, and what runs stands beside the paper's figure."""
+
+import csv
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import yaml
+from scipy.stats import ttest_ind_from_stats
+from support.errors import refused
+from support.small_runs import small_run
+from typer.testing import CliRunner
+
+from shoal.engine.cli.cli import app
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.studies.papers import Printed, paper_names, read_paper, study_of
+from shoal.engine.studies.reproduce import Asked, TableRuns, reproduce, verdict
+
+Plain = dict[str, Any]
+
+
+def shown(*arguments: str) -> str:
+    """What the command prints, which succeeds."""
+    done = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    """A paper of a user: two columns, three rows in two forms, one of them without runs."""
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small_run(tmp_path)))
+    return written(tmp_path, {})
+
+
+def written(folder: Path, changes: Plain) -> Path:
+    """The file of the paper, keys of its table changed."""
+    table: Plain = {
+        "title": "Accuracy",
+        "runs": 5,
+        "seeds": 2,
+        "choose": {"key": "algorithm.eps", "seeds": 1},
+        "columns": {"Near": {"set": {"data.options.homophily": 0.9}}, "Far": {"set": {"data.options.homophily": 0.4}}},
+        "rows": {
+            "FedAvg": {"set": {"algorithm": "fedavg"}},
+            "Again": {"set": {"algorithm": {"name": "fedavg"}}},
+            "FedGTA": {
+                "set": {"algorithm": "fedgta", "algorithm.eps": [-1.0, 0.999]},
+                "forms": ["paper", "recommended"],
+            },
+            "FedX": {"cannot": "Shoal has no FedX"},
+        },
+        "paper": {"FedAvg": "80.5±1.5 -", "FedGTA": "90 70", "FedX": "- 50"},
+    }
+    path = folder / "mine.yaml"
+    drawn = {"title": "A drawing", "cannot": "nothing is measured"}
+    path.write_text(
+        yaml.safe_dump(
+            {"title": "Mine", "config": "small.yaml", "tables": {"table1": {**table, **changes}, "figure1": drawn}},
+            sort_keys=False,
+        )
+    )
+    return path
+
+
+def test_a_table_has_the_mean_gap_and_choice_of_its_runs(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against the summaries of the runs, read here."""
+    read = read_paper(str(paper))
+    folder, complete = reproduce(read, [], Asked(), 1)
+    assert complete
+    assert folder is not None
+    read_back = list(csv.DictReader((folder / "table1.csv").open()))
+    rows = {(row["column"], row["row"].partition(" (")[0]): row for row in read_back}
+    assert len(rows) == 2 * 6
+    runs = list(paper.parent.glob("runs/mine-*"))
+    # Two columns; local and fedavg by two seeds, each form of fedgta by two values for one seed and one for the other.
+    assert len(runs) == 2 * (2 + 2 + 2 * (2 + 1))
+    tests: dict[tuple[float, str], list[float]] = {}
+    for run in runs:
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        key = config["data"]["options"]["homophily"], config["algorithm"]["name"]
+        tests.setdefault(key, []).append(100 * read_summary(run)["scopes"]["served"]["best"]["test"]["nodes"])
+    near, local = rows["Near", "FedAvg"], tests[0.9, "local"]
+    mean = fmean(tests[0.9, "fedavg"])
+    assert near["ours"] == f"{mean:.2f} ± {stdev(tests[0.9, 'fedavg']):.2f}"
+    assert near["gap"] == f"{mean - 80.5:+.2f}"
+    assert near["over Local"] == f"{mean - fmean(local):+.2f}"
+    assert near["paper"] == "80.5 ± 1.5"
+    assert rows["Near", "Local"]["ours"].startswith(f"{fmean(local):.2f}")
+    # The same runs under another name.
+    assert rows["Near", "Again"]["ours"] == near["ours"]
+    assert rows["Far", "FedX"]["ours"] == "-"
+    gta = [row for row in read_back if row["row"].startswith("FedGTA")]
+    assert all(row["row"].endswith(("(-1.0)", "(0.999)")) for row in gta)
+    assert [row["paper"] for row in gta] == ["90", "90", "70", "70"]
+    printed = capsys.readouterr().out
+    for text in (printed, (folder / "tables.md").read_text(), (folder / "index.html").read_text()):
+        assert "Shoal has no FedX" in text
+        assert "nothing is measured" in text
+    # Finished runs are read, not run again.
+    before = {run: (run / "summary.json").stat().st_mtime_ns for run in runs}
+    reproduce(read_paper(str(paper)), ["table1"], Asked(only=["Near", "FedAvg", "Local"]), 1)
+    assert {run: (run / "summary.json").stat().st_mtime_ns for run in runs} == before
+
+
+def test_the_value_that_validation_chooses_is_the_best_of_the_first_seeds(paper: Path) -> None:
+    runs = TableRuns(read_paper(str(paper)), "table1", Asked(only=["Far", "FedGTA"]))
+    runs.go(1)
+    for place, cell in enumerate(runs.cells):
+        values, chosen = runs.values(place)
+        first = {
+            row.columns["algorithm.eps"]: row.figures["served.best.val"]
+            for row, of in zip(runs.rows, runs.places)
+            if of == place and row.columns["seed"] == "0"
+        }
+        assert first[chosen] == max(first.values())
+        assert len(first) == 2
+        assert len(values) == 2, cell.label
+
+
+def test_a_run_that_fails_is_a_note_and_data_that_is_missing_a_reason(
+    paper: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"partition.method": "file", "partition.file": str(paper.parent / "lost.npy")}
+    written(paper.parent, {
+        "columns": {"Near": {}, "Lost": {"set": lost}},
+        "rows": {
+            "FedAvg": {"set": {"algorithm": "fedavg"}},
+            "Wild": {"set": {"algorithm": "fedavg", "train.lr": 1e30, "train.optimizer": "sgd"}},
+        },
+        "paper": {}, "choose": None,
+    })  # fmt: skip
+    _, complete = reproduce(read_paper(str(paper)), ["table1"], Asked(seeds=1), 1)
+    out = capsys.readouterr().out
+    assert not complete
+    assert "lost.npy" in out
+    assert "no runs: block" not in out
+    assert "lost.npy" in shown(str(paper), "table1", "--dry-run")
+
+
+def test_the_smallest_look_is_three_rounds_of_the_first_column(paper: Path) -> None:
+    out = shown(str(paper), "table1", "--smallest", "--only", "FedAvg,Local")
+    runs = list(paper.parent.glob("runs/mine-*"))
+    assert len(runs) == 2
+    assert all(read_summary(run)["rounds"] == 3 for run in runs)
+    assert "measure nothing" in out
+
+
+@pytest.mark.parametrize(
+    ("values", "printed", "runs"),
+    [
+        ([80.0, 81.0, 82.0], Printed(80.5, 0.4), 10),
+        ([80.0, 80.1, 80.2], Printed(82.0, 0.4), 10),
+        ([80.0, 80.5, 82.0], Printed(83.9, 2.0), 3),
+    ],
+)
+def test_the_noise_is_welchs_test(values: list[float], printed: Printed, runs: int) -> None:
+    p = ttest_ind_from_stats(
+        fmean(values), stdev(values), len(values), printed.value, printed.deviation, runs, equal_var=False
+    ).pvalue
+    assert verdict(values, printed, runs) == ("within" if p >= 0.05 else "outside")
+
+
+def test_the_noise_without_deviations() -> None:
+    assert verdict([80.0, 82.0], Printed(81.5, None), None) == "within"
+    assert verdict([80.0, 80.1], Printed(90.0, None), None) == "outside"
+    assert verdict([80.0], Printed(80.0, 1.0), 3) == "-"
+    assert verdict([80.0, 81.0], None, 3) == "-"
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"paper": {"FedAvg": "80.5"}}, "tables.table1.paper.FedAvg"),
+        ({"paper": {"FedAvg": "80.5 high"}}, "tables.table1.paper.FedAvg"),
+        ({"paper": {"FedZ": "80.5 1"}}, "tables.table1.paper.FedZ"),
+        ({"paper": {"GCN": {"FedAvg": "80.5 1"}}}, "tables.table1.paper.GCN.FedAvg"),
+        ({"rows": {}, "paper": {}}, "tables.table1"),
+        ({"clients": 3}, "tables.table1.clients"),
+        ({"rows": {"FedAvg": {"algorithm": "fedavg"}}}, "tables.table1.rows.FedAvg.algorithm"),
+    ],
+)
+def test_a_wrong_file_is_one_line(paper: Path, changes: Plain, place: str) -> None:
+    written(paper.parent, changes)
+    with refused(paper, place):
+        read_paper(str(paper))
+
+
+def test_wrong_names_are_one_line(paper: Path) -> None:
+    with refused("fedzzz"):
+        read_paper("fedzzz")
+    with refused("table9"):
+        reproduce(read_paper(str(paper)), ["table9"], Asked(), 1)
+    with refused("--only"):
+        reproduce(read_paper(str(paper)), [], Asked(only=["Cora"]), 1)
+    with refused("Near, FedAvg", says="train.rl"):
+        reproduce(read_paper(str(paper)), ["table1"], Asked(only=["FedAvg"], overrides=["train.rl=1"]), 1)
+
+
+# Every table and figure that a paper numbers.
+NUMBERED = {
+    "fedgta": (6, 6),
+    "fedpg": (10, 7),
+    "fedgkc": (5, 4),
+    "fggp": (3, 4),
+    "fedgpl": (11, 6),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_the_registry_has_every_table_and_figure(name: str) -> None:
+    """Each has runs, all of whose configs are right, or says why it has none."""
+    tables, figures = NUMBERED[name]
+    read = read_paper(name)
+    wanted = {*(f"table{n}" for n in range(1, tables + 1)), *(f"figure{n}" for n in range(1, figures + 1))}
+    assert wanted <= read.tables.keys()
+    for table in read.tables:
+        cells = [cell for cell in read.cells(table) if cell.cannot is None]
+        assert cells or read.tables[table].cannot or all(cell.cannot for cell in read.cells(table))
+        assert study_of(read, table, cells, seeds=1).configs is not None
+        if cells and read.tables[table].control:
+            assert any(cell.set["algorithm"] == "local" for cell in cells)
+
+
+def test_the_papers_are_listed() -> None:
+    assert set(NUMBERED) <= set(paper_names())
+    out = shown()
+    assert all(f"{name}: " in out for name in NUMBERED)
