@@ -176,9 +176,9 @@ def reproduce_command(
     if dry_run:
         show_reproduction(read, names, asked)
         return
-    folder, complete = reproduce(read, names, asked, at_once)
-    if folder is not None:
-        print(f"page: {folder / 'index.html'}; the same in {folder / 'tables.md'}, and a CSV of each table")
+    page, complete = reproduce(read, names, asked, at_once)
+    if page is not None:
+        print(f"page: {page}; beside it tables.md, and a CSV of each table")
     if not complete:
         raise typer.Exit(1)
 

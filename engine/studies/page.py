@@ -9,6 +9,7 @@ from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.files.atomic import replacing
 
+PAGE, FIGURES = "index.html", "figures"
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; }
@@ -39,10 +40,16 @@ class Section:
     note: str = ""
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Writes a page of sections."""
-    with replacing(path) as unfinished:
+def write_page(folder: Path, title: str, sections: Sequence[Section]) -> Path:
+    """Writes a page of sections, and its figures beside it as SVG and PNG; gives the page."""
+    for drawing in (drawing for section in sections for drawing in section.drawings):
+        with replacing(folder / FIGURES / f"{drawing.name}.svg") as unfinished:
+            unfinished.write_text(drawing.svg)
+        with replacing(folder / FIGURES / f"{drawing.name}.png") as unfinished:
+            unfinished.write_bytes(drawing.png)
+    with replacing(folder / PAGE) as unfinished:
         unfinished.write_text(_page(title, sections))
+    return folder / PAGE
 
 
 def _page(title: str, sections: Sequence[Section]) -> str:

@@ -33,11 +33,9 @@ from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import is_sweep, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import replacing
 from shoal.storage.files.reading import read_text
 from shoal.storage.store.manifest import NAME, read_manifest
 
-PAGE, FIGURES = "index.html", "figures"
 # A reader cannot tell more lines apart.
 MOST_CURVES = 12
 MIB = 1 << 20
@@ -68,13 +66,7 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
         Section("Time and memory", drawings=_costs(named)),
         _how(paths, named),
     ]
-    for drawing in (drawing for section in sections for drawing in section.drawings):
-        with replacing(folder / FIGURES / f"{drawing.name}.svg") as unfinished:
-            unfinished.write_text(drawing.svg)
-        with replacing(folder / FIGURES / f"{drawing.name}.png") as unfinished:
-            unfinished.write_bytes(drawing.png)
-    write_page(folder / PAGE, title, [s for s in sections if s.drawings or s.tables or s.texts])
-    return folder / PAGE
+    return write_page(folder, title, [s for s in sections if s.drawings or s.tables or s.texts])
 
 
 def _finished(group: Group) -> list[Path]:

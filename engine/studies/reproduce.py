@@ -10,6 +10,7 @@ from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
+from shoal.engine.studies.figures import Drawing, over_key
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
 from shoal.engine.studies.page import Section, write_page
@@ -32,7 +33,7 @@ from shoal.storage.datasets.registry import missing_files
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 
-PAGE, TABLES = "index.html", "tables.md"
+TABLES = "tables.md"
 WITHIN, OUTSIDE = "within", "outside"
 LEVEL = 0.95
 NOISE = (
@@ -180,6 +181,29 @@ class TableRuns:
             shown.index(3), marked, f"{self.name}: {self.read.title}", tuple(self.notes()),
         )  # fmt: skip
 
+    def drawings(self) -> list[Drawing]:
+        """A figure of each block whose columns are values of one numeric key: ours, a line for each row."""
+        keys = {key for column in self.read.columns.values() for key in column.set}
+        found: list[Drawing] = []
+        if len(keys) != 1 or not all(is_share(cell.score) for cell in self.cells):
+            return found
+        (key,) = keys
+        values = [column.set.get(key) for column in self.read.columns.values()]
+        if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
+            return found
+        for block in dict.fromkeys(cell.block for cell in self.cells):
+            lines: dict[str, list[tuple[float, float, float]]] = {}
+            for place, cell in enumerate(self.cells):
+                of_runs = [value / 100 for value in self.values(place)[0]]
+                if cell.block == block and of_runs:
+                    spread = stdev(of_runs) if len(of_runs) > 1 else 0.0
+                    lines.setdefault(cell.row, []).append((float(cell.set[key]), fmean(of_runs), spread))
+            if any(len(line) > 1 for line in lines.values()):
+                over_key(found, key, lines, self.read.score)
+                name = "-".join(filter(None, (self.name, block.lower().replace(" ", "-"))))
+                found[-1] = replace(found[-1], name=name, title=f"{found[-1].title} {block}".strip())
+        return found
+
     def notes(self) -> list[str]:
         """What is compared, what the table leaves open, and why cells have no runs."""
         scores = ", ".join(dict.fromkeys(cell.score for cell in self.cells))
@@ -321,7 +345,7 @@ def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) ->
     """Runs what is missing of the tables, prints them, and writes a page, Markdown and a CSV of each.
 
     Returns:
-        The folder of the page, None if no table has runs, and whether all runs are finished.
+        The page, None if no table has runs, and whether all runs are finished.
 
     Raises:
         ShoalError: A name is wrong, or no config of a table can be read.
@@ -346,7 +370,7 @@ def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) ->
 
 
 def write_results(paper: Paper, names: Sequence[str], done: Sequence[TableRuns], smallest: bool) -> Path | None:
-    """Writes what there is of the tables to a folder beside the runs; gives it."""
+    """Writes what there is of the tables to a folder beside the runs; gives the page."""
     root = next((runs.root for runs in done if runs.root is not None), None)
     if root is None:
         return None
@@ -362,11 +386,10 @@ def write_results(paper: Paper, names: Sequence[str], done: Sequence[TableRuns],
             parts += [f"## {title}", "", note, ""]
             continue
         table = by_name[name].table()
-        sections.append(Section(title, tables=[table]))
+        sections.append(Section(title, by_name[name].drawings(), [table]))
         parts += [f"## {title}", "", replace(table, title="").markdown()]
         with replacing(folder / f"{name}.csv") as unfinished:
             unfinished.write_text(table.csv())
     with replacing(folder / TABLES) as unfinished:
         unfinished.write_text("\n".join(parts))
-    write_page(folder / PAGE, paper.title, sections)
-    return folder
+    return write_page(folder, paper.title, sections)

@@ -67,9 +67,10 @@ def written(folder: Path, changes: Plain) -> Path:
 def test_a_table_has_the_mean_gap_and_choice_of_its_runs(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Against the summaries of the runs, read here."""
     read = read_paper(str(paper))
-    folder, complete = reproduce(read, [], Asked(), 1)
+    page, complete = reproduce(read, [], Asked(), 1)
     assert complete
-    assert folder is not None
+    assert page is not None
+    folder = page.parent
     read_back = list(csv.DictReader((folder / "table1.csv").open()))
     rows = {(row["column"], row["row"].partition(" (")[0]): row for row in read_back}
     assert len(rows) == 2 * 6
@@ -95,9 +96,11 @@ def test_a_table_has_the_mean_gap_and_choice_of_its_runs(paper: Path, capsys: py
     assert all(row["row"].endswith(("(-1.0)", "(0.999)")) for row in gta)
     assert [row["paper"] for row in gta] == ["90", "90", "70", "70"]
     printed = capsys.readouterr().out
-    for text in (printed, (folder / "tables.md").read_text(), (folder / "index.html").read_text()):
+    for text in (printed, (folder / "tables.md").read_text(), page.read_text()):
         assert "Shoal has no FedX" in text
         assert "nothing is measured" in text
+    # The columns are values of one numeric key.
+    assert (folder / "figures" / "table1.svg").exists()
     # Finished runs are read, not run again.
     before = {run: (run / "summary.json").stat().st_mtime_ns for run in runs}
     reproduce(read_paper(str(paper)), ["table1"], Asked(only=["Near", "FedAvg", "Local"]), 1)
