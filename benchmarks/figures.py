@@ -1,14 +1,7 @@
-"""How benchmarks print figures: spreads over seeds, and a last line of JSON with the targets they are held to."""
+"""How benchmarks print figures: a last line of JSON with the targets they are held to."""
 
 import json
-from collections.abc import Sequence
-from statistics import mean, stdev
 from typing import Any
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean ± sample standard deviation; of one value itself."""
-    return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def target(value: float, goal: float, at_most: bool = False) -> dict[str, Any]:
