@@ -40,12 +40,18 @@ class _Part(BaseModel):
     cannot: str | None = None
 
 
-class _Row(_Part):
-    """`forms` makes a row for each form of its method; `of` names the paper's row; `blocks` are all by default."""
+class _Column(_Part):
+    """`blocks` are those that it is in, by default all."""
+
+    blocks: list[str] | None = None
+
+
+class _Row(_Column):
+    """`forms` makes a row for each form of its method; `of` names the paper's row; `columns` are as `blocks`."""
 
     forms: list[Literal["paper", "code", "recommended"]] = []
     of: str | None = None
-    blocks: list[str] | None = None
+    columns: list[str] | None = None
 
 
 class PaperTable(BaseModel):
@@ -77,7 +83,7 @@ class PaperTable(BaseModel):
     seeds: Annotated[int, Field(ge=1)] = 3
     choose: Choose | None = None
     blocks: dict[str, _Part] = {"": _Part()}
-    columns: dict[str, _Part] = {"": _Part()}
+    columns: dict[str, _Column] = {"": _Column()}
     rows: dict[str, _Row] = {}
     paper: dict[str, str | dict[str, str]] = {}
     control: bool = True
@@ -180,10 +186,11 @@ class Paper:
 
 
 def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | None:
-    of_row = table.whole_rows[row]
-    if of_row.blocks is not None and block not in of_row.blocks:
+    of_column, of_row = table.columns[column], table.whole_rows[row]
+    within = ((block, of_column.blocks), (block, of_row.blocks), (column, of_row.columns))
+    if any(names is not None and name not in names for name, names in within):
         return None
-    parts = (table.blocks[block], table.columns[column], of_row)
+    parts = (table.blocks[block], of_column, of_row)
     keys = {**table.set, **{key: value for part in parts for key, value in part.set.items()}}
     return PaperCell(
         block,
@@ -198,7 +205,7 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
 
 def printed(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
     """The paper's figures of a row, by column."""
-    of_block = table.paper.get(block, {})
+    of_block = table.paper.get(block)
     text = (of_block if isinstance(of_block, dict) else table.paper).get(row, "")
     values = text.split() if isinstance(text, str) else []
     return {column: value for column, word in zip(table.columns, values) if (value := Printed.of(word)) is not None}
@@ -240,7 +247,7 @@ def study_of(
     """The study of some cells; `seeds` in place of the table's, `overrides` over all keys."""
     read = paper.tables[table]
     choose = read.choose
-    selections = []
+    selections: dict[tuple[str, ...], Selection] = {}
     for seed in range(seeds or read.seeds):
         for cell in cells:
             key = choose.key if choose is not None and isinstance(cell.set.get(choose.key), list) else None
@@ -250,9 +257,10 @@ def study_of(
                 ordered = sorted(keys, key=lambda name: name.count("."))
                 columns = {**cell.place, **({} if key is None else {key: str(value)}), "seed": str(seed)}
                 given = tuple(f"{name}={_text(keys[name])}" for name in ordered)
-                selections.append(Selection(columns, (*given, *overrides)))
+                # Cells that show several figures of one run share it.
+                selections.setdefault((*given, *overrides), Selection(columns, (*given, *overrides)))
     chosen = {} if choose is None else {"choose": choose.key, "choose_seeds": choose.seeds, "choose_by": choose.by}
-    return PaperStudy(str(paper.config_of(table)), (paper.name, table), selections=tuple(selections), **chosen)  # type: ignore[arg-type]
+    return PaperStudy(str(paper.config_of(table)), (paper.name, table), selections=tuple(selections.values()), **chosen)  # type: ignore[arg-type]
 
 
 def _text(value: Any) -> str:
@@ -315,6 +323,13 @@ def read_paper(name: str) -> Paper:
 
 def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> PaperTable:
     """A table whose figures fit its blocks, columns and rows."""
+    for kind, parts in (("columns", table.columns), ("rows", table.rows)):
+        for key, part in parts.items():
+            named = {"blocks": (part.blocks, table.blocks), "columns": (getattr(part, "columns", None), table.columns)}
+            for within, (names, known) in named.items():
+                if wrong := next((each for each in names or () if each not in known), None):
+                    where = f"tables.{name}.{kind}.{key}.{within}"
+                    raise ShoalError(path, where, f"expected some of {', '.join(known)}, got {quoted(wrong)}")
     rows = {row.of or key.partition(", ")[0] if row.of else key for key, row in table.whole_rows.items()}
     for where, values in _printed_rows(table):
         if not table.rows:
