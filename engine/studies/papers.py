@@ -47,8 +47,12 @@ class _Column(_Part):
 
 
 class _Row(_Column):
-    """`forms` makes a row for each form of its method; `of` names the paper's row; `columns` are as `blocks`."""
+    """`forms` makes a row for each form of its method; `of` names the paper's row; `columns` are as `blocks`.
 
+    `smallest` are keys of the smallest look alone, such as fewer rounds of a method's own.
+    """
+
+    smallest: Keys = {}
     forms: list[Literal["paper", "code", "recommended"]] = []
     of: str | None = None
     columns: list[str] | None = None
@@ -144,6 +148,7 @@ class PaperCell:
     score: str
     printed: Printed | None
     cannot: str | None
+    smallest: Mapping[str, Any]
 
     @property
     def place(self) -> dict[str, str]:
@@ -200,6 +205,7 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
         next((part.score for part in reversed(parts) if part.score), table.score),
         printed(table, block, of_row.of or row).get(column),
         next((part.cannot for part in parts if part.cannot), table.cannot),
+        of_row.smallest,
     )
 
 
@@ -290,7 +296,7 @@ def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:
     """The cells of the first block and first column that have runs, three rounds each."""
     possible = [cell for cell in cells if cell.cannot is None]
     first = [c for c in possible if (c.block, c.column) == (possible[0].block, possible[0].column)]
-    return [replace(cell, set={**cell.set, "rounds": 3, "evaluation.every": 1}) for cell in first]
+    return [replace(cell, set={**cell.set, **cell.smallest, "rounds": 3, "evaluation.every": 1}) for cell in first]
 
 
 def paper_names() -> list[str]:
