@@ -329,13 +329,13 @@ def read_paper(name: str) -> Paper:
 
 def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> PaperTable:
     """A table whose figures fit its blocks, columns and rows."""
-    for kind, parts in (("columns", table.columns), ("rows", table.rows)):
-        for key, part in parts.items():
-            named = {"blocks": (part.blocks, table.blocks), "columns": (getattr(part, "columns", None), table.columns)}
-            for within, (names, known) in named.items():
-                if wrong := next((each for each in names or () if each not in known), None):
-                    where = f"tables.{name}.{kind}.{key}.{within}"
-                    raise ShoalError(path, where, f"expected some of {', '.join(known)}, got {quoted(wrong)}")
+    within = [(f"columns.{key}.blocks", column.blocks, [*table.blocks]) for key, column in table.columns.items()]
+    within += [(f"rows.{key}.blocks", row.blocks, [*table.blocks]) for key, row in table.rows.items()]
+    within += [(f"rows.{key}.columns", row.columns, [*table.columns]) for key, row in table.rows.items()]
+    for where, names, known in within:
+        if wrong := next((each for each in names or () if each not in known), None):
+            reason = f"expected some of {', '.join(known)}, got {quoted(wrong)}"
+            raise ShoalError(path, f"tables.{name}.{where}", reason)
     rows = {row.of or key.partition(", ")[0] if row.of else key for key, row in table.whole_rows.items()}
     for where, values in _printed_rows(table):
         if not table.rows:
