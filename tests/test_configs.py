@@ -19,7 +19,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "configs"
 # Papers are read where `shoal reproduce` is tested.
 FILES = sorted({*FOLDER.rglob("*.yaml")} - {*(FOLDER / "papers").glob("*.yaml")})
 STUDIES = [path for path in FILES if "axes" in yaml.safe_load(path.read_text())]
-CONFIGS = [path for path in FILES if path not in STUDIES]
+PAPERS = [path for path in FILES if "tables" in yaml.safe_load(path.read_text())]
+CONFIGS = [path for path in FILES if path not in (*STUDIES, *PAPERS)]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(FOLDER)))

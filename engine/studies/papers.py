@@ -40,12 +40,22 @@ class _Part(BaseModel):
     cannot: str | None = None
 
 
-class _Row(_Part):
-    """`forms` makes a row for each form of its method; `of` names the paper's row; `blocks` are all by default."""
+class _Column(_Part):
+    """`blocks` are those that it is in, by default all."""
 
+    blocks: list[str] | None = None
+
+
+class _Row(_Column):
+    """`forms` makes a row for each form of its method; `of` names the paper's row; `columns` are as `blocks`.
+
+    `smallest` are keys of the smallest look alone, such as fewer rounds of a method's own.
+    """
+
+    smallest: Keys = {}
     forms: list[Literal["paper", "code", "recommended"]] = []
     of: str | None = None
-    blocks: list[str] | None = None
+    columns: list[str] | None = None
 
 
 class PaperTable(BaseModel):
@@ -77,7 +87,7 @@ class PaperTable(BaseModel):
     seeds: Annotated[int, Field(ge=1)] = 3
     choose: Choose | None = None
     blocks: dict[str, _Part] = {"": _Part()}
-    columns: dict[str, _Part] = {"": _Part()}
+    columns: dict[str, _Column] = {"": _Column()}
     rows: dict[str, _Row] = {}
     paper: dict[str, str | dict[str, str]] = {}
     control: bool = True
@@ -138,6 +148,7 @@ class PaperCell:
     score: str
     printed: Printed | None
     cannot: str | None
+    smallest: Mapping[str, Any]
 
     @property
     def place(self) -> dict[str, str]:
@@ -180,10 +191,11 @@ class Paper:
 
 
 def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | None:
-    of_row = table.whole_rows[row]
-    if of_row.blocks is not None and block not in of_row.blocks:
+    of_column, of_row = table.columns[column], table.whole_rows[row]
+    within = ((block, of_column.blocks), (block, of_row.blocks), (column, of_row.columns))
+    if any(names is not None and name not in names for name, names in within):
         return None
-    parts = (table.blocks[block], table.columns[column], of_row)
+    parts = (table.blocks[block], of_column, of_row)
     keys = {**table.set, **{key: value for part in parts for key, value in part.set.items()}}
     return PaperCell(
         block,
@@ -193,6 +205,7 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
         next((part.score for part in reversed(parts) if part.score), table.score),
         printed(table, block, of_row.of or row).get(column),
         next((part.cannot for part in parts if part.cannot), table.cannot),
+        of_row.smallest,
     )
 
 
@@ -241,7 +254,7 @@ def study_of(
     """The study of some cells; `seeds` in place of the table's, `overrides` over all keys."""
     read = paper.tables[table]
     choose = read.choose
-    selections = []
+    selections: dict[tuple[str, ...], Selection] = {}
     for seed in range(seeds or read.seeds):
         for cell in cells:
             key = choose.key if choose is not None and isinstance(cell.set.get(choose.key), list) else None
@@ -251,9 +264,10 @@ def study_of(
                 ordered = sorted(keys, key=lambda name: name.count("."))
                 columns = {**cell.place, **({} if key is None else {key: str(value)}), "seed": str(seed)}
                 given = tuple(f"{name}={_text(keys[name])}" for name in ordered)
-                selections.append(Selection(columns, (*given, *overrides)))
+                # Cells that show several figures of one run share it.
+                selections.setdefault((*given, *overrides), Selection(columns, (*given, *overrides)))
     chosen = {} if choose is None else {"choose": choose.key, "choose_seeds": choose.seeds, "choose_by": choose.by}
-    return PaperStudy(str(paper.config_of(table)), (paper.name, table), selections=tuple(selections), **chosen)  # type: ignore[arg-type]
+    return PaperStudy(str(paper.config_of(table)), (paper.name, table), selections=tuple(selections.values()), **chosen)  # type: ignore[arg-type]
 
 
 def _text(value: Any) -> str:
@@ -283,7 +297,7 @@ def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:
     """The cells of the first block and first column that have runs, three rounds each."""
     possible = [cell for cell in cells if cell.cannot is None]
     first = [c for c in possible if (c.block, c.column) == (possible[0].block, possible[0].column)]
-    return [replace(cell, set={**cell.set, "rounds": 3, "evaluation.every": 1}) for cell in first]
+    return [replace(cell, set={**cell.set, **cell.smallest, "rounds": 3, "evaluation.every": 1}) for cell in first]
 
 
 def paper_names() -> list[str]:
@@ -316,6 +330,13 @@ def read_paper(name: str) -> Paper:
 
 def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> PaperTable:
     """A table whose figures fit its blocks, columns and rows."""
+    within = [(f"columns.{key}.blocks", column.blocks, [*table.blocks]) for key, column in table.columns.items()]
+    within += [(f"rows.{key}.blocks", row.blocks, [*table.blocks]) for key, row in table.rows.items()]
+    within += [(f"rows.{key}.columns", row.columns, [*table.columns]) for key, row in table.rows.items()]
+    for where, names, known in within:
+        if wrong := next((each for each in names or () if each not in known), None):
+            reason = f"expected some of {', '.join(known)}, got {quoted(wrong)}"
+            raise ShoalError(path, f"tables.{name}.{where}", reason)
     rows = {row.of or key.partition(", ")[0] if row.of else key for key, row in table.whole_rows.items()}
     for where, values in _printed_rows(table):
         if not table.rows:
