@@ -4,8 +4,9 @@
 """
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,8 +42,12 @@ class _Part(BaseModel):
 
 
 class _Row(_Part):
-    """`forms` makes a row for each form of its method; `of` names the paper's row; `blocks` are all by default."""
+    """`forms` makes a row for each form of its method; `of` names the paper's row; `blocks` are all by default.
 
+    `smallest` are keys of the smallest look alone, such as fewer rounds of a method's own.
+    """
+
+    smallest: Keys = {}
     forms: list[Literal["paper", "code", "recommended"]] = []
     of: str | None = None
     blocks: list[str] | None = None
@@ -63,6 +68,7 @@ class PaperTable(BaseModel):
         blocks, columns, rows: What varies, by name.
         paper: The paper's figures by row, or by block and row: `80.7±0.4 71.2 -`, one for each column.
         control: Whether the row `Local` is added where there is none.
+        needs: A variable of the environment that names a folder, as `${NAME}` in `set`; without it there are no runs.
         note: What differs from the paper, or what it leaves open.
         cannot: Why there are no runs of it.
     """
@@ -81,6 +87,7 @@ class PaperTable(BaseModel):
     rows: dict[str, _Row] = {}
     paper: dict[str, str | dict[str, str]] = {}
     control: bool = True
+    needs: str | None = None
     note: str = ""
     cannot: str | None = None
 
@@ -138,6 +145,7 @@ class PaperCell:
     score: str
     printed: Printed | None
     cannot: str | None
+    smallest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> dict[str, str]:
@@ -193,12 +201,13 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
         next((part.score for part in reversed(parts) if part.score), table.score),
         printed(table, block, of_row.of or row).get(column),
         next((part.cannot for part in parts if part.cannot), table.cannot),
+        of_row.smallest,
     )
 
 
 def printed(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
     """The paper's figures of a row, by column."""
-    of_block = table.paper.get(block, {})
+    of_block = table.paper.get(block)
     text = (of_block if isinstance(of_block, dict) else table.paper).get(row, "")
     values = text.split() if isinstance(text, str) else []
     return {column: value for column, word in zip(table.columns, values) if (value := Printed.of(word)) is not None}
@@ -256,7 +265,7 @@ def study_of(
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return os.path.expandvars(value) if isinstance(value, str) else json.dumps(value)
 
 
 def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCell]:
@@ -282,7 +291,7 @@ def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:
     """The cells of the first block and first column that have runs, three rounds each."""
     possible = [cell for cell in cells if cell.cannot is None]
     first = [c for c in possible if (c.block, c.column) == (possible[0].block, possible[0].column)]
-    return [replace(cell, set={**cell.set, "rounds": 3, "evaluation.every": 1}) for cell in first]
+    return [replace(cell, set={**cell.set, **cell.smallest, "rounds": 3, "evaluation.every": 1}) for cell in first]
 
 
 def paper_names() -> list[str]:
@@ -316,10 +325,10 @@ def read_paper(name: str) -> Paper:
 def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> PaperTable:
     """A table whose figures fit its blocks, columns and rows."""
     rows = {row.of or key.partition(", ")[0] if row.of else key for key, row in table.whole_rows.items()}
-    for where, values in _printed_rows(table):
+    for block, row, values in _printed_rows(table):
         if not table.rows:
             break
-        block, _, row = where.rpartition(".")
+        where = f"{block}.{row}" if block else row
         if block and block not in table.blocks:
             raise ShoalError(path, f"tables.{name}.paper.{where}", f"expected a block, {', '.join(table.blocks)}")
         if row not in rows:
@@ -338,13 +347,15 @@ def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> Pa
                 ) from None
     if not table.rows and table.cannot is None:
         raise ShoalError(path, f"tables.{name}", "has neither rows nor cannot, which says why")
-    return table.model_copy(update={"config": table.config or config})
+    lacks = table.needs is not None and not os.environ.get(table.needs)
+    cannot = f"the variable {table.needs} is not set; set it to the folder that the note describes" if lacks else None
+    return table.model_copy(update={"config": table.config or config, "cannot": table.cannot or cannot})
 
 
-def _printed_rows(table: PaperTable) -> Iterator[tuple[str, str]]:
+def _printed_rows(table: PaperTable) -> Iterator[tuple[str, str, str]]:
     for key, value in table.paper.items():
         if isinstance(value, str):
-            yield key, value
+            yield "", key, value
         else:
             for row, text in value.items():
-                yield f"{key}.{row}", text
+                yield key, row, text
