@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -73,6 +74,7 @@ class PaperTable(BaseModel):
         blocks, columns, rows: What varies, by name.
         paper: The paper's figures by row, or by block and row: `80.7±0.4 71.2 -`, one for each column.
         control: Whether the row `Local` is added where there is none.
+        needs: A variable of the environment that names a folder, as `${NAME}` in `set`; without it there are no runs.
         note: What differs from the paper, or what it leaves open.
         cannot: Why there are no runs of it.
     """
@@ -91,6 +93,7 @@ class PaperTable(BaseModel):
     rows: dict[str, _Row] = {}
     paper: dict[str, str | dict[str, str]] = {}
     control: bool = True
+    needs: str | None = None
     note: str = ""
     cannot: str | None = None
 
@@ -271,7 +274,7 @@ def study_of(
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return os.path.expandvars(value) if isinstance(value, str) else json.dumps(value)
 
 
 def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCell]:
@@ -338,10 +341,10 @@ def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> Pa
             reason = f"expected some of {', '.join(known)}, got {quoted(wrong)}"
             raise ShoalError(path, f"tables.{name}.{where}", reason)
     rows = {row.of or key.partition(", ")[0] if row.of else key for key, row in table.whole_rows.items()}
-    for where, values in _printed_rows(table):
+    for block, row, values in _printed_rows(table):
         if not table.rows:
             break
-        block, _, row = where.rpartition(".")
+        where = f"{block}.{row}" if block else row
         if block and block not in table.blocks:
             raise ShoalError(path, f"tables.{name}.paper.{where}", f"expected a block, {', '.join(table.blocks)}")
         if row not in rows:
@@ -360,13 +363,15 @@ def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> Pa
                 ) from None
     if not table.rows and table.cannot is None:
         raise ShoalError(path, f"tables.{name}", "has neither rows nor cannot, which says why")
-    return table.model_copy(update={"config": table.config or config})
+    lacks = table.needs is not None and not os.environ.get(table.needs)
+    cannot = f"the variable {table.needs} is not set; set it to the folder that the note describes" if lacks else None
+    return table.model_copy(update={"config": table.config or config, "cannot": table.cannot or cannot})
 
 
-def _printed_rows(table: PaperTable) -> Iterator[tuple[str, str]]:
+def _printed_rows(table: PaperTable) -> Iterator[tuple[str, str, str]]:
     for key, value in table.paper.items():
         if isinstance(value, str):
-            yield key, value
+            yield "", key, value
         else:
             for row, text in value.items():
-                yield f"{key}.{row}", text
+                yield key, row, text
