@@ -61,7 +61,9 @@ def test_papers_config_without_ogb_files_takes_a_twin(name: str) -> None:
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_study_runs_are_all_valid(path: Path) -> None:
     study = read_study(str(path), (), None, 2, "served")
-    assert len(Sweep(study).plans) >= 20
+    plans = Sweep(study).plans
+    assert len(plans) >= 20
+    assert "local" in {plan.config.algorithm.name for plan in plans}, "a comparison of methods has its control"
     assert path.read_text().startswith("# "), "a study says in its first line what it is"
 
 
