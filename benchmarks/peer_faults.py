@@ -63,7 +63,7 @@ class PeerFedDC(feddc.FedDC):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         """As `FedDC`, but the drift grows by the update of the round before."""
         received["scale"] = 1 / (trainer.options.lr * steps_of(client, trainer.options))
-        loss = trainer.fit(client, received, term=self._term(client, received))
+        loss = trainer.fit(client, received, term=self._term(client, received, 0.1))
         nothing = torch.zeros_like(client.model.w)
         drift = client.state.get(feddc.DRIFT, nothing) + client.state.get(feddc.UPDATE, nothing)
         client.state[feddc.DRIFT] = drift
@@ -71,9 +71,9 @@ class PeerFedDC(feddc.FedDC):
         received["corrected"] = client.model.w + drift
         return loss
 
-    def _term(self, client: Client, received: Received) -> Term | None:
+    def _term(self, client: Client, received: Received, alpha: float) -> Term | None:
         """As `FedDC`, without the mean update g."""
-        w, alpha = client.model.flat.w, self.alpha
+        w = client.model.flat.w
         target = received["w"] - client.state.get(feddc.DRIFT, 0)
         linear = received["scale"] * client.state.get(feddc.UPDATE, torch.zeros_like(target))
         return lambda: alpha / 2 * (w - target).square().sum() + linear @ w

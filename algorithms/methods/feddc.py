@@ -11,6 +11,7 @@ from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Term
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
 from shoal.algorithms.protocol import Reduce
+from shoal.algorithms.train_options import TrainOptions
 
 # Where a client's state holds its drift and its last update, `[P]` each; absent, they are zero.
 DRIFT, UPDATE = "drift", "update"
@@ -25,24 +26,25 @@ class FedDC(FedAvg):
     by `weight`.
 
     With an optimizer other than plain SGD an update is no multiple of a gradient: `variate: gradient` has the negative
-    mean gradient of the loss instead of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
-    Without penalty (`alpha: 0`), linear term (`variate: off`, no g is kept or sent) and drift in what is averaged
-    (`sends: off`) it is FedAvg, to the bit by autograd.
+    mean gradient of the loss instead of g_i / (lr K). Nor do drifts add up to anything that Adam can undo, whose steps
+    are as long for a small gradient as for a large one: w_i is averaged alone then, and alpha has to be small. Down: w
+    and g, `[P]` each. Up: w_i + h_i and g_i, and n_i. Without penalty (`alpha: 0`), linear term (`variate: off`, no g
+    is kept or sent) and drift in what is averaged (`sends: off`) it is FedAvg, to the bit by autograd.
 
     Attributes:
-        alpha: Weight of the penalty; the paper has 0.005 to 0.1.
+        alpha: Weight of the penalty; None: 0.1 for SGD without momentum, otherwise 0.005. The paper has both.
         variate: `steps`, `gradient`, `off`, or `auto`: steps for SGD without momentum, gradient otherwise.
         sends: w_i with the drift `before` this training, or `after` it, as in the authors' code, where the first round
-            goes twice as far; or w_i alone (`off`).
+            goes twice as far; w_i alone (`off`); or `auto`: before for SGD without momentum, off otherwise.
     """
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"
-    alpha: float = 0.1
+    alpha: float | None = None
     variate: Form = "auto"
-    sends: Literal["before", "after", "off"] = "before"
+    sends: Literal["auto", "before", "after", "off"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.alpha < 0:
+        if self.alpha is not None and self.alpha < 0:
             raise ValueError("alpha must not be negative")
 
     def setup(self, ctx: Context) -> Tree:
@@ -65,21 +67,27 @@ class FedDC(FedAvg):
             return trainer.fit(client, received)
         steps, state = steps_of(client, trainer.options), client.state
         by_gradient = form_for(self.variate, trainer.options) == "gradient"
+        alpha, sends = self._penalty_and_drift(trainer.options)
         received["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
         with recorded(client) if by_gradient else nullcontext() as total:
-            loss = trainer.fit(client, received, term=self._term(client, received))
+            loss = trainer.fit(client, received, term=self._term(client, received, alpha))
         moved = client.model.w - received["w"]
         if self.variate != "off":
             state[UPDATE] = moved if total is None else -total / steps
-        if self.alpha or self.sends != "off":
+        if alpha or sends != "off":
             before = state.get(DRIFT, torch.zeros_like(moved))
             state[DRIFT] = before + moved
-            if self.sends != "off":
-                received["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
+            if sends != "off":
+                received["corrected"] = client.model.w + (before if sends == "before" else state[DRIFT])
         return loss
 
-    def _term(self, client: Client, received: Received) -> Term | None:
-        w, alpha = client.model.flat.w, self.alpha
+    def _penalty_and_drift(self, options: TrainOptions) -> tuple[float, str]:
+        """The weight of the penalty, and `before`, `after` or `off`: what `alpha` and `sends` mean for an optimizer."""
+        alpha, sends = (0.1, "before") if form_for("auto", options) == "steps" else (0.005, "off")
+        return alpha if self.alpha is None else self.alpha, sends if self.sends == "auto" else self.sends
+
+    def _term(self, client: Client, received: Received, alpha: float) -> Term | None:
+        w = client.model.flat.w
         target = received["w"] - client.state.get(DRIFT, 0)
         if self.variate == "off":
             return (lambda: alpha / 2 * (w - target).square().sum()) if alpha else None

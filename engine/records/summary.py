@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from shoal.algorithms.methods.registry.load import beside_parameters
+from shoal.engine.config.config import Config
 from shoal.engine.messages.environment import environment
 from shoal.engine.rounds.domains import BOTH, DOMAINS
 from shoal.engine.rounds.scoring import ACCURACY, RANKINGS
@@ -13,6 +15,8 @@ PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
 # What the paper of FGGP reports: the mean of so many last evaluations.
 LAST = 5
 
+# Points; a larger difference is given its reason.
+APART = 10
 
 # The mean that stands for a scope, and the one that is the accuracy of all scored items, whoever holds them.
 NODES, POOLED = "nodes", "rows"
@@ -42,6 +46,27 @@ def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = NOD
     values = {place: None if found is None else chosen(found, scope, weighting) for place, found in enumerate(numbers)}
     known = {place: value for place, value in values.items() if value is not None}
     return lines[max(known, key=known.__getitem__)] if known else None
+
+
+def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str]:
+    """Points between `served` and `global`, the more of last and best rounds, and why; no reason up to `APART`."""
+    points = 0.0
+    for moment in ("last", "best"):
+        tests = [((summary["scopes"].get(scope) or {}).get(moment) or {}).get("test") for scope in ("served", "global")]
+        served, of_server = (None if test is None else chosen(test, "") for test in tests)
+        if served is not None and of_server is not None:
+            points = max(points, 100 * abs(served - of_server))
+    if points <= APART:
+        return points, ""
+    taking_part = config.participation
+    own, of_all = (f", {text}" if text else "" for text in beside_parameters(config.algorithm.name))
+    some = taking_part.ratio < 1 if taking_part.count is None else taking_part.count < summary["clients"]
+    missed = some or taking_part.trace is not None or summary.get("left_out", {}).get("visits")
+    return points, (
+        f"served is the model that each client downloaded in its own last round{own}; "
+        f"global is the server's model now, for all clients{of_all}"
+        + ("; who missed rounds holds an earlier model, or the initial one" if missed else "")
+    )
 
 
 def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
-from shoal.engine.records.summary import PARTS, chosen, metric_of
+from shoal.engine.records.summary import PARTS, chosen, metric_of, scopes_apart
 from shoal.engine.rounds.domains import BOTH, DOMAINS
 from shoal.engine.rounds.scoring import RANKINGS
 from shoal.engine.screen.progress import PLAIN
@@ -60,6 +60,9 @@ def show_run(run: Path) -> None:
         table.add_row(scope, _percent(last["nodes"]), at_best, *rest)
     console.print(table)
     _line(CAPTION.format(items=ITEMS[config.task]))
+    points, why = scopes_apart(summary, config)
+    if why:
+        _line(f"served and global are apart, {points:.1f} points: {why}")
     if (metric := ranking_of(summary["scopes"])) is not None:
         console.print(ranking_table(summary["scopes"], metric))
         _line(OF_RANKINGS)

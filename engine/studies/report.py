@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -14,7 +15,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
 from shoal.engine.records.run_folder import CONFIG, read_summary
-from shoal.engine.records.summary import PARTS
+from shoal.engine.records.summary import PARTS, scopes_apart
 from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.curves import (
     client_accuracies,
@@ -57,8 +58,10 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     of_curves = [f"scores: {MEANS[mean]}"]
     if more > 0:
         of_curves.append(f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables")
+    results = table_of(read, Layout())
+    results = replace(results, notes=(*results.notes, *_apart(named)))
     sections = [
-        Section("Results", tables=[table_of(read, Layout())], note=missing),
+        Section("Results", tables=[results], note=missing),
         Section("Scaling", drawings=_scaling(groups, keys)),
         Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named, mean)], note="; ".join(of_curves)),
         Section("Clients", drawings=_clients(named)),
@@ -71,6 +74,17 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
 
 def _finished(group: Group) -> list[Path]:
     return [row.path for row in group.rows if row.figures]
+
+
+def _apart(named: dict[str, Group]) -> list[str]:
+    """A line for every reason why `served` and `global` differ, of the first run of each combination."""
+    found: dict[str, list[str]] = {}
+    for name, group in named.items():
+        first = _finished(group)[0]
+        points, why = scopes_apart(read_summary(first), load_config(first))
+        if why:
+            found.setdefault(why, []).append(f"{points:.1f} points" + (f" in {name}" if len(named) > 1 else ""))
+    return [f"served and global are apart, {', '.join(these)}: {why}" for why, these in found.items()]
 
 
 def _scopes(named: dict[str, Group]) -> list[str]:

@@ -73,10 +73,11 @@ def test_scaffold_written_out(start: Start, views: Views, linear: Keys, form: st
 
 
 @pytest.mark.parametrize("form", [*FORMS, "off"])
-@pytest.mark.parametrize(("alpha", "sends"), [(0.1, "before"), (1.5, "after"), (1.5, "off"), (0.0, "after")])
-def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, alpha: float, sends: str) -> None:
+@pytest.mark.parametrize(("alpha", "sends"), [(None, "auto"), (1.5, "after"), (1.5, "off"), (0.0, "before")])
+def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, alpha: Any, sends: str) -> None:
     # Under the penalty a recorded gradient of the loss is not the update, so g differs by what the terms gave.
     server = start({**linear, "algorithm": {"name": "feddc", "variate": form, "alpha": alpha, "sends": sends}})
+    alpha = 0.1 if alpha is None else alpha
     shards = views(server)
     w = server._initial.numpy().astype(float)
     mean, drift, update = np.zeros_like(w), np.zeros((6, len(w))), np.zeros((6, len(w)))
@@ -93,7 +94,7 @@ def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, 
             before = drift[i].copy()
             drift[i] += theta - w
             update[i] = -total / K if form == "gradient" else theta - w
-            sent.append(theta + {"before": before, "after": drift[i], "off": 0}[sends])
+            sent.append(theta + {"auto": before, "before": before, "after": drift[i], "off": 0}[sends])
             updates.append(update[i])
         if sent:
             w, mean = np.mean(sent, axis=0), np.mean(updates, axis=0)
@@ -187,16 +188,19 @@ def test_scaffold(begun: Callable[[Keys], tuple[Server, list[PlainClient]]]) -> 
         gradient_check(server.state.server["c"], torch.stack([client.variate for client in able]).mean(0))
 
 
-def test_feddc(begun: Callable[[Keys], tuple[Server, list[PlainClient]]]) -> None:
-    server, clients = begun({"name": "feddc", "alpha": ALPHA})
+@pytest.mark.parametrize("usual", [True, False])
+def test_feddc(begun: Callable[[Keys], tuple[Server, list[PlainClient]]], usual: bool) -> None:
+    """With momentum drifts stay out of the average, and the penalty is small, unless they are asked for."""
+    alpha = 0.005 if usual else ALPHA
+    server, clients = begun({"name": "feddc", **({} if usual else {"alpha": alpha, "sends": "before"})})
     w, g = server._initial.clone(), torch.zeros_like(server._initial)
     for number in range(1, 8):
         server.round()
         cohort = [clients[i] for i in server.cohort(number) if len(clients[i].view.train)]
         sent, updates = [], []
         for client in cohort:
-            mean = client.train(number, w, ALPHA * client.drift + client.update - g, ALPHA)
-            sent.append(client.w + client.drift)
+            mean = client.train(number, w, alpha * client.drift + client.update - g, alpha)
+            sent.append(client.w if usual else client.w + client.drift)
             client.drift, client.update = client.drift + client.w - w, -mean
             updates.append(client.update)
         if cohort:

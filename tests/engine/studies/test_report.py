@@ -1,10 +1,12 @@
 """The page of runs and sweeps: complete in itself, all figures there, for who sees them and who does not."""
 
+import html
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,11 @@ from support.browser import BROWSER, browser
 from support.errors import refused as is_refused
 from support.small_runs import small_run
 
+import shoal
+from shoal.engine.config.config import Config
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
+from shoal.engine.records.summary import scopes_apart
+from shoal.engine.screen.tables import console, show_run
 from shoal.engine.studies import figures
 from shoal.engine.studies.curves import Curve, curve_of, recorded_prototypes
 from shoal.engine.studies.figures import Drawing
@@ -187,6 +193,46 @@ def test_report_of_one_run_and_of_many(sweep: Sweep, tmp_path: Path) -> None:
     assert "participation.ratio" in text
     assert "shoal run " in text
     assert "not finished" not in text
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_scopes_far_apart_are_explained(tmp_path: Path, count: int) -> None:
+    """A single client of few classes leads the server astray; where all take part, the scopes are equal."""
+    skewed = {"partition": {"method": "dirichlet"}, "train": {"lr": 3.0, "epochs": 20}}
+    run = shoal.run(small_run(tmp_path, rounds=1, participation={"count": count}, **skewed))
+    served, of_server = (100 * run.summary["scopes"][scope]["last"]["test"]["nodes"] for scope in ("served", "global"))
+    with console.capture() as captured:
+        show_run(run.path)
+    for text in (captured.get(), html.unescape(report([run.path], None).read_text())):
+        assert (f"apart, {abs(served - of_server):.1f} points: served is" in text) == (count == 1)
+        assert ("are apart" in text) == ("missed rounds" in text) == (abs(served - of_server) > 10)
+
+
+@pytest.mark.parametrize(
+    ("method", "apart", "reason"),
+    [
+        ("fggp", (0.5, 0.65), ("bank of prototypes of that round", "with the newest bank")),
+        ("fedsage_plus", (0.65, 0.5), ("augmented graph", "graphs as they are")),
+        ("adafgl", (0.65, 0.5), ("branches that it trained", "without branches")),
+        ("mine.py:Mine", (0.5, 0.65), ("what it keeps of its own", "without what clients keep")),
+        ("fedavg", (0.5, 0.65), ("downloaded in its own last round", "for all clients")),
+        ("fggp", (0.5, 0.59), ()),
+        ("fedgta", (0.5, None), ()),
+    ],
+)
+def test_reason_of_a_difference_is_the_methods(method: str, apart: Any, reason: tuple[str, str]) -> None:
+    scopes = {
+        scope: {"last": {"round": 2}, "best": {"round": 1, "test": {"nodes": share}}}
+        for scope, share in zip(("served", "global"), apart)
+        if share is not None
+    }
+    config = Config.model_validate({"name": "a", "data": {"dataset": "cora"}, "algorithm": method})
+    points, why = scopes_apart({"scopes": scopes, "clients": 10}, config)
+    assert points == pytest.approx(100 * abs(apart[1] - apart[0]) if apart[1] else 0)
+    # Nobody missed a round, and what is said of one scope is not said of the other.
+    parts = why.split("; ") if why else []
+    assert len(parts) == len(reason)
+    assert all(said in part for said, part in zip(reason, parts))
 
 
 def test_report_refuses_unfinished_and_unknown(tmp_path: Path, sweep: Sweep) -> None:
