@@ -119,7 +119,8 @@ class FGGP(FedAvg):
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
     supports = frozenset({"node"})
     forms: ClassVar[Forms] = {
-        "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"},
+        "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
+        | {"finch_min": 1, "head_mode": "personal"},
         "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
     }
     fcpp: bool = True
