@@ -17,16 +17,26 @@ def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, An
     loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
     d = loops.sum(1)
     operator = np.diag(d**-0.5) @ loops @ np.diag(d**-0.5)
-    y0 = predicted.copy()
+    y0, known = predicted.copy(), np.eye(predicted.shape[1])[view.label[view.train]]
     if options["lp_seed"] == "labels":
-        y0[view.train] = np.eye(y0.shape[1])[view.label[view.train]]
+        y0[view.train] = known
+
+    def softmax(y: np.ndarray) -> np.ndarray:
+        rows = np.exp(y) / np.exp(y).sum(1, keepdims=True)
+        rows[view.train] = known
+        return rows
+
     sketch, y, a, orders = [], y0, options["lp_seed_weight"], range(1, options["orders"] + 1)
     for _ in range(options["lp_steps"]):
         y = a * y0 + (1 - a) * operator @ y
-        rows = y / y.sum(1, keepdims=True) if options["rows"] == "stochastic" else y
+        if options["rows"] == "softmax":
+            y[view.train] += y0[view.train]
+        rows = {"stochastic": y / y.sum(1, keepdims=True), "raw": y, "softmax": softmax(y)}[options["rows"]]
         raw = [np.mean(rows**q, axis=0) for q in orders]
         central = [np.mean((rows - rows.mean(0)) ** q, axis=0) for q in orders]
         sketch.append(np.concatenate({"raw": raw, "central": central, "hybrid": raw + central}[options["moments"]]))
+    if options["rows"] == "softmax":
+        rows, d = softmax(y / 20), d - 1
     y_log_y = (rows * np.log(np.where(rows > 0, rows, 1))).sum(1)
     h = {
         "paper": d @ (rows.shape[1] / np.e + y_log_y),
@@ -34,4 +44,6 @@ def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, An
         "uniform": 1.0,
     }[options["confidence"]]
     counts = len(view.train) > 0
-    return float(h) if counts else 1e-12, np.concatenate(sketch if options["moment_steps"] == "all" else sketch[-1:])
+    return max(float(h), 1e-12) if counts else 1e-12, np.concatenate(
+        sketch if options["moment_steps"] == "all" else sketch[-1:]
+    )

@@ -72,9 +72,9 @@ class PlainClient:
         for v in self.view.train.tolist():
             annotation[v], centre[v] = self.view.label[v], True
         near, slots = self.near(z), {}
-        far = near @ near
-        levels = [torch.eye(self.view.items), near, far - far.diag().diag()]
-        for level, walks in enumerate(levels[: self.options.hops + 1]):
+        for level in range(self.options.hops + 1):
+            walks = torch.linalg.matrix_power(near, level)
+            walks = walks - walks.diag().diag() if level else walks
             for c in range(CLASSES):
                 ends = walks[centre & (annotation == c)] * (annotation == c)
                 if ends.any():
@@ -111,7 +111,7 @@ class PlainClient:
                     means = self.means(slot, slots[slot][:, reached], z, seen[reached])
                     if options.alignment == "prototype":
                         distances.append((means.mean(0) - targets[slot]).norm())
-                    elif slot[0] == 2:
+                    elif slot[0] >= 2:
                         distances.append((means.mean(0) - targets[slot]).square().sum())
                     else:
                         distances.append((means - targets[slot]).square().sum(1).mean())

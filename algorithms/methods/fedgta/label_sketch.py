@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic
@@ -14,6 +15,8 @@ from shoal.storage.store.view import View
 ROWS_AT_A_TIME = 1024
 # Of rows and their powers at a time, on a GPU: 256 MB.
 NUMBERS_AT_A_TIME = 2**26
+# Of the softmax that the authors' program takes the confidence of.
+TEMPERATURE = 20.0
 
 
 class SketchForm(NamedTuple):
@@ -21,7 +24,7 @@ class SketchForm(NamedTuple):
 
     lp_steps: int
     lp_seed_weight: float
-    rows: Literal["stochastic", "raw"]
+    rows: Literal["stochastic", "raw", "softmax"]
     orders: int
     moments: Literal["raw", "central", "hybrid"]
     moment_steps: Literal["all", "last"]
@@ -47,6 +50,8 @@ def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
         rows = form.orders * (2 if form.moments == "hybrid" else 1)
         steps = form.lp_steps if form.moment_steps == "all" else 1
         return Sketch(seed_NC.new_zeros(steps * rows, data.classes), 0.0)
+    if form.rows == "softmax":
+        return sketch_by_softmax(data, seed_NC, form)
     by = sketch_by_tiles if data.device.type == "cpu" else sketch_by_torch
     return by(data, seed_NC, form)
 
@@ -59,6 +64,28 @@ def sketch_by_torch(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
     rows_SNC = row_stochastic(y_SNC) if form.rows == "stochastic" else y_SNC
     sketch_SC = moments(rows_SNC, form.orders, form.moments).flatten(0, 1)
     return Sketch(sketch_SC, confidence(rows_SNC[-1], data.degree, form.confidence))
+
+
+def sketch_by_softmax(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
+    """The sketch of the authors' program, in memory of one matrix `[N, C]` a step that counts, and two.
+
+    In every step training rows get their seed once more. Moments are of softmax(Y^s), the confidence of
+    softmax(Y^k / 20) with degrees without self loops, which is nearly the number of edges; training rows are one-hot in
+    both. The program also reads labels of nodes that are in no part of the split; here these keep their prediction.
+    """
+    known_TC = F.one_hot(data.label[data.train], data.classes).to(seed_NC.dtype)
+    y_NC, steps = seed_NC, []
+    for _ in range(form.lp_steps):
+        y_NC = data.smooth(y_NC).lerp_(seed_NC, form.lp_seed_weight)
+        y_NC[data.train] += seed_NC[data.train]
+        steps.append(y_NC)
+
+    def softmax(y_NC: Tensor, temperature: float = 1.0) -> Tensor:
+        return (y_NC / temperature).softmax(1).index_copy(0, data.train, known_TC)
+
+    rows_SNC = torch.stack([softmax(y) for y in (steps if form.moment_steps == "all" else steps[-1:])])
+    sketch_SC = moments(rows_SNC, form.orders, form.moments).flatten(0, 1)
+    return Sketch(sketch_SC, confidence(softmax(y_NC, TEMPERATURE), data.degree - 1, form.confidence))
 
 
 def sketch_by_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Replies, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import (
     class_margin,
@@ -28,9 +29,24 @@ from shoal.algorithms.methods.fedpg.alignment_term import (
     reach_of,
     train_scorer,
 )
-from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, annotate, hop_prototypes, hop_weights
+from shoal.algorithms.methods.fedpg.hop_prototypes import (
+    MOST_HOPS,
+    Annotated,
+    annotate,
+    hop_prototypes,
+    hop_weights,
+)
 from shoal.algorithms.methods.fedpg.server_targets import Queries, Uploads, draw_queries, personal_targets
-from shoal.algorithms.protocol import Reduce
+from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_own
+
+
+class Received(NamedTuple):
+    """The last level of the round, and the targets of a visit; None while there are none."""
+
+    hops: int
+    targets: Targets | None = None
 
 
 @dataclass(frozen=True)
@@ -60,10 +76,14 @@ class FedPG(Algorithm):
     Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
     counts walks; attention weights are not divided once more by their number; the margin makes the server's task
     harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eq. 4 by its first line, eq.
-    6, attention and annotated centres; `form: code` is the authors' program but for its choice of two similar clients.
+    6, attention, annotated centres and `hops: depth`; `form: code` is the authors' program but for its choice of two
+    similar clients. The parts that Table X takes out are off with `cross_hop: 0` (context), `margin_cap: 0` (margin;
+    it has no say in eq. 4's first line), and `alpha: 1` (personalisation).
 
     Attributes:
-        hops: 0 (no neighbours), 1 or 2; the paper has the depth of the shallowest model, its code 2.
+        hops: 0 (no neighbours) to 4, 2 as in the paper's code, or `depth` as in the paper: the steps from which the
+            shallowest model of all clients reads. The default stays 2, so that levels and messages are the same for
+            every model; a client learns of another number by one more byte of its download.
         similar: Nearest graphs of a graph, with `task: graph` alone; 5 is our choice.
         mu: Weight of the alignment; the paper tunes it in [0, 1] and recommends 0.5.
         alignment: `node`: mean over the present prototypes of the mean squared distance of their nodes (hop 1: means
@@ -92,10 +112,11 @@ class FedPG(Algorithm):
     supports = frozenset({"node", "graph"})
 
     forms: ClassVar[Forms] = {
-        "paper": {"server_loss": "eq4", "alignment": "prototype", "attention": "node", "pseudo_centres": 0.0},
+        "paper": {"server_loss": "eq4", "alignment": "prototype", "attention": "node", "pseudo_centres": 0.0}
+        | {"hops": "depth"},
         "code": {"margin_cap": 100.0, "mu": 5.0, "cross_hop": 0.0},
     }
-    hops: int = 2
+    hops: int | Literal["depth"] = 2
     similar: int = 5
     mu: float = 0.5
     alignment: Literal["node", "prototype"] = "node"
@@ -115,8 +136,8 @@ class FedPG(Algorithm):
     server_weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.hops <= 2:
-            raise ValueError("hops must be 0 to 2")
+        if self.hops != "depth" and not 0 <= self.hops <= MOST_HOPS:
+            raise ValueError(f"hops must be 0 to {MOST_HOPS}, or depth")
         if self.similar < 1:
             raise ValueError("similar must be at least 1; hops: 0 is without neighbours")
         for name in ("alpha", "noise", "cross_hop"):
@@ -129,12 +150,24 @@ class FedPG(Algorithm):
         if self.attention == "node" and (self.alignment != "prototype" or not self.hops):
             raise ValueError("attention: node is trained by alignment: prototype, with hops of at least 1")
 
+    def setup(self, ctx: Context) -> Tree:
+        if self.hops != "depth":
+            return {}
+        kinds = [(info.name, ctx.build(MODEL, number)) for number, info in enumerate(ctx.models[MODEL])]
+        depth, name = min((depth_of(name, model), name) for name, model in kinds)
+        if depth > MOST_HOPS:
+            raise ShoalError(
+                "algorithm.hops", f"{name} reads from {depth} steps, and prototypes go {MOST_HOPS} at most; set hops: 2"
+            )
+        return {"hops": torch.tensor(depth, dtype=torch.uint8)}
+
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        shared = {"hops": server["hops"]} if "hops" in server else {}
         if self.targets == "own":
-            yield Ask("train", {})
+            yield Ask("train", {}, shared=shared)
             return
         up = {"proto": Reduce.STACK, "present": Reduce.STACK, "counts": Reduce.STACK}
-        got = yield Ask("train", up, private=self._downloads(server, ctx, cohort))
+        got = yield Ask("train", up, shared=shared, private=self._downloads(server, ctx, cohort))
         self._remember(server, ctx, got)
         ctx.record_prototypes(got.ids, got["proto"][:, 0], got["present"][:, 0])
         known_LC = server["known"]
@@ -190,22 +223,26 @@ class FedPG(Algorithm):
 
         return loss
 
-    def receive(self, client: Client, down: Tree) -> Targets | None:
+    def receive(self, client: Client, down: Tree) -> Received:
+        """Nothing is received before an evaluation."""
+        hops = int(down["hops"]) if "hops" in down else self.hops
+        if not isinstance(hops, int):
+            return Received(0)
         if self.targets == "own" and "proto" in client.state:
-            return client.state["proto"], client.state["present"]
-        return unpack(down, self.hops + 1, client.info.classes)
+            return Received(hops, (client.state["proto"], client.state["present"]))
+        return Received(hops, unpack(down, hops + 1, client.info.classes))
 
-    def train(self, client: Client, received: Targets | None, trainer: Trainer, phase: str) -> float:
-        loss = trainer.fit(client, received, term=self._term(client, received))
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        loss = trainer.fit(client, received, term=self._term(client, received.targets))
         # The last step left the scorer a gradient.
         train_scorer(client.state, self.attention_lr)
         return loss
 
-    def _term(self, client: Client, received: Targets | None) -> Term | None:
+    def _term(self, client: Client, targets: Targets | None) -> Term | None:
         """mu times the alignment; None without a target."""
-        if not self.mu or received is None or not client.info.train:
+        if not self.mu or targets is None or not client.info.train:
             return None
-        if (reach := reach_of(self._annotated(client), received)) is None:
+        if (reach := reach_of(self._annotated(client, len(targets[0]) - 1), targets)) is None:
             return None
         if self.alignment == "node":
             term = by_node(client, reach)
@@ -215,14 +252,14 @@ class FedPG(Algorithm):
             term = by_prototype(client, reach, weights)
         return lambda: self.mu * term()
 
-    def _annotated(self, client: Client) -> Annotated:
-        return annotate(client, self.pseudo_centres, self.similar if self.hops else 0)
+    def _annotated(self, client: Client, hops: int) -> Annotated:
+        return annotate(client, self.pseudo_centres, self.similar if hops else 0)
 
-    def upload(self, client: Client, received: Targets | None, phase: str) -> Upload:
-        class_N, centre_N, z_NH, graph = self._annotated(client)
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        class_N, centre_N, z_NH, graph = self._annotated(client, received.hops)
         scorer = client.state.get(SCORER)
         g_HN = None if scorer is None else attention_weights(scorer.detach(), z_NH)
-        weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, self.hops, g_HN)
+        weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, received.hops, g_HN)
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
         present_LC = counts_LC > 0
         if self.targets == "own":
@@ -235,3 +272,16 @@ class FedPG(Algorithm):
             {"proto": proto_LCH, "present": present_LC, "counts": counts_LC[0]},
             upload_bytes={"proto": sent, "present": bit_bytes(present_LC)},
         )
+
+
+def depth_of(name: str, model: FlatModel) -> int:
+    """The steps from which a model reads, L of a GNN of L layers and K of one that reads hops.
+
+    Raises:
+        ShoalError: A user's model that passes messages, which does not say.
+    """
+    if model.coupled is None:
+        return max(model.inputs)
+    if is_own(name):
+        raise ShoalError("algorithm.hops", f"{name} does not say how many layers it has; set hops to a number")
+    return model.coupled.depth

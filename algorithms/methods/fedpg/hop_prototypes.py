@@ -5,11 +5,11 @@ hop h >= 1 is the mean over the centres v of c of the mean of their neighbours u
 
     P_ch = 1/|S| sum_{v in S} 1/M_v sum_u W_h[v, u] 1[a_u = c] g_u z_u,    M_v = sum_u W_h[v, u] 1[a_u = c] g_u,
 
-where W_1 = A, W_2 = A^2 - diag(A^2) counts walks of two steps that do not end where they began, g_u is an attention
+where W_1 = A, W_h = A^h - diag(A^h) counts walks of h steps that do not end where they began, g_u is an attention
 weight or 1, and S holds just the centres with M_v > 0. As a sum over nodes this is sum_u v_hu 1[a_u = c] z_u with one
-weight v_hu for every node, computed once a round. Walks of two steps are counted by way of pairs (w, c), w a neighbour
-of a centre of c: of the entries of w's row just those matter that end in c, so that never more entries are held than
-the adjacency has.
+weight v_hu for every node, computed once a round. Walks are counted by way of pairs (w, c), w on a walk from a centre
+of c: of the entries of w's row in the last step just those matter that end in c, so that for two steps never more
+entries are held than the adjacency has, and for more at most C times as many.
 
 Where items are not nodes, nodes here are items, and A is that of `item_graph`. No label outside the training rows is
 read.
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from shoal.algorithms.client import Client
@@ -29,6 +30,10 @@ from shoal.algorithms.graphs.completed_graph import completed
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_sums, unit
 from shoal.storage.store.view import View
+
+MOST_HOPS = 4
+# Of centres whose walks are counted at a time.
+ROWS_AT_A_TIME = 256
 
 
 class ItemGraph(NamedTuple):
@@ -88,17 +93,20 @@ def annotate(client: Client, confident: float | None = None, similar: int = 0) -
     return Annotated(class_N, centre_N, z_NH, item_graph(client.data, z_NH, similar))
 
 
+# Row and column of every one of a matrix of ones, and the numbers of rows and columns.
+Step = tuple[Tensor, Tensor, int, int]
+
+
 class Walks(NamedTuple):
     """The walks of one length from every centre to nodes annotated like it.
 
     Attributes:
-        steps: Matrices of ones whose product counts the walks, from the centres' rows to the nodes' columns: row and
-            column of every one, numbers of rows and columns.
+        steps: Matrices of ones whose product counts the walks, from the centres' rows to the nodes' columns.
         centres: Nodes of the rows.
         returning_S: Walks that end at their centre, which do not count.
     """
 
-    steps: list[tuple[Tensor, Tensor, int, int]]
+    steps: list[Step]
     centres: Tensor
     returning_S: Tensor
 
@@ -126,7 +134,7 @@ def hop_weights(
         graph: Of the client's nodes.
         annotation_N: Class of every node, int64; at centres their own.
         centre_N: Nodes whose class is trusted, bool.
-        hops: 0, 1 or 2.
+        hops: 0 to `MOST_HOPS`.
         attention_HN: g of every hop, positive, differentiable, `[hops, N]`; 1 if left out.
 
     Returns:
@@ -157,16 +165,39 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
         same = annotation_N[near] == class_E
         once = owner[same], near[same], count, graph.items
         yield Walks([once], centres, torch.zeros(count, dtype=torch.float64))
-    if hops >= 2:
+    steps: list[Step] = []
+    for hop in range(2, hops + 1):
         pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
-        middle = (pairs // classes).unique_consecutive()
-        owner_2, far = _neighbours(graph, middle)
-        key = middle[owner_2] * classes + annotation_N[far]
-        place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
-        wanted = pairs[place] == key
-        first = owner, pair_E, count, len(pairs)
-        second = place[wanted], far[wanted], len(pairs), graph.items
-        yield Walks([first, second], centres, torch.bincount(owner, minlength=count).double())
+        steps.append((owner, pair_E, steps[-1][3] if steps else count, len(pairs)))
+        last = _to_own_class(graph, annotation_N, pairs)
+        returning_S = torch.bincount(owner, minlength=count).double() if hop == 2 else _closed(graph, centres, hop)
+        yield Walks([*steps, last], centres, returning_S)
+        if hop < hops:
+            owner, near = _neighbours(graph, pairs // classes)
+            class_E = (pairs % classes)[owner]
+
+
+def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step:
+    """The last step of walks: from pairs of a node and a class, ascending, to the node's neighbours of that class."""
+    middle = (pairs // graph.classes).unique_consecutive()
+    owner, far = _neighbours(graph, middle)
+    key = middle[owner] * graph.classes + annotation_N[far]
+    place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
+    wanted = pairs[place] == key
+    return place[wanted], far[wanted], len(pairs), graph.items
+
+
+def _closed(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
+    """How many walks of so many steps, two at least, lead from every centre back to it, float64 `[S]`."""
+    starts, columns = (t.cpu().numpy() for t in graph.edges)
+    adjacency = csr_matrix((np.ones(len(columns)), columns, starts), shape=(graph.items, graph.items))
+    found = [torch.zeros(0, dtype=torch.float64)]
+    for some in centres.cpu().split(ROWS_AT_A_TIME):
+        near = ends = adjacency[some.numpy()]
+        for _ in range(steps - 2):
+            ends = ends @ adjacency
+        found.append(torch.from_numpy(np.asarray(ends.multiply(near).sum(1))).flatten())
+    return torch.cat(found).to(centres.device)
 
 
 def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:

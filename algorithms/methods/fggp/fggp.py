@@ -120,7 +120,8 @@ class FGGP(FedAvg):
     supports = frozenset({"node"})
     beside = "with the bank of prototypes of that round", "with the newest bank"
     forms: ClassVar[Forms] = {
-        "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"},
+        "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
+        | {"finch_min": 1, "head_mode": "personal"},
         "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
     }
     fcpp: bool = True

@@ -79,7 +79,8 @@ class Flaky(FedGTA):
     [
         {},
         {"eps": 0.913},
-        {"eps": 0.935, "lp_seed": "predictions", "rows": "raw", "moments": "central"},
+        {**FedGTA.forms["paper"], "eps": 0.935},
+        {**FedGTA.forms["code"], "eps": 0.9},
         {"eps": 0.92, "moments": "raw", "moment_steps": "last", "lp_steps": 2, "lp_seed_weight": 0.2, "orders": 3},
         {"eps": 0.913, "confidence": "normalized", "cold_start": "init", "orders": 4},
         {"eps": 0.915, "confidence": "uniform", "lp_steps": 1},

@@ -36,7 +36,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "fednh": {"scale": [0, -1], "rho": [-0.1, 1.1]},
     "fedopt": {"eta": [0, -1], "tau": [0], "beta1": [1, -1], "beta2": [1, -0.1], "momentum": [1]},
     "fedpg": {
-        "hops": [3, -1], "similar": [0], "alpha": [1.5], "noise": [-0.1], "cross_hop": [2.0], "mu": [-1.0],
+        "hops": [5, -1], "similar": [0], "alpha": [1.5], "noise": [-0.1], "cross_hop": [2.0], "mu": [-1.0],
         "margin_cap": [-0.1], "temperature": [0.0], "server_steps": [0], "server_lr": [0.0],
         "attention_lr": [0.0], "attention": ["node"],
     },
@@ -148,6 +148,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("fedgkc", {**COPILOT, "algorithm.strong": [0.1]}, "algorithm.strong", ""),
     ("fedgkc", {**COPILOT, "algorithm.kama_terms": ["courage"]}, "algorithm.kama_terms", ""),
     ("fedgpl", {"algorithm.mixing": "all"}, "algorithm.mixing", ""),
+    ("fedpg", {"model": {"name": "gcn", "layers": 5}, "algorithm.hops": "depth"}, "algorithm.hops", "gcn reads"),
     ("fedpub", SGC, "model.layers", "one layer"),
     ("fedsage_plus", {**AUGMENTING, "model.name": "gamlp"}, "model.name", "gamlp reads hops"),
     ("fedsage_plus", {**AUGMENTING, "model.fanouts": [2, 2]}, "model.fanouts", ""),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support import pyg_clients
+from support.errors import refused
 from support.fixtures import Keys, MakeClient, MakeView, ModuleOf, Start, Views
 from support.same_bits import assert_same_scores, assert_same_trees
 from support.small_fedpg import (
@@ -30,8 +31,9 @@ from support.small_graphs import ONE_GRAPH, WITHOUT_TRAIN
 from torch import Tensor
 
 from shoal.algorithms.base import Tree
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpg.fedpg import FedPG
+from shoal.algorithms.methods.fedpg.fedpg import FedPG, Received, depth_of
 from shoal.algorithms.methods.fedpg.hop_prototypes import annotate
 from shoal.algorithms.models.build import build
 from shoal.engine.rounds.reduction import upload_bytes
@@ -69,7 +71,7 @@ ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", 
 def upload_of(make_client: MakeClient, view: View, **options: Any) -> Tree:
     torch.manual_seed(0)
     client = make_client(view, build("mlp", view.features, view.classes, 0, 0.5, {"hidden": 6}))
-    upload = FedPG(**options).upload(client, {}, "train")
+    upload = FedPG(**options).upload(client, Received(2), "train")
     present = upload.entries["present"]
     assert upload_bytes(upload) == 4 * 6 * int(present.sum()) + 4 * view.classes + -(-present.numel() // 8)
     assert torch.equal(upload.entries["proto"][~present], torch.zeros(int((~present).sum()), 6))
@@ -173,6 +175,18 @@ def test_graph_task_with_heterogeneous_models_runs(run: Start, graph_task: dict[
     assert all(bool(torch.isfinite(t).all()) for kept in server.state.clients.values() for t in kept.values())
 
 
+@pytest.mark.parametrize(("hops", "levels"), [(2, 2), (4, 3)])
+def test_the_shallowest_model_has_the_say(start: Start, hops: int, levels: int) -> None:
+    models = [{"name": "gcn", "layers": 3, "hidden": 8}, {"name": "gamlp", "hidden": 8}, {"name": "gcnii", "layers": 9}]
+    keys = {"heterogeneity.rule": "round-robin", "heterogeneity.embedding": 8, "propagation.hops": hops}
+    server = start({**PG, **keys, "model": models, "algorithm.hops": "depth"})
+    assert server.state.server["hops"] == levels
+    assert server.round()["bytes_down"] == 6
+    assert server.state.server["proto"].shape[1] == levels + 1
+    with refused("algorithm.hops"):
+        depth_of("my.py:Net", FlatModel(build("gcn", 5, 4, 0, 0.5, {"layers": 2})))
+
+
 Begin = Callable[[dict[str, Any]], tuple[Server, PlainServer, list[PlainClient]]]
 
 
@@ -238,6 +252,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "hops": 0, "alignment": "prototype", "alpha": 0.2, "lam": 0.8, "server_loss": "contrast",
         "margin_cap": 3.0, "server_steps": 2,
     },
+    # Its model reads three hops.
     "as written": {**FedPG.forms["paper"], "attention_lr": 0.1, "margin_cap": 0.6, "cross_hop": 0.5, "server_steps": 3},
     "equation 7": {"server_loss": "eq7", "margin_cap": 0.1, "server_steps": 4, "server_lr": 0.05},
     "graphs, node": {"similar": 1, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
@@ -260,6 +275,7 @@ def begun(start: Start, views: Views, module_of: ModuleOf, graph_task: dict[str,
         keys = {
             **(graph_task if of_graphs else {}),
             "model.hidden": WIDTH,
+            "propagation.hops": 3 if chosen.get("hops") == "depth" else 2,
             "algorithm.name": "fedpg",
             **{f"train.{name}": value for name, value in train.items()},
             **{f"algorithm.{name}": value for name, value in chosen.items()},
@@ -268,6 +284,7 @@ def begun(start: Start, views: Views, module_of: ModuleOf, graph_task: dict[str,
         }
         server = start(keys, pool=recorded.on)
         options = SimpleNamespace(**{**DEFAULTS, **chosen})
+        options.hops, options.tells_hops = (3, 1) if options.hops == "depth" else (options.hops, 0)
         clients: list[PlainClient] = []
         for i, view in enumerate(views(server)):
             if of_graphs:
@@ -298,7 +315,8 @@ def test_rounds(name: str, begun: Begin, recorded: Any) -> None:
         for i in cohort:
             targets = plain.targets(i)
             down = recorded.downloads[i]
-            assert bool(down) == bool(targets)
+            assert ("proto.rows" in down) == bool(targets)
+            assert int(down.get("hops", 0)) == options.hops * options.tells_hops
             if targets:
                 proto, present = padded(targets, levels)
                 assert_close(down["proto.rows"], proto[present], (number, i, "targets"))
@@ -308,8 +326,8 @@ def test_rounds(name: str, begun: Begin, recorded: Any) -> None:
         assert line["loss"] == pytest.approx(mean_loss(losses, clients), rel=1e-4)
         bits = math.ceil(levels * CLASSES / 8)
         sent = [4 * WIDTH * len(proto) + 4 * CLASSES + bits for proto, _ in uploads.values()]
-        received = [4 * WIDTH * len(plain.known) + bits for down in recorded.downloads.values() if down]
-        assert (line["bytes_up"], line["bytes_down"]) == (sum(sent), sum(received))
+        received = [4 * WIDTH * len(plain.known) + bits for down in recorded.downloads.values() if "proto.rows" in down]
+        assert (line["bytes_up"], line["bytes_down"]) == (sum(sent), sum(received) + len(cohort) * options.tells_hops)
         met, notes = plain.admitted[before:], line.get("notes", {})
         if met:
             assert notes["set size"] == pytest.approx(sum(size for size, _ in met) / len(met))

@@ -28,10 +28,10 @@ def ends(edges: Sequence[tuple[int, int]], v: int, hop: int) -> list[int]:
     for a, b in edges:
         near[a].add(b)
         near[b].add(a)
-    if hop == 0:
-        return [v]
-    walked = sorted(near[v]) if hop == 1 else [u for w in sorted(near[v]) for u in sorted(near[w])]
-    return [u for u in walked if u != v]
+    walked = [v]
+    for _ in range(hop):
+        walked = [u for w in walked for u in sorted(near[w])]
+    return [u for u in walked if u != v or not hop]
 
 
 def brute_force(
@@ -56,15 +56,15 @@ def brute_force(
 def test_equals_brute_force(make_view: MakeView, seed: int, attended: bool) -> None:
     edges, annotation, centre, z = drawn(seed)
     view = make_view(N, edges, annotation.tolist(), [], C)
-    g = torch.rand(2, N, generator=torch.Generator().manual_seed(seed)) + 0.1 if attended else torch.ones(2, N)
-    weight, counts = hop_weights(view, annotation, centre, 2, g if attended else None)
+    g = torch.rand(4, N, generator=torch.Generator().manual_seed(seed)) + 0.1 if attended else torch.ones(4, N)
+    weight, counts = hop_weights(view, annotation, centre, 4, g if attended else None)
     found = hop_prototypes(z, annotation, weight, C)
-    for hop in range(3):
+    for hop in range(5):
         expected, number = brute_force(edges, annotation, centre, z, hop, torch.ones(N) if hop == 0 else g[hop - 1])
         np.testing.assert_allclose(found[hop].numpy(), expected, rtol=1e-4, atol=1e-5)
         assert counts[hop].tolist() == number
     assert counts[0, 4] == counts[2, 4] == 0
-    assert torch.equal(found[:, 4], torch.zeros(3, H))
+    assert torch.equal(found[:, 4], torch.zeros(5, H))
 
 
 def test_hops_without_neighbours(make_view: MakeView) -> None:

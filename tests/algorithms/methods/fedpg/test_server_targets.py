@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.methods.fedpg.server_targets import Uploads, draw_queries, personal_targets
 
 B, L, C, H = 7, 2, 3, 4
@@ -74,3 +76,19 @@ def test_a_level_without_uploads_does_not_end_the_others() -> None:
     present[:, 1] = False
     queries = draw_queries(torch.randn(2, 3, 4, 5), present, torch.ones(3, 4, dtype=torch.bool), 1.0, torch.Generator())
     assert [(q.level, q.own, len(q.class_Q)) for q in queries] == [(0, 8, 16), (2, 8, 16)]
+
+
+def test_the_parts_of_table_10_are_off() -> None:
+    """`alpha: 1`: everybody is sent the same. `cross_hop: 0`: no other hop's. `margin_cap: 0`: plain cross-entropy."""
+    uploads, anchors, known = drawn()
+    found, _, _ = personal_targets(uploads, range(B), anchors, known, alpha=1.0, lam=0.5)
+    torch.testing.assert_close(found, anchors.expand(B, -1, -1, -1))
+    queries = draw_queries(uploads.proto_BLCH, uploads.present_BLC, known, 0.0, torch.Generator())
+    assert [q.own for q in queries] == [len(q.class_Q) for q in queries] == uploads.present_BLC.sum((0, 2)).tolist()
+    losses = [FedPG(margin_cap=cap)._server_loss(queries, known)(anchors.flatten(0, 1)) for cap in (0.0, 0.5)]
+    plain = [
+        cross_entropy((-(q.proto_QH[:, None] - anchors[q.level]).norm(dim=2))[:, known[q.level]], q.class_Q)
+        for q in queries
+    ]
+    torch.testing.assert_close(losses[0], torch.stack(plain).sum())
+    assert losses[1] > losses[0]

@@ -140,9 +140,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         WHOLE_GCN,
     ),
     "as written": (
-        {"hidden": 5, "gkic": "gen_only", "contrast_form": "literal", "draw": "gumbel", "vote": "sum_cos", "k": 4}
-        | {"similarity": "sigmoid"}
-        | {"cluster": "none", "edge_temperature": 0.5, "lam": 0.3, "tau": 0.2, "beta": 0.7, "weight": "uniform"},
+        {"hidden": 5, "gkic": "gen_only", **FGGP.forms["paper"], "k": 4}
+        | {"edge_temperature": 0.5, "lam": 0.3, "tau": 0.2, "beta": 0.7, "weight": "uniform"},
         {"name": "gcn", "hidden": 8},
     ),
     "neighbours alone": (
@@ -151,7 +150,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "sage", "hidden": 8},
     ),
     "prototypes alone": ({"gkic": "off", "bank": "ring", "slots": 2}, WHOLE_GCN),
-    "prototypes and classifiers": ({"gkic": "off", "head_mode": "average", "vote": "class_avg"}, {"name": "gamlp"}),
+    "prototypes and classifiers": (
+        {"gkic": "off", "head_mode": "average", "vote": "class_avg", "cluster": "none"}, {"name": "gamlp"}
+    ),
     "classifiers alone": ({"hidden": 6, "fcpp": False, "head_mode": "average", "gamma": 0.0}, WHOLE_GCN),
 }  # fmt: skip
 
