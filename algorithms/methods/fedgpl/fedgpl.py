@@ -20,7 +20,7 @@ from shoal.algorithms.methods.fedgpl.own_part import (
     put,
 )
 from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
-from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
+from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Distance, Mixing, Trained, task_weights
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.local_training import bounded_loss
@@ -63,13 +63,15 @@ class FedGPL(Algorithm):
     `clipped` nothing is private.
 
     Attributes:
-        gnn: `frozen`: as the first round found it. `round_accumulate`: one step of Adam a round on the mean gradient
-            of all clients' batches. `per_batch_seq`: a step after every batch, clients one after another in an order
-            drawn for the round. `per_client_avg`: every client has a copy with its own moments for the round, and a
-            step after each of its batches; copies are averaged.
+        gnn: `frozen`: as the first round found it, the effect of the public code. `round_accumulate`, the paper and the
+            default here: one step of Adam a round on the mean gradient of all clients' batches. `per_batch_seq`, what
+            the public code means to do, and `configs/papers/fedgpl/cora.yaml` does: a step after every batch, clients
+            one after another in an order drawn for the round. `per_client_avg`: every client has a copy with its own
+            moments for the round, and a step after each of its batches; copies are averaged.
         server_lr: Learning rate of the GNN.
         mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
-        diagonal: See `task_mixing.transferability`.
+        diagonal: See `task_mixing.transferability`; the paper's is `delta`.
+        distance: See `task_mixing.task_weights`; the paper's is `norm`.
         noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `noised`.
         epsilon: Of one row in one release. The note of a round counts the releases of one training graph; a node
             that lies in m training graphs of its client has m times as much.
@@ -84,6 +86,7 @@ class FedGPL(Algorithm):
     server_lr: float = 0.001
     mixing: Mixing = "hidta"
     diagonal: Diagonal = "weight_norm"
+    distance: Distance = "rms"
     noise: Noise = "off"
     epsilon: float = 100.0
     clip: float = 1.0
@@ -180,9 +183,10 @@ class FedGPL(Algorithm):
             server["theta"][who] = theta_NQ[able]
             return
         trained = Trained(server["theta"][who].double(), theta_NQ[able].double(), task_of[who])
-        weights_TN = task_weights(trained, self.mixing, self.diagonal)
+        weights_TN = task_weights(trained, self.mixing, self.diagonal, self.distance)
         mixed_TQ = (weights_TN @ trained.end_NQ).float()
         there = torch.isin(task_of, trained.task_N)
+        ctx.record_mixing(there.nonzero()[:, 0].tolist(), who.tolist(), weights_TN[task_of[there]])
         server["theta"][there] = mixed_TQ[task_of[there]]
 
     def global_model(self, server: Tree) -> Tree:
