@@ -38,12 +38,17 @@ FEW, CLIENTS_OF_LEVEL = 100, 3
 CONTRAST = ContrastOptions(epochs=5)
 SPLIT = {"name": "fedgpl", "gnn": "per_batch_seq"}
 WHOLE_LR = 0.001
+# The paper's prompt; with learnt candidates it is FedGPL* of Table 5.
+CANDIDATES = {"name": "vpg", "candidates": 10, "join": "below", "shares": "original"}
 # The method, the prompt, and the learning rate.
 METHODS: dict[str, tuple[dict[str, Any], Any, float]] = {
     "fedgpl": (SPLIT, "vpg", 0.1),
     "fedgpl, one step a round": ({**SPLIT, "gnn": "round_accumulate"}, "vpg", 0.1),
     "fedgpl, frozen": ({**SPLIT, "gnn": "frozen"}, "vpg", 0.1),
     "fedgpl, own steps as distance": ({**SPLIT, "diagonal": "delta"}, "vpg", 0.1),
+    "fedgpl, pre-defined candidates": (SPLIT, {**CANDIDATES, "learnt": False}, 0.1),
+    "fedgpl, learnt candidates": (SPLIT, CANDIDATES, 0.1),
+    "fedgpl, as written": ({"name": "fedgpl", "form": "paper"}, {**CANDIDATES, "learnt": False}, 0.1),
     "fedgpl, means within tasks": ({**SPLIT, "mixing": "task_mean"}, "vpg", 0.1),
     "fedgpl, nothing mixed": ({**SPLIT, "mixing": "none"}, "vpg", 0.1),
     "fedgpl, no prompt": (SPLIT, "none", 0.1),

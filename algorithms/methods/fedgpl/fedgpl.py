@@ -81,7 +81,11 @@ class FedGPL(Algorithm):
         recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
     """
 
-    forms: ClassVar[Forms] = {"paper": {"diagonal": "delta"}, "code": {"gnn": "frozen"}}
+    forms: ClassVar[Forms] = {
+        # The paper's prompt is an option of the model, see `VPG`.
+        "paper": {"gnn": "round_accumulate", "diagonal": "delta", "distance": "norm"},
+        "code": {"gnn": "frozen"},
+    }
     gnn: UpdatesGNN = "round_accumulate"
     server_lr: float = 0.001
     mixing: Mixing = "hidta"
