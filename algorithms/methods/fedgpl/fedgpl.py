@@ -59,8 +59,9 @@ class FedGPL(Algorithm):
     4 F n + 4 B H down; of a round besides, 4 Q each way.
 
     The server sees features, edges and gradients of the answers; from these and the classifier, which it mixes, labels
-    can be inferred. Noise covers neither edges, numbers of nodes nor the classifier, which is sent as it is. Without
-    `clipped` nothing is private.
+    can be inferred. Noise covers neither edges, numbers of nodes, nor prompt and classifier, which every client sends
+    as they are once a round: no epsilon bounds what these reveal of its nodes, and a note counts them. A prompt that
+    chooses nodes sends other rows, too, if one node changes. Without `clipped` nothing is private.
 
     Attributes:
         gnn: `frozen`: as the first round found it, the effect of the public code. `round_accumulate`, the paper and the
@@ -73,8 +74,8 @@ class FedGPL(Algorithm):
         diagonal: See `task_mixing.transferability`; the paper's is `delta`.
         distance: See `task_mixing.task_weights`; the paper's is `norm`.
         noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `noised`.
-        epsilon: Of one row in one release. The note of a round counts the releases of one training graph; a node
-            that lies in m training graphs of its client has m times as much.
+        epsilon: Of one row in one release. Notes of a round say what is spent so far at most: on the rows of one
+            training graph, and, where graphs were cut out of one, on those of a node, which may lie in many graphs.
         clip: Largest L1 norm of a row, `clipped` only.
         noise_down: Noise on the gradients that come down, too: the server, which computes them, sees them without.
         most_rows: Nodes of a pass through the GNN.
@@ -134,7 +135,11 @@ class FedGPL(Algorithm):
         self._mix(server, ctx, got.ids, got["theta"])
         if self.noise == "clipped":
             # Every training graph is released twice an epoch: as features, and as the gradient of its answer.
-            ctx.notes["epsilon of a training graph"] = 2 * ctx.train.epochs * ctx.round * self.epsilon
+            spent = 2 * ctx.train.epochs * ctx.round * self.epsilon
+            ctx.notes["epsilon of a training graph"] = spent
+            if (graphs := ctx.clients[0].graphs_of_node) is not None:
+                ctx.notes["epsilon of a node's rows"] = graphs * spent
+            ctx.notes["classifiers sent without noise"] = ctx.round
 
     def _gnn(self, ctx: Context, tree: Tree, clients: Sequence[int]) -> ServerGNN:
         flat = ctx.build(MODEL, 0)

@@ -1,15 +1,21 @@
-"""FedGPL where clients have tasks of their own: mixing in whole rounds."""
+"""FedGPL where clients have tasks of their own: mixing in whole rounds, and what is known of a node in many graphs."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.fixtures import Make
 from support.plain_hidta import by_loops
 
 from shoal.algorithms.methods.fedgpl.task_mixing import Trained
 from shoal.engine.rounds.server import Server
+from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.plan import RunPlan
+from shoal.storage.store.store import Store
+from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 CLIENTS_OF_TASK = [2, 1, 2]
@@ -54,3 +60,28 @@ def test_tasks_are_mixed_by_the_equations(start: Start, keys: dict[str, Any], fo
         np.testing.assert_allclose(line["records"]["mixing"], weight[TASKS], rtol=1e-5, atol=1e-7)
         of_others = max(of_others, *(row[np.array(TASKS) != task].sum() for task, row in enumerate(weight)))
     assert of_others > 0.01
+
+
+def test_training_graphs_of_a_node_are_counted(
+    start: Start, configure: Make, views: Callable[..., list[View]], keys: dict[str, Any]
+) -> None:
+    """Nodes are told by their features, which are all different: each is in as many graphs as have its row."""
+    noisy = {**keys, "algorithm.noise": "clipped", "algorithm.epsilon": 10.0}
+    before = expected(RunPlan.of(configure({**noisy, "data.store": keys["data.store"] + "-none"}))).rows["overlap"]
+    server = start(noisy)
+    own = [Counter(x.tobytes() for g in view.train for x in rows_of(view, int(g))) for view in views(server)]
+    total = sum(own, Counter())
+    copies = Store(server.job.store_path).manifest.copies[server.job.split]
+    assert copies.clients == [max(count.values()) for count in own]
+    assert copies.most == max(total.values()) > max(copies.clients) > 1
+    assert copies.mean == pytest.approx(sum(total.values()) / len(total), abs=0.01)
+    assert before == expected(RunPlan.of(configure(noisy))).rows["overlap"]
+    assert f" {copies.most} " in before
+    notes = server.round()["notes"]
+    assert notes["epsilon of a node's rows"] == copies.most * notes["epsilon of a training graph"] == copies.most * 20
+    assert notes["classifiers sent without noise"] == 1
+
+
+def rows_of(view: View, graph: int) -> np.ndarray:
+    first, end = view.graph_ptr[graph : graph + 2].tolist()  # type: ignore[index]
+    return view.x[first:end].numpy()  # type: ignore[index]
