@@ -387,6 +387,8 @@ class ClientInfo:
         graphs: Graphs of its shard, where graphs are what is predicted.
         pairs: Pairs of its rows, where pairs are. Both None: its rows are.
         domain: Number of the graph that it comes from, where there are several.
+        graphs_of_node: The most training graphs, of all clients, that one node lies in, where all are cut out of one
+            graph; None: not known.
     """
 
     client: int
@@ -397,6 +399,7 @@ class ClientInfo:
     graphs: int | None = None
     pairs: int | None = None
     domain: int = 0
+    graphs_of_node: int | None = None
 
     @cached_property
     def items(self) -> int:

@@ -177,6 +177,7 @@ class Job:
         manifest = store.manifest
         counts, classes = manifest.splits[self.split].counts, manifest.classes
         domain = {i: number for number, record in enumerate(manifest.domains) for i in record.numbers}
+        copies = manifest.copies.get(self.split)
         return [
             ClientInfo(
                 client=c.client,
@@ -187,6 +188,7 @@ class Job:
                 graphs=c.graphs,
                 pairs=c.pairs,
                 domain=domain.get(c.client, 0),
+                graphs_of_node=None if copies is None else copies.most,
             )
             for c in manifest.clients
         ]

@@ -37,7 +37,7 @@ from shoal.storage.graph.rows import entries_of
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.store.arrow_file import FileRecord, record_of, write
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
-from shoal.storage.store.manifest import DomainRecord, Manifest, SplitRecord
+from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest, SplitRecord
 from shoal.storage.store.masking import masks, without_edges, without_features, without_labels
 from shoal.storage.store.shard import training_graph, write_shard, write_training_shard
 from shoal.storage.store.split import Split, from_codes, open_split, random_split, to_codes, write_split
@@ -242,6 +242,24 @@ class StoreBuilder(StoreSteps):
         result = SplitRecord(counts, untrained, unreachable, files)
         _report_split(result, options, what)
         return result
+
+    def _copies(self, shards: Store, options: SplitOptions, split: SplitRecord) -> CopiesRecord | None:
+        # Only the dataset's own split has read the graph by now.
+        if self.clients is not None or options.split != "public" or (copy_of := self.lazy.graph.copy_of) is None:
+            return None
+        total, most = np.zeros(copy_of.max() + 1, dtype=np.int64), []
+        for client, file in enumerate(split.files):
+            shard = shards.shard(client)
+            train = open_split(self.path / split_path(options.split_name, client), shard.items, file).train
+            own = np.bincount(copy_of[shard.node[np.isin(shard.graph, shard.item[train])]], minlength=len(total))
+            total += own
+            most.append(int(own.max()))
+        found = CopiesRecord(round(float(total[total > 0].mean()), 2), int(total.max()), most)
+        say(
+            f"a node lies in {found.mean:,.1f} training graphs on average and {found.most:,} at most, of one client in "
+            f"{max(most):,} at most: what noise spends on one graph counts so many times for a node"
+        )
+        return found
 
     def _codes(self, shards: Store, options: SplitOptions) -> np.ndarray | None:
         """Part of every item, int8 `[items]`, or None where each client draws its own."""

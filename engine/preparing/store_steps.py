@@ -18,7 +18,7 @@ from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops
-from shoal.storage.store.manifest import NAME, ClientRecord, Manifest, SplitRecord
+from shoal.storage.store.manifest import NAME, ClientRecord, CopiesRecord, Manifest, SplitRecord
 from shoal.storage.store.shard import open_shard
 from shoal.storage.store.store import IDS, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter
@@ -78,6 +78,10 @@ class StoreSteps(ABC):
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         """Makes the split of every client."""
 
+    def _copies(self, shards: Store, options: SplitOptions, split: SplitRecord) -> CopiesRecord | None:
+        """How many training graphs a node lies in, where that is known and may be more than one."""
+        return None
+
     def run(self, split: SplitOptions, propagation: PropagationOptions) -> Store:
         """Makes shards, one split and one kernel's hops, as far as they are missing.
 
@@ -101,7 +105,13 @@ class StoreSteps(ABC):
         # One for both, so that each shard is checked once.
         shards = Store(self.path, manifest=manifest)
         if not split_on_disk(self.path, manifest, split):
-            manifest = replace(manifest, splits={**manifest.splits, split.split_name: self._splits(shards, split)})
+            record = self._splits(shards, split)
+            copies = self._copies(shards, split, record)
+            manifest = replace(
+                manifest,
+                splits={**manifest.splits, split.split_name: record},
+                copies=manifest.copies if copies is None else {**manifest.copies, split.split_name: copies},
+            )
             manifest.write(self.path)
         if not hops_on_disk(self.path, manifest, propagation):
             manifest = replace(manifest, hops={**manifest.hops, propagation.name: self._hops(shards, propagation)})

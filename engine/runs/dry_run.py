@@ -62,7 +62,7 @@ class _Sizes:
     """Sizes of a dataset, from its store or, where there is none yet, from its graph.
 
     `items` are what has labels, nodes, graphs or pairs, as `what` says; `entries` directed edges; `values` the stored
-    values of sparse features, None of dense ones.
+    values of sparse features, None of dense ones; `graphs_of_node` is as of `ClientInfo`.
     """
 
     items: int
@@ -75,6 +75,7 @@ class _Sizes:
     x_bytes: int
     values: int | None
     hop_bytes: int
+    graphs_of_node: int | None = None
 
 
 def _sizes_of_store(path: Path, config: Config) -> _Sizes:
@@ -89,6 +90,7 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
         manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
         sum(client.entries for client in manifest.clients), manifest.weighted, manifest.feature_bytes, values,
         stored or hops_bytes(manifest.nodes, manifest.features, config.propagation),
+        None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
     )  # fmt: skip
 
 
@@ -100,13 +102,16 @@ def _sizes_of_graph(config: Config) -> _Sizes:
     given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
     layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
+    most = None
+    if graph.copy_of is not None and graph.split is not None and data.split == "public":
+        most = int(np.bincount(graph.copy_of[graph.of_nodes(graph.split) == TRAIN]).max(initial=0))
     if config.task == "edge":
         # All edges, if none joins two clients, and as many pairs without one.
         items, what, classes = graph.entries, "pair", LABELS
     return _Sizes(
         items, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
         stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
-        hops_bytes(graph.nodes, graph.features, config.propagation),
+        hops_bytes(graph.nodes, graph.features, config.propagation), most,
     )  # fmt: skip
 
 
@@ -183,6 +188,7 @@ def expected(plan: RunPlan) -> Expected:
     rows = {
         "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
         "dataset": "" if of.what == "node" else f"{of.items:,} {of.what}s{at_most}, {of.nodes:,} nodes",
+        "overlap": "" if of.graphs_of_node is None else f"a node lies in up to {of.graphs_of_node:,} training graphs",
         "edges": "weighted" if of.weighted else "",
         "masked": masks(asdict(config.data.sparsity)),
         "inductive": "training sees training nodes alone; the estimates are for all nodes, or more"

@@ -60,6 +60,8 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         edge_weight=_weights_together(graphs),
         ids=joined_ids([graph.ids for graph in graphs], [graph.nodes for graph in graphs]),
         notes=tuple(note for graph in graphs for note in graph.notes),
+        # The domains of one config are cut out of one graph.
+        copy_of=_together([graph.copy_of for graph in graphs]),
     )
 
 

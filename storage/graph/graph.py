@@ -50,6 +50,7 @@ class Graph:
         vocabulary: What every column of x stands for, texts `[F]`; None if that is not known.
         graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
             two of them. None: this is one graph, and its items are nodes.
+        copy_of: Where small graphs were cut out of a large one, the node of that which a node is, int64 `[N]`.
         label_names: What every class is called, C texts; None if classes are numbers.
         ids: What the user calls the nodes, an Arrow array `[N]` of int64 or of texts; None: 0 to N - 1, in this order.
         notes: Lines for the user on what was found in the data.
@@ -74,6 +75,7 @@ class Graph:
     edge_weight: np.ndarray | None = None
     ids: Any = None
     notes: tuple[str, ...] = ()
+    copy_of: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:

@@ -62,6 +62,21 @@ class SplitRecord:
 
 
 @dataclass(frozen=True)
+class CopiesRecord:
+    """How many training graphs a node of the graph that they were cut out of lies in, by a split.
+
+    Attributes:
+        mean: Over the nodes that lie in any, of all clients' training graphs.
+        most: The most of them that one node lies in.
+        clients: The most that are of one client, by client.
+    """
+
+    mean: float
+    most: int
+    clients: list[int]
+
+
+@dataclass(frozen=True)
 class DomainRecord:
     """A graph that some clients of a store come from.
 
@@ -102,6 +117,7 @@ class Manifest:
         label_names: What every class is called; None: classes are numbers.
         feature_names: What every feature of the user's own graph is called; None: that is not known.
         ids: File of what the user calls the nodes; None: they are 0 to N - 1.
+        copies: Where graphs were cut out of a large one, how many of them a node lies in, by split.
     """
 
     identity: dict[str, Any]
@@ -127,6 +143,7 @@ class Manifest:
     weighted: bool = False
     feature_names: list[str] | None = None
     ids: FileRecord | None = None
+    copies: dict[str, CopiesRecord] = field(default_factory=dict)
 
     @property
     def items(self) -> int:
@@ -192,7 +209,7 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
 # Keys that came later: they are written only where they say more than this.
 USUAL: dict[str, object] = {
     **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs")),
-    **{"domains": [], "weighted": False},
+    **{"domains": [], "weighted": False, "copies": {}},
 }
 
 
@@ -238,6 +255,7 @@ def read_manifest(store: Path) -> Manifest:
         }
         raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
         raw["ids"] = FileRecord(**raw["ids"]) if raw.get("ids") else None
+        raw["copies"] = {name: CopiesRecord(**record) for name, record in raw.get("copies", {}).items()}
         raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
         return Manifest(**raw)
     except (KeyError, TypeError, AttributeError) as error:

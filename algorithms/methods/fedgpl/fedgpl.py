@@ -20,7 +20,7 @@ from shoal.algorithms.methods.fedgpl.own_part import (
     put,
 )
 from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
-from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
+from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Distance, Mixing, Trained, task_weights
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.local_training import bounded_loss
@@ -59,31 +59,39 @@ class FedGPL(Algorithm):
     4 F n + 4 B H down; of a round besides, 4 Q each way.
 
     The server sees features, edges and gradients of the answers; from these and the classifier, which it mixes, labels
-    can be inferred. Noise covers neither edges, numbers of nodes nor the classifier, which is sent as it is. Without
-    `clipped` nothing is private.
+    can be inferred. Noise covers neither edges, numbers of nodes, nor prompt and classifier, which every client sends
+    as they are once a round: no epsilon bounds what these reveal of its nodes, and a note counts them. A prompt that
+    chooses nodes sends other rows, too, if one node changes. Without `clipped` nothing is private.
 
     Attributes:
-        gnn: `frozen`: as the first round found it. `round_accumulate`: one step of Adam a round on the mean gradient
-            of all clients' batches. `per_batch_seq`: a step after every batch, clients one after another in an order
-            drawn for the round. `per_client_avg`: every client has a copy with its own moments for the round, and a
-            step after each of its batches; copies are averaged.
+        gnn: `frozen`: as the first round found it, the effect of the public code. `round_accumulate`, the paper and the
+            default here: one step of Adam a round on the mean gradient of all clients' batches. `per_batch_seq`, what
+            the public code means to do, and `configs/papers/fedgpl/cora.yaml` does: a step after every batch, clients
+            one after another in an order drawn for the round. `per_client_avg`: every client has a copy with its own
+            moments for the round, and a step after each of its batches; copies are averaged.
         server_lr: Learning rate of the GNN.
         mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
-        diagonal: See `task_mixing.transferability`.
+        diagonal: See `task_mixing.transferability`; the paper's is `delta`.
+        distance: See `task_mixing.task_weights`; the paper's is `norm`.
         noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `noised`.
-        epsilon: Of one row in one release. The note of a round counts the releases of one training graph; a node
-            that lies in m training graphs of its client has m times as much.
+        epsilon: Of one row in one release. Notes of a round say what is spent so far at most: on the rows of one
+            training graph, and, where graphs were cut out of one, on those of a node, which may lie in many graphs.
         clip: Largest L1 norm of a row, `clipped` only.
         noise_down: Noise on the gradients that come down, too: the server, which computes them, sees them without.
         most_rows: Nodes of a pass through the GNN.
         recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
     """
 
-    forms: ClassVar[Forms] = {"paper": {"diagonal": "delta"}, "code": {"gnn": "frozen"}}
+    forms: ClassVar[Forms] = {
+        # The paper's prompt is an option of the model, see `VPG`.
+        "paper": {"gnn": "round_accumulate", "diagonal": "delta", "distance": "norm"},
+        "code": {"gnn": "frozen"},
+    }
     gnn: UpdatesGNN = "round_accumulate"
     server_lr: float = 0.001
     mixing: Mixing = "hidta"
     diagonal: Diagonal = "weight_norm"
+    distance: Distance = "rms"
     noise: Noise = "off"
     epsilon: float = 100.0
     clip: float = 1.0
@@ -127,7 +135,11 @@ class FedGPL(Algorithm):
         self._mix(server, ctx, got.ids, got["theta"])
         if self.noise == "clipped":
             # Every training graph is released twice an epoch: as features, and as the gradient of its answer.
-            ctx.notes["epsilon of a training graph"] = 2 * ctx.train.epochs * ctx.round * self.epsilon
+            spent = 2 * ctx.train.epochs * ctx.round * self.epsilon
+            ctx.notes["epsilon of a training graph"] = spent
+            if (graphs := ctx.clients[0].graphs_of_node) is not None:
+                ctx.notes["epsilon of a node's rows"] = graphs * spent
+            ctx.notes["classifiers sent without noise"] = ctx.round
 
     def _gnn(self, ctx: Context, tree: Tree, clients: Sequence[int]) -> ServerGNN:
         flat = ctx.build(MODEL, 0)
@@ -180,9 +192,10 @@ class FedGPL(Algorithm):
             server["theta"][who] = theta_NQ[able]
             return
         trained = Trained(server["theta"][who].double(), theta_NQ[able].double(), task_of[who])
-        weights_TN = task_weights(trained, self.mixing, self.diagonal)
+        weights_TN = task_weights(trained, self.mixing, self.diagonal, self.distance)
         mixed_TQ = (weights_TN @ trained.end_NQ).float()
         there = torch.isin(task_of, trained.task_N)
+        ctx.record_mixing(there.nonzero()[:, 0].tolist(), who.tolist(), weights_TN[task_of[there]])
         server["theta"][there] = mixed_TQ[task_of[there]]
 
     def global_model(self, server: Tree) -> Tree:

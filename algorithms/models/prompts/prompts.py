@@ -252,8 +252,15 @@ class VPG(nn.Module):
     (`rule: high`), or with the smallest (`low`). Of equals the first in the order of rows are kept. What is kept is
     constant for the gradient, so that p learns by the factors tanh(w) alone; its length changes nothing.
 
-    There are K candidates, nodes whose features are learnt. Every graph has them, joined to its nodes where
-    sigmoid(<x_c, x_i>) is at least `joined`, and they compete with these: n then counts them, too.
+    There are K candidates, new nodes that every graph has and that compete with its own. Their features are `learnt`,
+    or else pre-defined, the paper's default: constants, the same for all graphs and clients, and no parameters. The
+    paper does not say which; here `seed`, an option of the prompt, draws them as learnt ones begin. A candidate is
+    joined to nodes where sigmoid(<x_c, x_i>) is at least `joined` (`join: above`), or, as the paper prints it, `below`.
+
+    Shares are of what is `kept` so far, as in the published code: n counts candidates, and m the edges between nodes
+    that are kept. With `shares: original`, as in the paper, n and m are of the graph without candidates, and edges are
+    chosen among all before those of dropped nodes go. The paper's VPG is `candidates: 10, learnt: false, join: below,
+    shares: original`. The defaults are the published code, which has no candidates.
     """
 
     def __init__(
@@ -264,7 +271,11 @@ class VPG(nn.Module):
         edges: float = 0.9,
         rule: Literal["high", "low"] = "high",
         candidates: int = 0,
+        learnt: bool = True,
+        seed: int = 0,
+        join: Literal["above", "below"] = "above",
         joined: float = 0.5,
+        shares: Literal["kept", "original"] = "kept",
     ) -> None:
         """Draws the parameters from torch's default generator; F is `features`.
 
@@ -280,10 +291,22 @@ class VPG(nn.Module):
             raise ShoalError("model.prompt.candidates", f"must be at least 0, found {candidates}")
         if not 0 < joined < 1:
             raise ShoalError("model.prompt.joined", f"must be above 0 and below 1, found {joined}")
-        self.nodes, self.edges, self.rule = nodes, edges, rule
+        for name, changed in {"learnt": not learnt, "join": join != "above"}.items():
+            if changed and not candidates:
+                raise ShoalError(f"model.prompt.{name}", "is of candidates, and there are none; set candidates")
+        if seed and (learnt or not candidates):
+            raise ShoalError("model.prompt.seed", "draws pre-defined candidates; set candidates and learnt: false")
+        self.nodes, self.edges, self.rule, self.join, self.shares = nodes, edges, rule, join, shares
         self.least_product = math.log(joined / (1 - joined))
         self.direction = nn.Parameter(torch.empty(features))
-        self.candidates = nn.Parameter(torch.empty(candidates, features)) if candidates else None
+        self.candidates: Tensor | None
+        if candidates and not learnt:
+            rng = torch.Generator("cpu").manual_seed(seed)
+            drawn_KF = torch.rand(candidates, features, generator=rng, device="cpu") * 2 - 1
+            # A model that is built again has the same: no state needs to carry them.
+            self.register_buffer("candidates", drawn_KF / math.sqrt(features), persistent=False)
+        else:
+            self.candidates = nn.Parameter(torch.empty(candidates, features)) if candidates else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -294,28 +317,33 @@ class VPG(nn.Module):
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
         """The smaller graphs."""
-        x_NF, pairs, first = features_of(batch), pairs_of(batch), batch.first
+        x_NF, pairs, first = features_of(batch), pairs_of(batch).long(), batch.first
+        sizes_G, graph_E = first.diff(), graphs_of_rows(first)[pairs[0]]
         if self.candidates is not None:
-            joined_NK = x_NF @ self.candidates.detach().t() >= self.least_product
+            product_NK = x_NF @ self.candidates.detach().t()
+            above_NK = product_NK >= self.least_product
             added = with_added(x_NF, first, self.candidates)
-            pairs = torch.cat([added.own_N.int()[pairs.long()], added.joins(joined_NK)], dim=1)
+            joined = added.joins(above_NK if self.join == "above" else ~above_NK)
+            pairs = torch.cat([added.own_N[pairs], joined.long()], dim=1)
             x_NF, first = added.x_MF, added.first
         # Sums of rows, whose numbers do not depend on which graphs are in a batch.
         w_N = (x_NF * self.direction).sum(1) / self.direction.norm().clamp(min=SHORTEST)
-        graph_N, wanted_G = graphs_of_rows(first), ceil_of(self.nodes, first.diff())
+        graph_N = graphs_of_rows(first)
+        wanted_G = ceil_of(self.nodes, sizes_G if self.shares == "original" else first.diff())
         kept = highest(w_N.detach(), graph_N, wanted_G)
-        pairs = self._kept_pairs(pairs.long(), w_N.detach(), graph_N, kept, len(wanted_G))
-        x_NF = x_NF.index_select(0, kept) * w_N.index_select(0, kept).tanh()[:, None]
-        ends = wanted_G.cumsum(0)
-        return PlainGraphs(x_NF, pairs, torch.cat([ends.new_zeros(1), ends]))
-
-    def _kept_pairs(self, pairs: Tensor, w_N: Tensor, graph_N: Tensor, kept: Tensor, graphs: int) -> Tensor:
-        """Pairs that are left, by the numbers that nodes have among those kept, int32 `[2, E]`."""
+        if self.shares == "original":
+            pairs = self._highest(pairs, w_N.detach(), graph_N, graph_E.bincount(minlength=len(sizes_G)))
         place_N = torch.full_like(graph_N, -1)
         place_N[kept] = torch.arange(len(kept), device=kept.device)
         pairs = pairs[:, (place_N[pairs] >= 0).all(0)]
+        if self.shares == "kept":
+            pairs = self._highest(pairs, w_N.detach(), graph_N, graph_N[pairs[0]].bincount(minlength=len(sizes_G)))
+        x_NF = x_NF.index_select(0, kept) * w_N.index_select(0, kept).tanh()[:, None]
+        ends = wanted_G.cumsum(0)
+        return PlainGraphs(x_NF, place_N[pairs].int(), torch.cat([ends.new_zeros(1), ends]))
+
+    def _highest(self, pairs: Tensor, w_N: Tensor, graph_N: Tensor, count_G: Tensor) -> Tensor:
+        """Of the pairs `[2, E]` of every graph the share `edges` of a count that comes first by the rule."""
         apart = (w_N[pairs[0]] - w_N[pairs[1]]).abs()
-        group = graph_N[pairs[0]]
-        wanted_G = floor_of(self.edges, torch.bincount(group, minlength=graphs))
-        rows = highest(apart if self.rule == "high" else -apart, group, wanted_G)
-        return place_N[pairs[:, rows]].int()
+        rows = highest(apart if self.rule == "high" else -apart, graph_N[pairs[0]], floor_of(self.edges, count_G))
+        return pairs[:, rows]

@@ -79,6 +79,7 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
         synthetic=base.synthetic,
         graph_of=np.repeat(np.arange(len(sizes)), sizes),
         label_names=base.label_names,
+        copy_of=np.concatenate(nodes),
     )
 
 

@@ -86,28 +86,30 @@ def sigmoid(x: float) -> float:
 
 
 def vpg_by_loops(
-    graph: Data, p: Tensor, nodes: float, edges: float, rule: str, candidates: Tensor | None, joined: float
-) -> tuple[Tensor, Pairs]:
+    graph: Data, p: Tensor, nodes: float, edges: float, rule: str, candidates: Tensor | None, joined: float,
+    join: str = "above", shares: str = "kept",
+) -> tuple[Tensor, Pairs]:  # fmt: skip
     x, pairs = list(graph.x), pairs_in(graph)
+    n, m = len(x), len(pairs)
     for c in [] if candidates is None else range(len(candidates)):
         x.append(candidates[c])
         pairs += [
             (i, len(x) - 1)
             for i in range(graph.num_nodes)
-            if sigmoid(float(candidates[c].double() @ graph.x[i].double())) >= joined
+            if (sigmoid(float(candidates[c].double() @ graph.x[i].double())) >= joined) == (join == "above")
         ]
     w = [(row * p).sum() / p.norm() for row in x]
     height = [float(number.detach()) for number in w]
-    count = math.ceil(nodes * len(x) - 1e-9)
+    count = math.ceil(nodes * (n if shares == "original" else len(x)) - 1e-9)
     kept = sorted(sorted(range(len(x)), key=lambda i: (-height[i], i))[:count])
-    left = [(a, b) for a, b in pairs if a in kept and b in kept]
+    left = pairs if shares == "original" else [(a, b) for a, b in pairs if a in kept and b in kept]
     sign = -1 if rule == "high" else 1
     apart = [sign * float((w[a] - w[b]).abs()) for a, b in left]
-    count = math.floor(edges * len(left) + 1e-9)
-    chosen = sorted(range(len(left)), key=lambda e: (apart[e], e))[:count]
+    count = math.floor(edges * (m if shares == "original" else len(left)) + 1e-9)
+    chosen = [left[e] for e in sorted(range(len(left)), key=lambda e: (apart[e], e))[:count]]
     return (
         torch.stack([x[i] * torch.tanh(w[i]) for i in kept]),
-        {(kept.index(left[e][0]), kept.index(left[e][1])) for e in chosen},
+        {(kept.index(a), kept.index(b)) for a, b in chosen if a in kept and b in kept},
     )
 
 
@@ -121,6 +123,9 @@ def vpg_by_loops(
         {"nodes": 0.01, "edges": 1.0},
         {"candidates": 3},
         {"candidates": 2, "joined": 0.4, "nodes": 0.9, "rule": "low"},
+        {"candidates": 3, "learnt": False, "seed": 4, "join": "below", "nodes": 0.8},
+        {"shares": "original", "nodes": 0.8, "edges": 0.6},
+        {"candidates": 4, "learnt": False, "join": "below", "shares": "original"},
     ],
 )
 def test_vpg_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], seed: int) -> None:
@@ -129,7 +134,8 @@ def test_vpg_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], 
     model = make({"name": "vpg", **options})
     view = batches(graph_view(graphs), model)
     loop_options = {"nodes": 0.5, "edges": 0.9, "rule": "high", "joined": 0.5, **options}
-    loop_options.pop("candidates", None)
+    for name in ("candidates", "learnt", "seed"):
+        loop_options.pop(name, None)
     prompt = model.prompt
     found = model.prompt(view.all())
     expected = [vpg_by_loops(g, prompt.direction, candidates=prompt.candidates, **loop_options) for g in graphs]
@@ -300,6 +306,18 @@ def test_initial_values_of_vpg() -> None:
     values = torch.cat([p.detach().flatten() for p in model.module.prompt.parameters()])
     assert values.abs().max() <= 0.05
     assert values.std() == pytest.approx(0.05 / math.sqrt(3), rel=0.05)
+
+
+def test_pre_defined_candidates_are_constants_of_the_seed() -> None:
+    """No parameters; the same in every model that is built, whatever else is drawn, and others with another seed."""
+    fixed = {"name": "vpg", "candidates": 9, "learnt": False}
+    models = [FlatModel(build("gcn", 400, 3, 0, 0.0, {"prompt": each}, task="graph")) for each in (fixed, fixed)]
+    models[1].initial(5)
+    first, second = (model.module.prompt.candidates for model in models)
+    assert torch.equal(first, second)
+    assert [len(p) for p in models[0].module.prompt.parameters()] == [400]
+    assert first.std() == pytest.approx(0.05 / math.sqrt(3), rel=0.05)
+    assert not torch.equal(make({**fixed, "seed": 1}).prompt.candidates, make(fixed).prompt.candidates)
 
 
 @pytest.mark.parametrize("prompt", sorted(PROMPTS))

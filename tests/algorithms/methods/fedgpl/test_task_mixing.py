@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.plain_hidta import by_loops
 
 from shoal.algorithms.methods.fedgpl.fedgpl import FedGPL, laplace, noised
 from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights, transferability
@@ -21,38 +22,14 @@ def drawn(seed: int, tasks: list[int] = TASKS, width: int = 7) -> Trained:
     return Trained(start[task], start[task] + torch.randn(len(tasks), width, generator=rng, dtype=torch.float64), task)
 
 
-def by_loops(trained: Trained, diagonal: str) -> tuple[np.ndarray, np.ndarray]:
-    """Equations (5) to (7), one number after another."""
-    start, end, task = trained.start_NQ.numpy(), trained.end_NQ.numpy(), trained.task_N.tolist()
-    mean, mean_start = {}, {}
-    for p in set(task):
-        mean[p] = sum(end[i] for i in range(len(task)) if task[i] == p) / task.count(p)
-        mean_start[p] = sum(start[i] for i in range(len(task)) if task[i] == p) / task.count(p)
-    tau = np.zeros((max(task) + 1,) * 2)
-    for p in mean:
-        length = float(np.sqrt(sum((a - b) ** 2 for a, b in zip(mean[p], mean_start[p]))))
-        for q in mean:
-            towards = sum((a - b) * (c - b) for a, b, c in zip(mean[p], mean_start[p], mean[q]))
-            tau[p, q] = max(towards / length, 0.0)
-        tau[p, p] = float(np.linalg.norm(mean[p])) if diagonal == "weight_norm" else length
-    weight = np.zeros((len(tau), len(task)))
-    for p in mean:
-        for b, q in enumerate(task):
-            distance = float(np.sqrt(np.mean((end[b] - mean[q]) ** 2)))
-            # The closeness of the target stands above and below the line.
-            weight[p, b] = 0.3 * (1 - 1 / (1 + exp(-distance))) * tau[p, q]
-        weight[p] /= weight[p].sum()
-    return tau, weight
-
-
+@pytest.mark.parametrize("distance", ["rms", "norm"])
 @pytest.mark.parametrize("diagonal", ["weight_norm", "delta"])
 @pytest.mark.parametrize("seed", range(3))
-def test_weights_are_those_of_the_equations(seed: int, diagonal: str) -> None:
+def test_weights_are_those_of_the_equations(seed: int, diagonal: Any, distance: Any) -> None:
     trained = drawn(seed)
-    tau, weight = by_loops(trained, diagonal)
-    found = transferability(trained, diagonal)  # type: ignore[arg-type]
-    np.testing.assert_allclose(found, tau, rtol=1e-12)
-    np.testing.assert_allclose(task_weights(trained, "hidta", diagonal), weight, rtol=1e-9)  # type: ignore[arg-type]
+    tau, weight = by_loops(trained, diagonal, distance)
+    np.testing.assert_allclose(transferability(trained, diagonal), tau, rtol=1e-12)
+    np.testing.assert_allclose(task_weights(trained, "hidta", diagonal, distance), weight, rtol=1e-9)
 
 
 def test_means_within_tasks_and_over_all() -> None:
@@ -130,7 +107,7 @@ def test_clipped_rows_are_shrunk_to_the_norm_and_no_further() -> None:
 
 def test_a_task_without_a_client_in_the_cohort_keeps_its_own() -> None:
     clients = [SimpleNamespace(domain=domain, train=domain != 3) for domain in (0, 0, 1, 2, 3)]
-    ctx: Any = SimpleNamespace(clients=clients)
+    ctx: Any = SimpleNamespace(clients=clients, record_mixing=lambda *_: None)
     before = torch.arange(10.0).reshape(5, 2)
     server = {"theta": before.clone()}
     FedGPL(mixing="task_mean")._mix(server, ctx, [0, 2, 4], torch.tensor([[9.0, 1], [5, 5], [7, 7]]))

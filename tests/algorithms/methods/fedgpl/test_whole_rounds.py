@@ -70,17 +70,27 @@ class Net(nn.Module):
         return torch.stack([z[a:b].mean(0) for a, b in pairwise(first)])
 
 
-def prompted(p: Tensor, x: Tensor, pairs: list[tuple[int, int]]) -> tuple[Tensor, list[tuple[int, int]]]:
-    """VPG on one graph (FedGPL, section 4): nodes, then edges, by how much they mean; a choice has no gradient."""
+def prompted(
+    p: Tensor, x: Tensor, pairs: list[tuple[int, int]], candidates: Tensor | None = None
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """VPG on one graph (FedGPL, section 4): nodes, then edges, by how much they mean; a choice has no gradient.
+
+    With candidates it is the paper's: they are joined to nodes unlike them, and both shares are of the graph without
+    them; an edge is chosen among all, and goes if one of its nodes does.
+    """
+    nodes, edges = len(x), len(pairs)
+    if candidates is not None:
+        new = [(i, nodes + c) for i in range(nodes) for c, f in enumerate(candidates) if torch.sigmoid(x[i] @ f) < 0.5]
+        x, pairs = torch.cat([x, candidates]), [*pairs, *new]
     w = (x @ p) / p.norm()
     rank = w.tolist()
     ranked = sorted(range(len(x)), key=lambda i: (-rank[i], i))
-    kept = sorted(ranked[: ceil(KEPT_NODES * len(x))])
+    kept = sorted(ranked[: ceil(KEPT_NODES * nodes)])
     place = {node: row for row, node in enumerate(kept)}
     left = [(a, b) for a, b in pairs if a in place and b in place]
-    by_difference = sorted(left, key=lambda e: -abs(rank[e[0]] - rank[e[1]]))
-    chosen = by_difference[: floor(KEPT_EDGES * len(left))]
-    return x[kept] * torch.tanh(w[kept])[:, None], [(place[a], place[b]) for a, b in chosen]
+    by_difference = sorted(left if candidates is None else pairs, key=lambda e: -abs(rank[e[0]] - rank[e[1]]))
+    chosen = by_difference[: floor(KEPT_EDGES * (len(left) if candidates is None else edges))]
+    return x[kept] * torch.tanh(w[kept])[:, None], [(place[a], place[b]) for a, b in chosen if (a, b) in left]
 
 
 class PlainClient:
@@ -90,6 +100,7 @@ class PlainClient:
         arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         mine = np.flatnonzero(arrays["assignment"] == number)
         self.number, self.view = number, view
+        self.candidates: Tensor | None = None
         self.split, self.y = arrays["split"][mine], torch.from_numpy(arrays["y"][mine])
         self.graphs = []
         for graph in mine:
@@ -119,7 +130,7 @@ class PlainClient:
         return found
 
     def with_prompt(self, graphs: np.ndarray) -> Prompted:
-        return [prompted(self.p, *self.graphs[g]) for g in graphs]
+        return [prompted(self.p, *self.graphs[g], self.candidates) for g in graphs]
 
     def counts(self, gnn: Net) -> np.ndarray:
         gnn.eval()
@@ -240,11 +251,26 @@ def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tens
     return ((weight / weight.sum()) @ end).float().expand_as(before)
 
 
+def test_rounds_with_pre_defined_candidates(start: Start, keys: Keys, one_process: Make) -> None:
+    """They are the same for all clients and never sent: the direction and the classifier are what is mixed."""
+    written = {"candidates": 3, "learnt": False, "seed": 6, "join": "below", "shares": "original"}
+    model = {**KEYS["model"], "prompt": {**KEYS["model"]["prompt"], **written}}  # type: ignore
+    server = start({**keys, "model": model})
+    plain = one_process(server, "round_accumulate")
+    drawn = torch.rand(3, FEATURES, generator=torch.Generator().manual_seed(6))
+    for client in plain.clients:
+        client.candidates = (2 * drawn - 1) / FEATURES**0.5
+    assert_rounds_are_those_of(plain, server)
+
+
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
 def test_rounds_are_those_of_one_process(start: Start, keys: Keys, one_process: Make, updates: str) -> None:
     server = start({**keys, "algorithm.gnn": updates})
-    plain = one_process(server, updates)
+    assert_rounds_are_those_of(one_process(server, updates), server)
+
+
+def assert_rounds_are_those_of(plain: OneProcess, server: Server) -> None:
     for number, cohort in enumerate(ONLINE, start=1):
         for i in cohort:
             plain.clients[i].load(server.state.server["theta"][i])
