@@ -251,6 +251,8 @@ class StoreBuilder(StoreSteps):
         for client, file in enumerate(split.files):
             shard = shards.shard(client)
             train = open_split(self.path / split_path(options.split_name, client), shard.items, file).train
+            # Their items are graphs.
+            assert shard.graph is not None
             own = np.bincount(copy_of[shard.node[np.isin(shard.graph, shard.item[train])]], minlength=len(total))
             total += own
             most.append(int(own.max()))
