@@ -153,7 +153,9 @@ def reproduce_command(
     tables: Annotated[
         list[str] | None, typer.Argument(metavar="[TABLE|KEY=VALUE]...", help="Some tables; keys over all configs.")
     ] = None,
-    only: Annotated[str, typer.Option(help="Blocks, columns and rows by name, as Cora,GCN,FedAvg.")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Blocks, columns and rows by name, as Cora,GCN,FedAvg; can be repeated.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; by default as the table says.")] = None,
     smallest: Annotated[bool, typer.Option("--smallest", help="First block and column, three rounds.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, time and missing data, and stop.")] = False,
@@ -168,11 +170,11 @@ def reproduce_command(
             print(f"{name}: {known.title}: {', '.join(known.tables)}")
         return
     read = read_paper(paper)
-    from shoal.engine.studies.reproduce import Asked, reproduce, show_reproduction
+    from shoal.engine.studies.reproduce import Asked, named_in, reproduce, show_reproduction
 
     names = [name for name in tables or () if "=" not in name]
     keys = [name for name in tables or () if "=" in name]
-    asked = Asked([name.strip() for name in only.split(",") if name.strip()], seeds, smallest, keys)
+    asked = Asked(named_in(read, names, only or ()), seeds, smallest, keys)
     if dry_run:
         show_reproduction(read, names, asked)
         return

@@ -292,8 +292,8 @@ def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCel
 
 
 def known_names(cells: Sequence[PaperCell]) -> list[str]:
-    """Names of blocks, columns and rows."""
-    return list(dict.fromkeys(name for cell in cells for name in cell.place.values()))
+    """Names of blocks, columns and rows, and of rows in all their forms."""
+    return list(dict.fromkeys(name for cell in cells for name in (*cell.place.values(), cell.row.partition(", ")[0])))
 
 
 def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:

@@ -281,22 +281,31 @@ def _listed(labels: Sequence[str], most: int = 3) -> str:
     return "; ".join(labels[:most]) + more
 
 
-def tables_of(paper: Paper, names: Sequence[str], asked: Asked) -> list[str]:
+def tables_of(paper: Paper, names: Sequence[str]) -> list[str]:
     """The tables that are named, or all; raises ShoalError for a name that the paper has not."""
     if wrong := next((name for name in names if name not in paper.tables), None):
         raise ShoalError(wrong, f"{paper.name} has no such table; it has {', '.join(paper.tables)}")
-    chosen = list(names) or list(paper.tables)
-    known = [name for table in chosen for name in known_names(paper.cells(table))]
-    known += [name.partition(", ")[0] for name in known]
-    if wrong := next((name for name in asked.only if name not in known), None):
+    return list(names) or list(paper.tables)
+
+
+def named_in(paper: Paper, tables: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Names of blocks, columns and rows in texts, each of which is a name, or several with commas between them.
+
+    Raises ShoalError for a name that no table has.
+    """
+    known = [name for table in tables_of(paper, tables) for name in known_names(paper.cells(table))]
+    found = []
+    for text in texts:
+        found += [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := next((name for name in found if name not in known), None):
         raise ShoalError("--only", f"no table has {wrong!r}; there are {', '.join(dict.fromkeys(known))}")
-    return chosen
+    return found
 
 
 def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
     """Prints for every table its runs, the time to expect, missing data, and what cannot be run; writes nothing."""
     rows, notes, total, left = [], [], 0.0, 0
-    for name in tables_of(paper, names, asked):
+    for name in tables_of(paper, names):
         read = paper.tables[name]
         if read.cannot is not None:
             rows.append((name, "", "-", "-", "-"))
@@ -350,7 +359,7 @@ def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) ->
     Raises:
         ShoalError: A name is wrong, or no config of a table can be read.
     """
-    chosen = tables_of(paper, names, asked)
+    chosen = tables_of(paper, names)
     done: list[TableRuns] = []
     for name in chosen:
         read = paper.tables[name]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shoal.engine.cli.cli import app
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.studies.papers import Printed, paper_names, read_paper, study_of
-from shoal.engine.studies.reproduce import Asked, TableRuns, reproduce, verdict
+from shoal.engine.studies.reproduce import Asked, TableRuns, named_in, reproduce, verdict
 
 Plain = dict[str, Any]
 
@@ -190,13 +190,19 @@ def test_a_wrong_file_is_one_line(paper: Path, changes: Plain, place: str) -> No
         read_paper(str(paper))
 
 
+def test_names_may_have_commas(paper: Path) -> None:
+    read = read_paper(str(paper))
+    texts = ["Near, Far", "FedGTA, as written", "FedGTA"]
+    assert named_in(read, ["table1"], texts) == ["Near", "Far", "FedGTA, as written", "FedGTA"]
+
+
 def test_wrong_names_are_one_line(paper: Path) -> None:
     with refused("fedzzz"):
         read_paper("fedzzz")
     with refused("table9"):
         reproduce(read_paper(str(paper)), ["table9"], Asked(), 1)
     with refused("--only"):
-        reproduce(read_paper(str(paper)), [], Asked(only=["Cora"]), 1)
+        named_in(read_paper(str(paper)), [], ["Near,Cora"])
     with refused("Near, FedAvg", says="train.rl"):
         reproduce(read_paper(str(paper)), ["table1"], Asked(only=["FedAvg"], overrides=["train.rl=1"]), 1)
 
