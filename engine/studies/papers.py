@@ -30,6 +30,7 @@ LOCAL = "Local"
 FORMS = {"paper": "as written", "code": "as its code", "recommended": "recommended"}
 NONE = "-"
 Keys = dict[str, Any]
+Form = Literal["paper", "code", "recommended"]
 
 
 class _Part(BaseModel):
@@ -48,13 +49,14 @@ class _Column(_Part):
 
 
 class _Row(_Column):
-    """`forms` makes a row for each form of its method; `of` names the paper's row; `columns` are as `blocks`.
+    """`forms` makes a row for each form of its method, with keys of its own where they are a mapping; `of` names the
+    paper's row; `columns` are as `blocks`.
 
     `smallest` are keys of the smallest look alone, such as fewer rounds of a method's own.
     """
 
     smallest: Keys = {}
-    forms: list[Literal["paper", "code", "recommended"]] = []
+    forms: list[Form] | dict[Form, Keys] = []
     of: str | None = None
     columns: list[str] | None = None
 
@@ -75,6 +77,7 @@ class PaperTable(BaseModel):
         paper: The paper's figures by row, or by block and row: `80.7±0.4 71.2 -`, one for each column.
         control: Whether the row `Local` is added where there is none.
         needs: A variable of the environment that names a folder, as `${NAME}` in `set`; without it there are no runs.
+        smallest: Keys of the smallest look alone.
         note: What differs from the paper, or what it leaves open.
         cannot: Why there are no runs of it.
     """
@@ -93,11 +96,12 @@ class PaperTable(BaseModel):
     rows: dict[str, _Row] = {}
     paper: dict[str, str | dict[str, str]] = {}
     control: bool = True
+    smallest: Keys = {}
     needs: str | None = None
     note: str = ""
     cannot: str | None = None
 
-    @property
+    @cached_property
     def whole_rows(self) -> dict[str, _Row]:
         """Every row: `Local` first, and those of several forms one by one."""
         found = {}
@@ -107,7 +111,8 @@ class PaperTable(BaseModel):
             method = row.set.get("algorithm")
             options = {"name": method} if isinstance(method, str) else dict(method or {})
             for form in row.forms:
-                keys = {**row.set, "algorithm": {**options, "form": form}}
+                own = row.forms[form] if isinstance(row.forms, dict) else {}
+                keys = {**row.set, **own, "algorithm": {**options, "form": form}}
                 found[f"{name}, {FORMS[form]}"] = row.model_copy(update={"set": keys, "of": row.of or name})
             if not row.forms:
                 found[name] = row
@@ -208,7 +213,7 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
         next((part.score for part in reversed(parts) if part.score), table.score),
         printed(table, block, of_row.of or row).get(column),
         next((part.cannot for part in parts if part.cannot), table.cannot),
-        of_row.smallest,
+        {**table.smallest, **of_row.smallest},
     )
 
 
