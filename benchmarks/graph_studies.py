@@ -19,6 +19,8 @@ from rich.table import Table
 DATASETS = ("nci1", "proteins", "imdb-binary", "collab")
 CUTS: dict[str, dict[str, Any]] = {
     "dirichlet": {"method": "dirichlet", "alpha": 1.0},
+    "dirichlet0.5": {"method": "dirichlet", "alpha": 0.5},
+    "dirichlet0.3": {"method": "dirichlet", "alpha": 0.3},
     "uniform": {"method": "random"},
 }
 BACKBONES = ("gin", "gcn")
