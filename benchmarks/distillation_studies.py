@@ -36,8 +36,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "without self and neighbourhood": {"self_distillation": False, "mutual": "scores"},
     "without mutual (nothing sent)": {"mutual": "none"},
     "sums over neighbours": {"neigh_norm": "sum"},
-    "raw distances": {"self_mse": "raw"},
-    "as written (both)": {"neigh_norm": "sum", "self_mse": "raw"},
+    "raw distances": {"self_mse": "raw", "self_detach": False},
+    "as written": {"form": "paper"},
     "clarity: margin_mean": {"clarity": "margin_mean"},
 }
 ABLATION: dict[str, dict[str, Any]] = {
