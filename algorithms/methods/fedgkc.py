@@ -63,7 +63,7 @@ class FedGKC(WithCopilot):
         mutual: `full`; `scores`: without the neighbourhood; `none`: there is no copilot and nothing is sent.
         self_distillation: Equation 4.
         self_mse: Distance of embeddings in equation 4: rows of length one (`unit`), or as they are (`raw`).
-        self_detach: The weak view is a teacher: it gets no gradient.
+        self_detach: The weak view is a teacher: it gets no gradient. Equation 4, as written, trains both views.
         weak, strong: Shares of the edges, and of the features, that the views lack; the paper gives none.
         weights: How the server weighs copilots: `kama`, by size alone (`size`), or all equal (`uniform`).
         kama_terms, clarity, lam: What counts as knowledge, see `knowledge`; lambda is 0.1 in the paper.
@@ -72,7 +72,7 @@ class FedGKC(WithCopilot):
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
     supports = frozenset({"node"})
-    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw"}}
+    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False}}
     alpha: float = 0.6
     beta: float = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"
