@@ -22,8 +22,9 @@ from shoal.engine.cluster.cluster import _package
 from shoal.engine.cluster.open_backend import require_own_package
 
 SHORT = ["rounds=2", "data.root=data", "run.tensorboard=false", "resources.cpus_per_host=0.4"]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", *sorted(PACKAGES))
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "configs", *sorted(PACKAGES))
 BUILT = {name.replace(".", "/") for name in modules()}
+PAPERS = {f"shoal/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs" / "papers").rglob("*.yaml")}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +72,11 @@ def test_wheel_holds_shoal_alone(build: Callable[[str], Path], tmp_path: Path) -
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"shoal"}
     assert modules_in(names) == BUILT
     assert "shoal/py.typed" in names
+    assert {name for name in names if name.endswith(".yaml")} == PAPERS
     (tmp_path / "elsewhere").mkdir()
     require_import(tmp_path / "site", tmp_path / "elsewhere")
+    listed = "from shoal.engine.studies.papers import paper_names; print(*paper_names())"
+    assert "fedgta" in output(listed, tmp_path / "elsewhere", PYTHONPATH=str(tmp_path / "site")).split()
 
 
 def test_sdist_links_are_real_folders_that_build_the_same_wheel(build: Callable[[str], Path], tmp_path: Path) -> None:
@@ -86,6 +90,7 @@ def test_sdist_links_are_real_folders_that_build_the_same_wheel(build: Callable[
     (wheel,) = (unpacked / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as built:
         assert modules_in(built.namelist()) == BUILT
+        assert set(built.namelist()) >= PAPERS
 
 
 def test_package_shipped_by_ray_holds_the_linked_folders(tmp_path: Path) -> None:
