@@ -18,6 +18,11 @@ MOST_HOSTS, MOST_THREADS = 10_000, 1024
 # In seconds: thirty years, which Ray still counts in milliseconds.
 LONGEST_WAIT = 1e9
 
+# Metrics of a run; those that rank items, as tables call them.
+ACCURACY, ROC_AUC, AVERAGE_PRECISION = "accuracy", "roc_auc", "average_precision"
+RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
+# The scope of whole graphs, and its part: validation and test rows together are what some papers score.
+DOMAINS, BOTH = "domains", "both"
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"

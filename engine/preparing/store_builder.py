@@ -34,12 +34,14 @@ from shoal.storage.graph.induced import Induced, kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER, Pairs
 from shoal.storage.graph.rows import entries_of
+from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.store.arrow_file import FileRecord, record_of, write
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
+from shoal.storage.store.hops import training_graph
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest, SplitRecord
-from shoal.storage.store.masking import masks, without_edges, without_features, without_labels
-from shoal.storage.store.shard import training_graph, write_shard, write_training_shard
+from shoal.storage.store.masking import without_edges, without_features, without_labels
+from shoal.storage.store.shard import write_shard, write_training_shard
 from shoal.storage.store.split import Split, from_codes, open_split, random_split, to_codes, write_split
 from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
 

@@ -35,11 +35,11 @@ from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.propagation import hops as propagated
 from shoal.storage.graph.rows import CsrRows, Rows, entries_of
+from shoal.storage.options.masking import masks
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.hops import hops_bytes
 from shoal.storage.store.manifest import NAME, read_manifest
-from shoal.storage.store.masking import masks
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 from shoal.storage.store.view import Cache, View

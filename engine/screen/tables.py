@@ -9,17 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shoal.algorithms.methods.registry.load import weighing_methods
 from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.sections import BOTH, DOMAINS, RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import PARTS, chosen, metric_of, scopes_apart
-from shoal.engine.rounds.domains import BOTH, DOMAINS
-from shoal.engine.rounds.scoring import RANKINGS
 from shoal.engine.screen.progress import PLAIN
+from shoal.storage.options.masking import masks
 from shoal.storage.store.manifest import Manifest
-from shoal.storage.store.masking import masks
 from shoal.storage.store.store import TRAINING
 
 NARROWEST = 100
@@ -32,7 +30,6 @@ console = Console(width=None if Console().width >= NARROWEST else NARROWEST, **P
 
 # Predicted items, by task.
 ITEMS = {"node": "nodes", "edge": "pairs", "graph": "graphs"}
-SCOPES = ("trained", "served", "global", DOMAINS)
 CAPTION = (
     "test accuracy in %: last round and best validation round, weighted by all {items} of\n"
     "a client; last round weighted by test {items}, plain mean over clients, macro-F1;\n"
@@ -112,6 +109,9 @@ def show_next(config_path: str, overrides: Sequence[str], config: Config, run: P
     _line("next:")
     models = config.models()
     if len(models) == 1:
+        # It reads the code of methods, and with it torch, which takes seconds.
+        from shoal.algorithms.methods.registry.load import weighing_methods
+
         # Some that can train any graph, with weights or without.
         names = ",".join(islice(weighing_methods(config.task), MOST_NAMED))
         key = "algorithm" if config.algorithm.options else "algorithm.name"

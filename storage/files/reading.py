@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -50,17 +49,9 @@ WAYS_OUT = {
     errno.EINVAL: "a pipe or a device may be where a file should be, move it away",
     errno.EISDIR: "there is a folder where a file should be, move it away",
 }
-ENDS_WITH_NUMBER = re.compile(r"\((\d+)\)$")
 
 
 def cannot_read(path: Path, error: OSError) -> ShoalError:
     """The error for a file that is there and cannot be opened, mapped or read."""
     way_out = WAYS_OUT.get(error.errno or 0, "look at the file system that it lies on")
     return ShoalError(path, f"cannot be read: {error.strerror or error}; {way_out}")
-
-
-def system_error(error: RuntimeError) -> OSError | None:
-    """The system's own error of which torch says only the text and, at its end, the number; None: it is another."""
-    message = str(error)
-    number = ENDS_WITH_NUMBER.search(message)
-    return OSError(int(number[1]), message.rpartition(": ")[2][: -len(number[0]) - 1]) if number else None

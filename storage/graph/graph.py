@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
 
@@ -151,6 +150,9 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]
+    # It takes 0.2 s of every process that imports it, and who opens a shard needs no matrix.
+    import scipy.sparse as sp
+
     ones = np.ones(len(source), dtype=np.int8)
     given = sp.coo_array((ones, (source, target)), shape=(nodes, nodes)).tocsr()
     given.sum_duplicates()

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 BLOCK_VALUES = 1 << 22
 
@@ -81,13 +80,16 @@ def is_smaller_sparse(x: Any, dtype: Any) -> bool:
 
 def entries_of(x: Any) -> int:
     """Number of values that an array or SciPy CSR has as sparse rows."""
-    return int(x.nnz) if sp.issparse(x) else int(np.count_nonzero(x))
+    return int(np.count_nonzero(x)) if isinstance(x, np.ndarray) else int(x.nnz)
 
 
 def csr_of(x: Any) -> Any:
     """An array in memory as SciPy CSR float32, made in blocks of rows; a CSR as it is."""
-    if sp.issparse(x):
+    if not isinstance(x, np.ndarray):
         return x
+    # It takes 0.2 s of every process that imports it, and who reads a manifest needs no matrix.
+    import scipy.sparse as sp
+
     step = max(1, BLOCK_VALUES // max(1, x.shape[1]))
     starts = range(0, len(x), step)
     blocks = [sp.csr_array(x[start : start + step].astype(np.float32)) for start in starts]

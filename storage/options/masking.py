@@ -1,5 +1,6 @@
 """Options of masked data: the section `data.sparsity` of a config."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -38,3 +39,12 @@ class Sparsity:
     def of_split(self) -> str:
         """Suffix of the name of a split that lacks training items."""
         return f"-less{100 * self.labels:.15g}-seed{self.seed}" if self.labels else ""
+
+
+TEXTS = {"features": "features", "edges": "edges", "labels": "training labels"}
+
+
+def masks(shares: Mapping[str, Any]) -> str:
+    """The shares that are not 0, for people, such as `30 % of features, 50 % of edges (seed 0)`; empty: none is."""
+    found = [f"{100 * shares[name]:g} % of {text}" for name, text in TEXTS.items() if shares.get(name)]
+    return f"{', '.join(found)} (seed {shares['seed']})" if found else ""

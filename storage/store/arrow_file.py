@@ -1,6 +1,9 @@
 """One Arrow IPC file with one record batch: written atomically, opened as a private memory map without a copy."""
 
+import ctypes
+import mmap
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +14,7 @@ import pyarrow as pa
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.digest import digest
-from shoal.storage.files.reading import cannot_read, open_plain, system_error
+from shoal.storage.files.reading import cannot_read, open_plain
 from shoal.storage.graph.rows import CsrRows, Rows
 
 FORMAT = 1
@@ -19,6 +22,10 @@ FORMAT = 1
 WIDTH = b"width"
 REMAKE = "delete the file and run `shoal prepare` again"
 AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(frozen=True)
@@ -182,18 +189,28 @@ def _is_sparse(type_: pa.DataType | None) -> bool:
 
 def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
     """The bytes of a file, uint8, in a private map."""
-    import torch  # names of datasets are looked up without it
-
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-        if record is not None and size != record.bytes:
-            raise ShoalError(path, f"{size} bytes, the manifest says {record.bytes}; {AGAIN}")
-        # Private, like mmap.ACCESS_COPY, but without a file descriptor that stays open: a host maps thousands.
-        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+            if record is not None and size != record.bytes:
+                raise ShoalError(path, f"{size} bytes, the manifest says {record.bytes}; {AGAIN}")
+            return _private_map(file.fileno(), size)
     except FileNotFoundError:
         raise ShoalError(path, "missing; run `shoal prepare` again") from None
     except OSError as error:
         raise cannot_read(path, error) from error
-    except RuntimeError as error:
-        raise cannot_read(path, system_error(error) or OSError(str(error))) from error
+
+
+def _private_map(file: int, size: int) -> np.ndarray:
+    """The first bytes of an open file in a private map, which stays when the file is closed. Raises OSError.
+
+    Python's own map, as one of ACCESS_COPY, keeps a file descriptor open: a host has thousands of maps.
+    """
+    if size == 0:
+        return np.empty(0, np.uint8)
+    address = LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    content = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(content, LIBC.munmap, address, size).atexit = False
+    return np.frombuffer(memoryview(content), np.uint8)

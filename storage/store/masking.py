@@ -5,9 +5,7 @@ else: clients, the whole graph and the domains lack the same, in any partition, 
 share masks a larger one masks, too.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numba
 import numpy as np
@@ -17,14 +15,6 @@ from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.kernels.counter_rng import bits_at, key_of, uniform_at
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.store.split import Split
-
-TEXTS = {"features": "features", "edges": "edges", "labels": "training labels"}
-
-
-def masks(shares: Mapping[str, Any]) -> str:
-    """The shares that are not 0, for people, such as `30 % of features, 50 % of edges (seed 0)`; empty: none is."""
-    found = [f"{100 * shares[name]:g} % of {text}" for name, text in TEXTS.items() if shares.get(name)]
-    return f"{', '.join(found)} (seed {shares['seed']})" if found else ""
 
 
 def without_edges(part: Induced, sparsity: Sparsity) -> Induced:

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import first_rows
-from shoal.storage.graph.induced import Induced, breadth_first
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.store import arrow_file
@@ -25,6 +24,9 @@ from shoal.storage.store.bounds import (
     check_rows,
     check_weights,
 )
+
+if TYPE_CHECKING:
+    from shoal.storage.graph.induced import Induced
 
 MAX_ENTRIES = 2**31
 
@@ -108,7 +110,7 @@ class Shard:
 def write_shard(
     path: Path,
     client: int,
-    part: Induced,
+    part: "Induced",
     label: np.ndarray,
     x: Rows,
     graph_of: np.ndarray | None = None,
@@ -156,37 +158,14 @@ def write_shard(
     return arrow_file.write(path, "shard", columns)
 
 
-def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray]:
-    """Induces the graph of a client's training nodes.
-
-    Its rows are in the order of a shard of these nodes alone: breadth first from the smallest, ties by global id. It
-    reveals nothing of the other nodes and their edges. In memory are 5 bytes for each entry of the shard.
-
-    Args:
-        train: Rows of its training nodes, `[n]`.
-
-    Returns:
-        The graph, and the row in the shard of each of its rows, int64 `[n]`.
-    """
-    row = train[np.argsort(shard.node[train])]
-    entries = np.ones(shard.entries, dtype=np.int8)
-    adjacency = sp.csr_array((entries, shard.indices, shard.indptr), shape=(shard.nodes, shard.nodes))
-    among = adjacency[row][:, row]
-    among.sort_indices()
-    number = np.arange(len(row), dtype=np.int64)
-    part = breadth_first(number, among.indptr.astype(np.int64), among.indices.astype(np.int32))
-    row = row[part.node].astype(np.int64)
-    return Induced(shard.node[row], part.indptr, part.indices), row
-
-
 def write_training_shard(
-    path: Path, part: Induced, label: np.ndarray, x: Rows, edge_weight: np.ndarray | None = None
+    path: Path, part: "Induced", label: np.ndarray, x: Rows, edge_weight: np.ndarray | None = None
 ) -> FileRecord:
     """Writes some nodes, their labels `[N]` and stored features `[N, F]`. Raises ShoalError: the disk is full."""
     return arrow_file.write(path, "shard", _columns(part, label, x, edge_weight))
 
 
-def _columns(part: Induced, label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
+def _columns(part: "Induced", label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
     neighbors = pa.ListArray.from_arrays(
         pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
     )
@@ -199,7 +178,7 @@ def _columns(part: Induced, label_N: np.ndarray, x_NF: Rows, edge_weight: np.nda
     }
 
 
-def weights_column(part: Induced, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
+def weights_column(part: "Induced", edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
     """The column of the weights of edges, beside that of the neighbours; none where edges have none."""
     if edge_weight is None:
         return {}

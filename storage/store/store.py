@@ -12,10 +12,10 @@ from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content
 from shoal.storage.store.bounds import Limits
-from shoal.storage.store.hops import only_labelled, open_hops
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.shard import Shard, open_shard
 from shoal.storage.store.split import Split, open_split
+from shoal.storage.store.stored_hops import only_labelled, open_hops
 
 IDS = Path("nodes") / "ids.arrow"
 WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"

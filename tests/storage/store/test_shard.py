@@ -20,7 +20,8 @@ from shoal.storage.graph.pairs import Pairs
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import fixed_rows
 from shoal.storage.store.bounds import Limits
-from shoal.storage.store.shard import Shard, bounds_of, open_shard, training_graph, write_shard
+from shoal.storage.store.hops import training_graph
+from shoal.storage.store.shard import Shard, bounds_of, open_shard, write_shard
 from shoal.storage.store.split import Split
 from shoal.storage.store.view import Cache, View
 

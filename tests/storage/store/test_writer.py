@@ -195,7 +195,6 @@ def test_a_column_that_is_missing_or_of_another_type(tmp_path: Path) -> None:
 
 LIMITED = """
 import re, resource, sys
-import torch  # a host has it before it opens files
 from pathlib import Path
 from shoal.storage.store.arrow_file import MappedFile
 from shoal.storage.errors import ShoalError
