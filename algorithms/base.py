@@ -65,7 +65,6 @@ class Algorithm:
             features itself is for nodes alone. `weighted`: it reads no edges, or reads their weights.
         forms: Options of a named form, which `algorithm.form` takes: `paper` is the paper to the letter, `code` what
             its authors' program does. `recommended` are the defaults. Options that are given come first.
-        beside: What the scopes `served` and `global` read beside parameters, in words for the line that compares them.
     """
 
     centralized: ClassVar[bool] = False
@@ -73,7 +72,6 @@ class Algorithm:
     reads_embedding: ClassVar[bool] = False
     supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED}
     forms: ClassVar[Forms] = {}
-    beside: ClassVar[tuple[str, str]] = ("", "")
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         """The models of every client by name: None is the one of the config's `model`.

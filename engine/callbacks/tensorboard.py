@@ -9,8 +9,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records.summary import chosen, metric_of, weighting_of
-from shoal.engine.rounds.domains import DOMAINS
 
 
 @dataclass

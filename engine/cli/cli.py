@@ -296,7 +296,7 @@ def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN|SWEE
     from shoal.engine.screen.tables import show_rounds, show_run, show_store
     from shoal.engine.studies.study_table import show_sweep
     from shoal.engine.studies.sweep_folder import is_sweep
-    from shoal.storage.store.store import Store
+    from shoal.storage.store.manifest import read_manifest
 
     if is_sweep(_possible(path)):
         show_sweep(path)
@@ -305,8 +305,7 @@ def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN|SWEE
         if (path / SUMMARY).exists():
             show_run(path)
     else:
-        store = Store(path)
-        show_store(path, store.manifest)
+        show_store(path, read_manifest(path))
 
 
 @app.command("verify")

@@ -26,6 +26,8 @@ OPTIONAL = {
     "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
     "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
 }
+# Where the drivers of GPUs are, of NVIDIA, of Windows below Linux, and of AMD.
+DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def show_doctor() -> None:
@@ -73,8 +75,10 @@ def _free(path: Path) -> str:
 
 
 def _gpus() -> str:
-    import torch
+    if any(map(os.path.exists, DRIVERS)):
+        # It takes two seconds.
+        import torch
 
-    if not torch.cuda.is_available():
-        return "none that torch can use; runs train on the CPU"
-    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        if torch.cuda.is_available():
+            return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return "none that torch can use; runs train on the CPU"

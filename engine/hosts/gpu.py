@@ -24,9 +24,10 @@ from shoal.algorithms.protocol import MODEL, Tree, Upload
 from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded, size_groups
 from shoal.algorithms.training.batched.batched_training import evaluated, outputs
 from shoal.algorithms.training.local_training import bounded_loss
+from shoal.engine.config.sections import ACCURACY
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
-from shoal.engine.rounds.scoring import ACCURACY, KINDS, PARTS, class_label, require_winner, scores_in_form
+from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, require_winner, scores_in_form
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 

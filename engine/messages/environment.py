@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from shoal.storage.files.digest import digest, text_digest
 
@@ -15,6 +14,9 @@ PACKAGES = ("engine", "algorithms", "storage", "partition")
 
 def environment(device: str) -> dict[str, Any]:
     """Processor, device type and versions, as recorded in checkpoints and the summary."""
+    # It takes seconds, and who reads what was recorded has no use for it.
+    import torch
+
     return {
         "cpu": _cpu(),
         "device": device,

@@ -9,19 +9,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from shoal.engine.config.config_text import require_same_run, run_of
-from shoal.engine.records.metrics import METRICS, OF_RUN, write_tensors
+from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
 from shoal.engine.records.summary import chosen
-from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.files.reading import read_bytes
+
+if TYPE_CHECKING:
+    from shoal.engine.rounds.state import FederationState
 
 log = logging.getLogger(__name__)
 FORMAT = 3
@@ -42,7 +43,7 @@ class Checkpoint:
         passed_over: A line for each newer checkpoint that cannot be used.
     """
 
-    state: FederationState
+    state: "FederationState"
     environment: dict[str, Any]
     inputs: dict[str, str]
     metrics: str
@@ -151,11 +152,14 @@ def load_newest(root: Path) -> Checkpoint | None:
 
 def load_round(root: Path, number: int) -> Checkpoint:
     """The checkpoint of one round. Raises ShoalError: it is not there, or cannot be used."""
+    # A state is of tensors, and who asks for rounds and names shall not wait for torch.
+    from shoal.engine.rounds.state import FederationState
+
     folder = folder_of(root, number)
     try:
         record = _record(folder)
         # Old checkpoints are deleted while their values may still be in use.
-        tensors = {name: t.clone() for name, t in load_file(folder / TENSORS).items()}
+        tensors = {name: t.clone() for name, t in read_tensors(folder / TENSORS).items()}
         state = FederationState.from_tensors(tensors, record["state"])
         return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
     except UNUSABLE as error:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from shoal.algorithms.methods.registry.load import describe
+from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import read_all
 from shoal.engine.config.run_identity import steering
@@ -59,7 +59,7 @@ def _digests(readers: Mapping[str, Callable[[], str | None]]) -> dict[str, str]:
 def _user_code(config: Config) -> dict[str, str]:
     """Identities of user code, by the keys that name it."""
     # A name that is none is found here.
-    describe(config.algorithm.name, {})
+    require_method_name(config.algorithm.name)
     found = {key: code.identity for key, code in read_all(config.plain()) if not key.startswith("callbacks.")}
     names = config.data.dataset
     if "data.dataset" in found and not isinstance(names, str):

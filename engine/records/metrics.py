@@ -7,13 +7,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from shoal.algorithms.protocol import Tree
 from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.config.run_identity import flatten
 from shoal.storage.errors import ShoalError
@@ -21,6 +18,9 @@ from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.files.reading import read_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 METRICS = "metrics.jsonl"
 SCOPES = "scopes."
@@ -160,7 +160,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 RECORDS = "records"
 
 
-def write_records(run: Path, number: int, records: Tree) -> str:
+def write_records(run: Path, number: int, records: "Mapping[str, Tensor]") -> str:
     """Writes the records of a round, and gives the file's digest. Raises ShoalError: the file cannot be written."""
     with replacing(run / RECORDS / f"round-{number:06d}.safetensors") as unfinished:
         write_tensors(unfinished, records)
@@ -189,7 +189,7 @@ def recorded_rounds(run: Path) -> list[int]:
     return sorted(int(name[6:-12]) for name in names if re.fullmatch(r"round-\d{6,18}\.safetensors", name))
 
 
-def read_records(run: Path, number: int) -> Tree:
+def read_records(run: Path, number: int) -> "dict[str, Tensor]":
     """Records of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
     clients, and `prototypes` float32 `[P, H]` with `prototype_client` and `prototype_class` int64 `[P]`, if there are.
 
@@ -199,17 +199,26 @@ def read_records(run: Path, number: int) -> Tree:
     noted = noted_digests(run, RECORDS)
     try:
         require_noted(run, number, digest(path), noted)
-        found: Tree = load_file(path)
+        return read_tensors(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ShoalError(path, f"cannot be read ({error}); remove it, and the report is without that round") from None
-    return found
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def read_tensors(path: Path) -> "dict[str, Tensor]":
+    """Reads the tensors of a file. Raises OSError or SafetensorError: it cannot be read."""
+    # It loads torch, which takes seconds, and who lists or shows runs reads no tensor.
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
     """Writes tensors of any device as they are now, with the file modes that the user's umask says.
 
     Raises OSError: it cannot be written; then a part of the file may be there.
     """
+    from safetensors.torch import save_file
+
     # The library makes private files; an empty file has the modes of the umask.
     path.touch()
     mode = path.stat().st_mode

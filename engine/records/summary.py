@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from shoal.algorithms.methods.registry.load import beside_parameters
+from shoal.algorithms.methods.registry.names import beside_parameters
 from shoal.engine.config.config import Config
+from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, RANKINGS
 from shoal.engine.messages.environment import environment
-from shoal.engine.rounds.domains import BOTH, DOMAINS
-from shoal.engine.rounds.scoring import ACCURACY, RANKINGS
 from shoal.storage.store.manifest import Manifest
 
 PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")

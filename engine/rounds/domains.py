@@ -8,9 +8,8 @@ import torch
 
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, ClientInfo
+from shoal.engine.config.sections import ACCURACY, AVERAGE_PRECISION, BOTH, DOMAINS
 from shoal.engine.rounds.scoring import (
-    ACCURACY,
-    AVERAGE_PRECISION,
     CORRECT,
     KINDS,
     PARTS,
@@ -25,8 +24,6 @@ from shoal.engine.rounds.scoring import (
 )
 from shoal.storage.store.manifest import DomainRecord
 
-# The scope, and its parts: validation and test rows together are what some papers score.
-DOMAINS, BOTH = "domains", "both"
 PARTS_OF_GRAPHS = (*PARTS, BOTH)
 # Where the area under the ROC curve is the metric of the run, these are its ranks, too.
 WINS = KINDS

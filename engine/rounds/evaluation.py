@@ -15,8 +15,9 @@ import xxhash
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Tree, is_moment
-from shoal.engine.rounds.domains import DOMAINS, Domains
-from shoal.engine.rounds.scoring import ACCURACY, CORRECT, KINDS, PARTS, SUPPORT, macro_f1, ranked, summarize
+from shoal.engine.config.sections import ACCURACY, DOMAINS
+from shoal.engine.rounds.domains import Domains
+from shoal.engine.rounds.scoring import CORRECT, KINDS, PARTS, SUPPORT, macro_f1, ranked, summarize
 from shoal.engine.rounds.state import FederationState
 
 

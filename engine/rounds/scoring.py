@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, raise_named
+from shoal.engine.config.sections import ACCURACY, ROC_AUC
 from shoal.engine.rounds.protocol_checks import kind, named
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
@@ -68,11 +69,6 @@ def _margins(scores_NC: Tensor, label_N: Tensor) -> Iterator[tuple[int, np.ndarr
     for c in np.flatnonzero((positive_C > 0) & (positive_C < len(label))).tolist():
         others_NC = scores_NC[:, [j for j in range(classes) if j != c]]
         yield c, (scores_NC[:, c] - others_NC.logsumexp(1)).numpy(), label == c
-
-
-ACCURACY, ROC_AUC, AVERAGE_PRECISION = "accuracy", "roc_auc", "average_precision"
-# What is ranked, and how tables call it.
-RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
 
 
 def ranks(metric: str, scores_NC: Tensor, label_N: Tensor) -> np.ndarray:

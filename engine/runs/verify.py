@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import run_of
+from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
@@ -20,7 +21,6 @@ from shoal.engine.records.run_folder import (
     require_whole_metrics,
     started,
 )
-from shoal.engine.rounds.domains import DOMAINS
 from shoal.engine.screen.progress import progress
 from shoal.engine.screen.tables import console
 from shoal.storage.errors import ShoalError

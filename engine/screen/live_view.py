@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
+from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import chosen, metric_of
 from shoal.engine.rounds.costs import Live
-from shoal.engine.rounds.scoring import RANKINGS
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
 
 # Most runs are about the model that a client would deploy.

@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from shoal.engine.config.sections import RANKINGS
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen
-from shoal.engine.rounds.scoring import RANKINGS
 from shoal.engine.studies.groups import Key, Row, grouped, others_of
 
 SCOPES = ("trained", "served", "global", "domains")

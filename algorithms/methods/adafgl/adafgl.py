@@ -62,7 +62,6 @@ class AdaFGL(FedAvg):
 
     # Likeness and propagation are of the nodes that are predicted.
     supports = frozenset({"node", "weighted"})
-    beside = "with the branches that it trained", "without branches"
     shared_rounds: int | None = None
     most_nodes: int = 10_000
     alpha: float = 0.5

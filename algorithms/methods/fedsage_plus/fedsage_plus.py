@@ -59,7 +59,6 @@ class AugmentedGraphs(GeneratorOptions, Algorithm):
 
     # Missing neighbours are of nodes.
     supports = frozenset({"node"})
-    beside = "on its augmented graph once it has one", "on graphs as they are"
     generator_rounds: int = 10
     peers: int = 5
     sampled_nodes: int = 64

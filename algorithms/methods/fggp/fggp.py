@@ -118,7 +118,6 @@ class FGGP(FedAvg):
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
     supports = frozenset({"node"})
-    beside = "with the bank of prototypes of that round", "with the newest bank"
     forms: ClassVar[Forms] = {
         "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
         | {"finch_min": 1, "head_mode": "personal"},

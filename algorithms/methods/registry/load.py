@@ -114,13 +114,6 @@ def methods_for(task: str) -> list[str]:
     return [name for name in METHODS if task in _our_class(name).supports]
 
 
-def beside_parameters(name: str) -> tuple[str, str]:
-    """`Algorithm.beside` of a method of ours; a user's own file may be gone, and its clients may keep anything."""
-    if name not in METHODS:
-        return "with what it keeps of its own", "without what clients keep"
-    return _our_class(name).beside
-
-
 def _our_class(name: str) -> type[Algorithm]:
     module_name, _, cls_name = METHODS[name].partition(":")
     return getattr(importlib.import_module(module_name), cls_name)

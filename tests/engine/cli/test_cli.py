@@ -44,6 +44,17 @@ def printed(shoal: Shoal, capsys: Capture) -> Callable[..., str]:
     return printed
 
 
+# What takes seconds to load stays away from commands that read names and numbers alone.
+WHAT_IS_LOADED = """
+import sys
+from typer.testing import CliRunner
+from shoal.engine.cli import cli
+for command in {asked}:
+    ended = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    print(command, ended.exit_code or "loaded:", sorted({{"torch", "numba", "ray", "scipy"}} & sys.modules.keys()))
+"""
+
+
 def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]) -> None:
     folder, store = tiny.parent, tiny.parent / "store"
     assert "dry run of tiny" in printed("run", tiny, "--dry-run")
@@ -78,6 +89,11 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     assert "| 0.01 | 0.1 |" in table
     assert printed("report", sweep) == f"written: {sweep / 'report' / 'index.html'}"
     assert "equal" in printed("compare", run, run)
+    asked = [["inspect", path] for path in (run, store, sweep)] + [["list", folder / "runs", folder], ["doctor"]]
+    asked += [["table", sweep], ["compare", run, run], ["verify", store], ["reproduce"], ["table", "--help"]]
+    code = WHAT_IS_LOADED.format(asked=[[str(word) for word in command] for command in asked])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.count("loaded:") == done.stdout.count("loaded: []") == len(asked), done.stdout
     listed = printed("list", folder / "runs", folder)
     assert all(name in listed for name in (run.name, sweep.name, "store"))
     assert f"removed: {run}" not in printed("remove", "--yes", sweep)
