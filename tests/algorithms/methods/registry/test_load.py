@@ -240,7 +240,7 @@ def test_a_file_that_fails_names_its_line(tmp_path: Path, text: str, where: str,
         ("Typed", "pair", [1], "Field required"),
         ("Typed", "names", "a", "a valid list"),
         ("Typed", "weights", {"a": None}, "a valid number"),
-        ("fedgta", "rows", False, "should be 'stochastic' or 'raw', found False"),
+        ("fedgta", "rows", False, "should be 'stochastic', 'raw' or 'softmax', found False"),
     ],
 )
 def test_a_wrong_option_names_the_key(mine: str, name: str, option: str, value: object, says: str) -> None:
