@@ -71,8 +71,9 @@ class DataConfig(SplitOptions, DatasetPlaces):
 
     Attributes:
         dtype: How features are stored.
-        layout: `dense`, or `sparse`: only what is not zero; `auto` is the smaller one of features that are read into
-            memory, and dense for others. Models sum sparse features in another order, which changes the last bits.
+        layout: `dense`, or `sparse`: only what is not zero; `auto` is sparse for features that are read into memory
+            and at most 40 % full, else dense. Models sum sparse features in another order, which changes the last
+            bits.
         row_normalize: Scale the features of every node to sum to one.
         options: Options of generated datasets (`sbm`, `sbm-graphs`, `digits`), and of reading those of TU.
         features: Where features come from, the dataset's own or made of edges or drawn; a kind alone stands for it.

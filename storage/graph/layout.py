@@ -3,16 +3,16 @@
 from typing import Any, Literal
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.rows import dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
+from shoal.storage.graph.rows import dense_bytes, entries_of, gains_sparse, sparse_bytes
 from shoal.storage.options.dataset_names import may_be_sparse
 
 Layout = Literal["dense", "sparse"]
 
 
 def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:
-    """The layout of a store; `auto` is the one in which features `[N, F]` are smaller, if they are in memory."""
-    smaller = layout == "auto" and may_be_sparse(dataset, path) and is_smaller_sparse(x, dtype)
-    return "sparse" if smaller or layout == "sparse" else "dense"
+    """The layout of a store; `auto` is sparse where features `[N, F]` in memory gain from it (`gains_sparse`)."""
+    gains = layout == "auto" and may_be_sparse(dataset, path) and gains_sparse(x.shape, entries_of(x), dtype)
+    return "sparse" if gains or layout == "sparse" else "dense"
 
 
 def stored_bytes(x: Any, layout: Layout, dtype: str) -> int:

@@ -66,7 +66,7 @@ def hops(
     """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `propagation.dtype`; see `propagate`.
 
     A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
-    features are sparse as long as that is smaller.
+    features are sparse as long as that gains (`gains_sparse`).
     """
     result: list[Rows] = []
     for _ in range(propagation.hops):

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 BLOCK_VALUES = 1 << 22
+# Share of values that are not zero, above which products of dense rows are faster (`benchmarks/spmm.py`).
+MOST_FULL = 0.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +74,11 @@ def sparse_bytes(rows: int, entries: int, dtype: Any) -> int:
     return 4 * rows + entries * (4 + np.dtype(dtype).itemsize)
 
 
-def is_smaller_sparse(x: Any, dtype: Any) -> bool:
-    """Whether an array or SciPy CSR in memory, `[N, F]`, takes fewer bytes as sparse rows of a type."""
-    rows, features = x.shape
-    return sparse_bytes(rows, entries_of(x), dtype) < dense_bytes(rows, features, dtype)
+def gains_sparse(shape: tuple[int, ...], entries: int, dtype: Any) -> bool:
+    """Whether rows `[N, F]` with so many values take fewer bytes and less time in products as sparse rows of a type."""
+    rows, features = shape
+    few = entries <= MOST_FULL * rows * features
+    return few and sparse_bytes(rows, entries, dtype) < dense_bytes(rows, features, dtype)
 
 
 def entries_of(x: Any) -> int:

@@ -1,10 +1,10 @@
-"""Hops of sparse features: sparse as long as that is smaller, then dense, with the bits of the dense kernel."""
+"""Hops of sparse features: sparse as long as that gains, then dense, with the bits of the dense kernel."""
 
 import numba
 import numpy as np
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.rows import BLOCK_VALUES, CsrRows, Rows, dense_bytes, sparse_bytes
+from shoal.storage.graph.rows import BLOCK_VALUES, CsrRows, Rows, gains_sparse
 
 MAX_ENTRIES = 2**31
 # A row with fewer columns than one in so many is sorted; of others all columns are looked through.
@@ -20,7 +20,7 @@ def next_hop(
     dtype: str,
     weight: np.ndarray | None = None,
 ) -> Rows:
-    """diag(received) (A + I) diag(sent) x, in the layout that is smaller.
+    """diag(received) (A + I) diag(sent) x, sparse where that gains (`gains_sparse`).
 
     Sums are float32 and run over a node itself and then its neighbours, as in `kernels/spmm.py`: zeros that are left
     out change no sum. Raises ShoalError: a value of the result is too large for float16.
@@ -38,7 +38,7 @@ def next_hop(
     entries = int(counts.sum())
     values = x.values.astype(np.float32, copy=False)
     given = indptr, indices, x.indptr, x.columns, values, sent, received, weight
-    if entries < MAX_ENTRIES and sparse_bytes(len(x), entries, dtype) < dense_bytes(*x.shape, dtype):
+    if entries < MAX_ENTRIES and gains_sparse(x.shape, entries, dtype):
         pointer = np.zeros(len(x) + 1, dtype=np.int32)
         np.cumsum(counts, out=pointer[1:])
         columns, found = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)

@@ -2,12 +2,20 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Multiplications below which a product runs in one thread.
+FEW = 2**21
+NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def ranges(starts: Tensor, counts: Tensor) -> Tensor:
@@ -54,16 +62,18 @@ class SparseMatrix(FeatureMatrix):
         csr: Row starts and columns int32, values float32 or float16, as a tensor of torch.
     """
 
-    def __init__(self, csr: Tensor, transposed: Tensor | None = None) -> None:
+    def __init__(self, csr: Tensor, transposed: Tensor | None = None, ones: bool = False) -> None:
         """Wraps a CSR tensor.
 
         Args:
             csr: `[N, M]`, columns ascending in a row.
             transposed: The same numbers as CSR `[M, N]`, where they are known: `csr` itself if it is symmetric. None:
                 made when a gradient first needs it.
+            ones: All values are 1, so that a product need not read them.
         """
         self.csr = csr
         self._transposed = transposed
+        self._ones = ones
 
     @classmethod
     def of(
@@ -118,7 +128,30 @@ class SparseMatrix(FeatureMatrix):
                 return self @ dense.float()
         if torch.is_grad_enabled() and dense.requires_grad:
             return _Product.apply(dense, self)
-        return _product(self.csr, dense)
+        return self.times(dense)
+
+    def times(self, dense: Tensor, out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
+        """alpha A X + beta Y, `[N, H]`, without gradients.
+
+        Args:
+            dense: X, `[M, H]`, float32, or float64 as the values are.
+            out: Y, `[N, H]`, which is overwritten; where beta is 0, it is not read. None: new memory.
+        """
+        return self._factor.times(dense, out, alpha, beta)
+
+    def times_transposed(
+        self, dense: Tensor, out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
+    ) -> Tensor:
+        """The same with A' `[M, N]` instead of A."""
+        return self._transposed_factor.times(dense, out, alpha, beta)
+
+    @cached_property
+    def _factor(self) -> "_Factor":
+        return _Factor(self.csr, self._ones)
+
+    @cached_property
+    def _transposed_factor(self) -> "_Factor":
+        return self._factor if self.transposed is self.csr else _Factor(self.transposed, self._ones)
 
     def to(self, device: torch.device) -> "SparseMatrix":
         """On a device; itself, if it is there."""
@@ -127,7 +160,7 @@ class SparseMatrix(FeatureMatrix):
         csr, transposed = self.csr.to(device), self._transposed
         if transposed is not None:
             transposed = csr if transposed is self.csr else transposed.to(device)
-        return SparseMatrix(csr, transposed)
+        return SparseMatrix(csr, transposed, self._ones)
 
     def float(self) -> "SparseMatrix":
         if self.dtype == torch.float32:
@@ -186,17 +219,71 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dense: Tensor, matrix: SparseMatrix) -> Tensor:
         ctx.matrix = matrix
-        return _product(matrix.csr, dense)
+        return matrix.times(dense)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _product(ctx.matrix.transposed, gradients[0]), None
+        return ctx.matrix.times_transposed(gradients[0]), None
 
 
-def _product(csr: Tensor, dense: Tensor) -> Tensor:
-    # `csr @ dense` first fills its result with zeros, and copies them.
-    out = dense.new_empty(csr.shape[0], dense.shape[1])
-    return torch.addmm(out, csr, dense, beta=0, out=out)
+class _Factor:
+    """A matrix as the kernel reads it.
+
+    Attributes:
+        csr: The matrix, CSR `[N, M]`.
+        numbers: By the types of dense matrices that the kernel multiplies it by, their numbers.
+    """
+
+    def __init__(self, csr: Tensor, ones: bool) -> None:
+        """`ones`: all values are 1."""
+        self.csr = csr
+        self.rows, self.columns = csr.shape
+        self.numbers: dict[torch.dtype, Any] = {}
+        if csr.device.type != "cpu" or csr.dtype not in (torch.float16, *NUMBERS):
+            return
+        self.numbers = NUMBERS if csr.dtype != torch.float64 else {torch.float64: np.float64}
+        # Loading kernels takes a third of a second and 140 MB: only a process that multiplies loads them.
+        from shoal.storage.kernels.sparse_product import multiply
+        from shoal.storage.kernels.spmm import converts_halves
+
+        self._multiply = multiply
+        starts, senders, values = _parts(csr)
+        if csr.dtype == torch.float16:
+            values = values.view(torch.uint16) if converts_halves() else values.float()
+        self._starts, self._others = starts.numpy(), (senders.numpy(), None if ones else values.numpy())
+
+    def times(self, dense: Tensor, out: Tensor | None, alpha: float, beta: float) -> Tensor:
+        """alpha A X + beta Y; by torch, if not by the kernel, which also refuses what does not fit."""
+        number = self.numbers.get(dense.dtype) if dense.is_cpu else None
+        if number is None or dense.dim() != 2 or len(dense) != self.columns:
+            out = dense.new_empty(self.rows, *dense.shape[1:]) if out is None else out
+            return torch.addmm(out, self.csr, dense, beta=beta, alpha=alpha, out=out)
+        width = dense.shape[1]
+        if out is None:
+            out = torch.empty(self.rows, width, dtype=dense.dtype, device="cpu")
+        assert out.shape == (self.rows, width), (out.shape, self.rows, width)
+        assert out.dtype == dense.dtype, out.dtype
+        x, y = dense.contiguous(), out.contiguous()
+        threads, weights = torch.get_num_threads(), (number(alpha), number(beta))
+        if threads == 1 or len(self._others[0]) * width < FEW:
+            self._multiply(self._starts, *self._others, x.data_ptr(), y.data_ptr(), width, *weights)
+        else:
+            # Every row is summed by one thread, in its own order.
+            bounds = np.searchsorted(self._starts, np.linspace(0, self._starts[-1], threads + 1)[1:-1]).tolist()
+            tasks = []
+            for low, high in pairwise([0, *bounds, self.rows]):
+                starts, written = self._starts[low : high + 1], y[low:].data_ptr()
+                arguments: tuple[Any, ...] = starts, *self._others, x.data_ptr(), written, width, *weights
+                tasks.append(_pool(threads).submit(self._multiply, *arguments))
+            for task in tasks:
+                task.result()
+        return out if y is out else out.copy_(y)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="product")
 
 
 def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:

@@ -20,7 +20,7 @@ from shoal.storage.store.shard import Shard, weights_column
 def write_hops(path: Path, shard: Shard, propagation: PropagationOptions) -> FileRecord:
     """Propagates the features of a shard and writes hop 1 to K, one column `[N, F]` each.
 
-    A hop of sparse features is sparse where that is smaller. Raises ShoalError: the disk is full, or a value does not
+    A hop of sparse features is sparse where that gains. Raises ShoalError: the disk is full, or a value does not
     fit `propagation.dtype`.
     """
     columns = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)

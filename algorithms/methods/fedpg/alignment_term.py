@@ -97,7 +97,7 @@ def by_node(client: Client, reach: Reach) -> Term:
         z_RH = unit(forward().embedding_NH)
         total = of_centres(z_RH[centres])
         if hops >= 1:
-            total = total + of_means(torch.sparse.mm(means, z_RH))
+            total = total + of_means(means @ z_RH)
         if hops >= 2:
             far_LCH = hop_prototypes(z_RH, class_R, reach.weight_LR[2:], client.info.classes)
             total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)

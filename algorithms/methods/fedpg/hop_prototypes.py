@@ -29,6 +29,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.graphs.completed_graph import completed
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_sums, unit
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 MOST_HOPS = 4
@@ -223,11 +224,13 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
     return torch.stack(sums)
 
 
-def neighbour_means(graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def neighbour_means(
+    graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor
+) -> tuple[SparseMatrix, Tensor]:
     """The means that hop 1 averages, one for every centre with a neighbour of its class.
 
-    Gives the weights of some ascending rows, all neighbours of weight among them, in the means, float32 CSR
-    `[centres, R]`, and the classes of the centres, int64. Other arguments are as for `hop_weights`.
+    Gives the weights of some ascending rows, all neighbours of weight among them, in the means, `[centres, R]`,
+    and the classes of the centres, int64. Other arguments are as for `hop_weights`.
     """
     centres = centre_N.nonzero()[:, 0]
     owner, near = _neighbours(graph, centres)
@@ -236,6 +239,5 @@ def neighbour_means(graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, ro
     count = torch.bincount(owner, minlength=len(centres))
     kept = count > 0
     starts = torch.cat([count.new_zeros(1), count[kept].cumsum(0)])
-    share, shape = count[owner].float().reciprocal(), (int(kept.sum()), len(rows))
-    means = torch.sparse_csr_tensor(starts, column, share, size=shape, check_invariants=False)
-    return means, annotation_N[centres[kept]]
+    share = count[owner].float().reciprocal()
+    return SparseMatrix.of(starts.int(), column.int(), share, len(rows)), annotation_N[centres[kept]]

@@ -4,6 +4,7 @@ Axes: N nodes, K hops counting hop 0 (the features), F features.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,23 +80,27 @@ class GAMLP(nn.Module):
 
     def forward(self, hops: Sequence[Features]) -> Output:
         """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
-        found = weighted_hops(hops, self.head)
+        found = weighted_hops(hops, self.head, self.vectors_RF())
         return found.output(self.weights_NK(found), self.head)
+
+    def vectors_RF(self) -> Tensor:
+        """What hops are multiplied by for their scores: a_x behind the parts of a_ref."""
+        first: Any = self.head.linears[0]
+        rows: Tensor = first.weight[:0] if self.attention == "simple" else self.score.weight
+        return rows.view(-1, first.in_features)
 
     def weights_NK(self, hops: DenseHops | SparseHops) -> Tensor:
         """Weight of every hop at every node, `[N, K]`; rows sum to one."""
-        n, k, f = hops.shape
+        n, k, _ = hops.shape
         if self.attention == "simple":
             return self.theta.sigmoid().softmax(0).expand(n, k)
-        weight, bias = self.score.weight.squeeze(0), self.score.bias
-        a_ref, a_x = weight[:-f], weight[-f:]
-        score_NK = hops.scores_NK(a_x) + bias
+        score_NK = hops.scores_NK({"gate": 0, "jk": k}.get(self.attention, 1)) + self.score.bias
         if self.attention == "ori_ref":
-            score_NK = score_NK + hops.first_N(a_ref).unsqueeze(1)
+            score_NK = score_NK + hops.first_N().unsqueeze(1)
         elif self.attention == "jk":
-            score_NK = score_NK + hops.all_N(a_ref).unsqueeze(1)
+            score_NK = score_NK + hops.all_N().unsqueeze(1)
         elif self.attention == "recursive":
-            return self._recursive_NK(score_NK, hops.scores_NK(a_ref))
+            return self._recursive_NK(score_NK, hops.scores_NK(0))
         return score_NK.sigmoid().softmax(1)
 
     @staticmethod

@@ -89,7 +89,7 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
     """The matrix of all nodes of a client, see `all_nodes`."""
     if operator == "sum":
-        return SparseMatrix(data.adjacency, data.adjacency)
+        return SparseMatrix(data.adjacency, data.adjacency, ones=data.edge_weight is None)
 
     def made() -> SparseMatrix:
         return operator_over(operator, *data.csr, weight=data.edge_weight).to(data.device)

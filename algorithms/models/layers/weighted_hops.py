@@ -14,38 +14,51 @@ from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
+# Columns of a product that costs as much as a narrower one.
+COLUMNS = 16
 
-def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | SparseHops":
+
+def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "DenseHops | SparseHops":
     """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense.
+
+    Scores are sums of their products with some of the vectors, the same of all hops or one of each.
 
     Beside a dense hop, sparse ones are written out, too, which takes less time and no more memory than the dense one.
     """
     sparse = [hop for hop in hops if isinstance(hop, FeatureMatrix)]
     if len(head.linears) > 1 and len(sparse) == len(hops):
-        return SparseHops(sparse)
-    return DenseHops([hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops], head)
+        return SparseHops(sparse, head, vectors_RF)
+    return DenseHops([hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops], head, vectors_RF)
+
+
+def joined_factors(weight_HF: Tensor, vectors_RF: Tensor) -> Tensor:
+    """Columns that are all products of a sparse hop at once, `[F, W]`: a weight's, vectors, and zeros behind them."""
+    factors = [weight_HF.t(), vectors_RF.t()]
+    width = len(weight_HF) + len(vectors_RF)
+    return torch.cat([*factors, weight_HF.new_zeros(weight_HF.shape[1], -width % COLUMNS)], dim=1)
 
 
 class DenseHops:
     """Rows of all hops, hop 0 first; `shape` has the numbers of rows, hops and features."""
 
-    def __init__(self, hops: Sequence[Tensor], head: Head) -> None:
+    def __init__(self, hops: Sequence[Tensor], head: Head, vectors_RF: Tensor) -> None:
+        self._vectors_RF = vectors_RF
         # The one copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
         self._hops_NKF = torch.stack(tuple(hops), dim=1).to(head.dtype)
         n, k, f = self._hops_NKF.shape
         self.shape = n, k, f
 
-    def scores_NK(self, a_F: Tensor) -> Tensor:
-        """Product of every hop with a vector."""
-        return (self._hops_NKF.flatten(0, 1) @ a_F).view(self.shape[:2])
+    def scores_NK(self, r: int) -> Tensor:
+        """Product of every hop with vector r."""
+        return (self._hops_NKF.flatten(0, 1) @ self._vectors_RF[r]).view(self.shape[:2])
 
-    def first_N(self, a_F: Tensor) -> Tensor:
-        """Product of hop 0 with a vector."""
-        return self._hops_NKF[:, 0] @ a_F
+    def first_N(self) -> Tensor:
+        """Product of hop 0 with vector 0."""
+        return self._hops_NKF[:, 0] @ self._vectors_RF[0]
 
-    def all_N(self, a_KF: Tensor) -> Tensor:
-        """Product of all hops, concatenated, with a vector."""
-        return self._hops_NKF.flatten(1) @ a_KF
+    def all_N(self) -> Tensor:
+        """Sum of the products of hop k with vector k."""
+        return self._hops_NKF.flatten(1) @ self._vectors_RF[: self.shape[1]].flatten()
 
     def output(self, weights_NK: Tensor, head: Head) -> Output:
         """The head on the weighted sum of the hops."""
@@ -53,27 +66,31 @@ class DenseHops:
 
 
 class SparseHops:
-    """The same of sparse hops: the head's first layer is linear, so it may come before the sum."""
+    """The same of sparse hops: the head's first layer is linear, so it may come before the sum.
 
-    def __init__(self, hops: Sequence[FeatureMatrix]) -> None:
-        self._hops = [hop.float() for hop in hops]
+    Each hop is multiplied once, by the first weight and all vectors.
+    """
+
+    def __init__(self, hops: Sequence[FeatureMatrix], head: Head, vectors_RF: Tensor) -> None:
         self.shape = len(hops[0]), len(hops), hops[0].shape[1]
+        first: Any = head.linears[0]
+        self._bias_H, self._hidden = first.bias, first.out_features
+        factors_FW = joined_factors(first.weight, vectors_RF)
+        self._products_NW = products([hop.float() for hop in hops], factors_FW)
 
-    def scores_NK(self, a_F: Tensor) -> Tensor:
-        return torch.cat(products(self._hops, a_F[:, None]), dim=1)
+    def scores_NK(self, r: int) -> Tensor:
+        return torch.stack([product_NW[:, self._hidden + r] for product_NW in self._products_NW], dim=1)
 
-    def first_N(self, a_F: Tensor) -> Tensor:
-        return (self._hops[0] @ a_F[:, None])[:, 0]
+    def first_N(self) -> Tensor:
+        return self._products_NW[0][:, self._hidden]
 
-    def all_N(self, a_KF: Tensor) -> Tensor:
-        parts = a_KF.view(self.shape[1], self.shape[2], 1)
-        return torch.stack([hop @ a_F1 for hop, a_F1 in zip(self._hops, parts)]).sum(0)[:, 0]
+    def all_N(self) -> Tensor:
+        return torch.stack([product_NW[:, self._hidden + k] for k, product_NW in enumerate(self._products_NW)]).sum(0)
 
     def output(self, weights_NK: Tensor, head: Head) -> Output:
-        first: Any = head.linears[0]
-        through = products(self._hops, first.weight.t())
+        through = [product_NW[:, : self._hidden] for product_NW in self._products_NW]
         parts = [weight_N1 * product_NH for weight_N1, product_NH in zip(weights_NK.split(1, dim=1), through)]
-        return head.after_first(torch.stack(parts).sum(0) + first.bias)
+        return head.after_first(torch.stack(parts).sum(0) + self._bias_H)
 
 
 FAST = {"reassoc", "contract", "nsz"}

@@ -13,8 +13,8 @@ from torch import Tensor
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
-from shoal.algorithms.models.layers.weighted_hops import unweigh, weigh
-from shoal.algorithms.training.analytic.layers import Buffers, product, to_gradient, weight_gradient
+from shoal.algorithms.models.layers.weighted_hops import COLUMNS, joined_factors, unweigh, weigh
+from shoal.algorithms.training.analytic.layers import Buffers, to_gradient, weight_gradient
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
@@ -66,31 +66,68 @@ class GAMLPGradients:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         hops = apart([stored(hop).float() for hop in inputs])
         first = self._linears[0]
-        gate_NK, weight_NK, sum_NF = self._weigh(hops, len(label_N), len(inputs))
-        products = {}
-        for k, hop in hops.others.items():
-            out = self._buffers(f"product {k}", len(hop), len(first.weight))
-            products[k] = product(hop, first.weight, out)
+        products = self._products(hops)
+        gate_NK, weight_NK, sum_NF = self._weigh(hops, products, len(label_N), len(inputs))
         out = self._buffers("out", len(label_N), len(first.weight)).copy_(first.bias)
         if hops.summed:
             out.addmm_(sum_NF, first.weight.t())
-        for k, product_NH in products.items():
+        for k, (product_NH, _) in products.items():
             out.addcmul_(product_NH, weight_NK[:, k : k + 1])
         layers, logits_NC = self._forward(out)
         loss = to_gradient(logits_NC, label_N)
         gradient = self._backward(layers, logits_NC.div_(len(label_N)))
         torch.sum(gradient, 0, out=first.bias.grad)
-        self._first_weight(hops, sum_NF, weight_NK, gradient)
+        weight = first.weight.grad.t().zero_()
         of_score_NK = torch.zeros_like(weight_NK)
-        for k, product_NH in products.items():
+        for k, (product_NH, _) in products.items():
             of_score_NK[:, k] = torch.linalg.vecdot(product_NH, gradient)
         if hops.summed:
+            torch.mm(sum_NF.t(), gradient, out=weight)
             # The sum is needed no more.
             torch.mm(gradient, first.weight, out=sum_NF)
-        self._unweigh(hops, sum_NF, gate_NK, weight_NK, of_score_NK)
+        vectors_RF = self._unweigh(hops, sum_NF, gate_NK, weight_NK, of_score_NK)
+        if hops.others:
+            found_FW = self._backwards(hops, gradient, weight_NK, of_score_NK)
+            weight.add_(found_FW[:, : len(first.weight)])
+            vectors_RF.add_(found_FW[:, len(first.weight) :][:, : len(vectors_RF)].t())
         return loss
 
-    def _weigh(self, hops: Hops, rows: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _products(self, hops: Hops) -> dict[int, tuple[Tensor, Tensor]]:
+        """Of every hop that is not summed its products with the first weight, `[N, H]`, and with vectors, `[N, R]`."""
+        if not hops.others:
+            return {}
+        weight, vectors_RF = self._linears[0].weight, self._module.vectors_RF()
+        factors_FW, width = joined_factors(weight, vectors_RF), len(weight)
+        products = {}
+        for k, hop in hops.others.items():
+            out = self._buffers(f"product {k}", len(hop), factors_FW.shape[1])
+            found = hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
+            products[k] = found[:, :width], found[:, width : width + len(vectors_RF)]
+        return products
+
+    def _backwards(self, hops: Hops, gradient: Tensor, weight_NK: Tensor, of_score_NK: Tensor) -> Tensor:
+        """The gradients of what `_products` multiplies by, `[F, W]`, of all these hops together."""
+        width, vectors = gradient.shape[1], len(self._module.vectors_RF())
+        columns = width + vectors + -(width + vectors) % COLUMNS
+        of_product_NW = self._buffers("of product", len(gradient), columns)
+        found_FW = self._buffers("of factors", len(self._linears[0].weight.t()), columns)
+        everyone_N = of_score_NK.sum(1)
+        for number, (k, hop) in enumerate(hops.others.items()):
+            torch.mul(gradient, weight_NK[:, k : k + 1], out=of_product_NW[:, :width])
+            of_product_NW[:, width:] = 0
+            if vectors:
+                of_product_NW[:, width + vectors - 1] = of_score_NK[:, k]
+            if k < vectors - 1:
+                of_product_NW[:, width + k] = everyone_N
+            if isinstance(hop, SparseMatrix):
+                hop.times_transposed(of_product_NW, found_FW, beta=float(number > 0))
+            else:
+                torch.addmm(found_FW, hop.t(), of_product_NW, beta=float(number > 0), out=found_FW)
+        return found_FW
+
+    def _weigh(
+        self, hops: Hops, products: dict[int, tuple[Tensor, Tensor]], rows: int, k: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; the sum of some, `[N, F]`."""
         module, weight_NK = self._module, torch.empty(rows, k)
         features = self._linears[0].weight.shape[1]
@@ -102,10 +139,10 @@ class GAMLPGradients:
             own_F, reference_KF = self._vectors(module.score.weight.detach())
             reference_RF = reference_KF[hops.referred(len(reference_KF))]
             gate_NK, shared_N = torch.zeros(rows, k), module.score.bias.detach().repeat(rows)
-            for place, hop in hops.others.items():
-                gate_NK[:, place] = times(hop, own_F)
+            for place, (_, score_NR) in products.items():
+                gate_NK[:, place] = score_NR[:, -1]
                 if place < len(reference_KF):
-                    shared_N += times(hop, reference_KF[place])
+                    shared_N += score_NR[:, place]
         tensors = own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF
         weigh(*hops.read, *(tensor.numpy() for tensor in tensors))
         return gate_NK, weight_NK, sum_NF
@@ -143,18 +180,13 @@ class GAMLPGradients:
             gradient = torch.where(out > 0, gradient, gradient * slope.weight)
         return gradient
 
-    def _first_weight(self, hops: Hops, sum_NF: Tensor, weight_NK: Tensor, gradient: Tensor) -> None:
-        """Writes the gradient of the first weight, of all hops together."""
-        into = self._linears[0].weight.grad.t()
-        if hops.summed:
-            torch.mm(sum_NF.t(), gradient, out=into)
-        for number, (k, hop) in enumerate(hops.others.items()):
-            add = bool(hops.summed) or number > 0
-            across = hop.transposed if isinstance(hop, SparseMatrix) else hop.t()
-            torch.addmm(into, across, gradient * weight_NK[:, k : k + 1], beta=float(add), out=into)
+    def _unweigh(
+        self, hops: Hops, of_sum_NF: Tensor, gate_NK: Tensor, weight_NK: Tensor, of_score_NK: Tensor
+    ) -> Tensor:
+        """Writes the gradients of what scores are made from, without the part of the others; gives those of vectors.
 
-    def _unweigh(self, hops: Hops, of_sum_NF: Tensor, gate_NK: Tensor, weight_NK: Tensor, of_score_NK: Tensor) -> None:
-        """Writes the gradients of what scores are made from; `of_score_NK` has those of the others' weights."""
+        `of_score_NK` has those of the others' weights, and gets those of all scores.
+        """
         module = self._module
         if module.attention == "simple":
             of_own_F, of_reference_RF = torch.empty(0), torch.empty(0, 0)
@@ -166,21 +198,7 @@ class GAMLPGradients:
         unweigh(*hops.read, *(tensor.numpy() for tensor in tensors))
         if module.attention == "simple":
             torch.sum(of_score_NK, 0, out=module.theta.grad)
-            return
+            return module.theta.new_empty(0, len(self._linears[0].weight.t()))
         torch.sum(of_score_NK, (0, 1), out=module.score.bias.grad.view(()))
         of_reference_KF[referred] = of_reference_RF
-        everyone_N = of_score_NK.sum(1)
-        for place, hop in hops.others.items():
-            of_own_F += back(hop, of_score_NK[:, place])
-            if place < len(of_reference_KF):
-                of_reference_KF[place] = back(hop, everyone_N)
-
-
-def times(hop: StoredFeatures, vector_F: Tensor) -> Tensor:
-    """The product of a hop with a vector, `[N]`; dense rows times a matrix of one column take several times as long."""
-    return (hop @ vector_F[:, None])[:, 0] if isinstance(hop, SparseMatrix) else torch.mv(hop, vector_F)
-
-
-def back(hop: StoredFeatures, score_N: Tensor) -> Tensor:
-    """The gradient of a vector from that of its product with a hop, `[F]`."""
-    return (hop.transposed @ score_N[:, None])[:, 0] if isinstance(hop, SparseMatrix) else torch.mv(hop.t(), score_N)
+        return module.score.weight.grad.view(-1, len(of_own_F))

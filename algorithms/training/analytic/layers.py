@@ -52,25 +52,24 @@ def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
 
 def product(x: StoredFeatures, weight: Tensor, out: Tensor) -> Tensor:
     """x W', `[m, H]`."""
-    return torch.addmm(out, x.csr if isinstance(x, SparseMatrix) else x, weight.t(), beta=0, out=out)
+    return x.times(weight.t(), out) if isinstance(x, SparseMatrix) else torch.mm(x, weight.t(), out=out)
 
 
 def spmm(operator: SparseMatrix, messages: Tensor, out: Tensor, add: bool = False) -> Tensor:
     """The aggregated messages, `[n, H]`, or `out` plus these."""
-    return torch.addmm(out, operator.csr, messages, beta=float(add), out=out)
+    return operator.times(messages, out, beta=float(add))
 
 
 def spmm_t(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = False) -> Tensor:
     """The gradient of messages from that of their aggregate, or `out` plus it."""
-    return torch.addmm(out, operator.transposed, gradient, beta=float(add), out=out)
+    return operator.times_transposed(gradient, out, beta=float(add))
 
 
 def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None:
     """Writes the gradient G' x of a weight whose product x W' has the gradient G."""
     assert weight.grad is not None
     if isinstance(x, SparseMatrix):
-        into = weight.grad.t()
-        torch.addmm(into, x.transposed, gradient, beta=0, out=into)
+        x.times_transposed(gradient, weight.grad.t())
     else:
         torch.mm(gradient.t(), x, out=weight.grad)
 
@@ -227,8 +226,11 @@ class HeadGradients:
         for number, linear in enumerate(self._linears):
             inputs.append(x)
             shape = len(x), len(linear.bias)
-            left, output = x.csr if isinstance(x, SparseMatrix) else x, self._buffers(f"output {number}", *shape)
-            torch.addmm(linear.bias, left, linear.weight.t(), alpha=self._factor(number), out=output)
+            output = self._buffers(f"output {number}", *shape)
+            if isinstance(x, SparseMatrix):
+                x.times(linear.weight.t(), output.copy_(linear.bias), beta=1)
+            else:
+                torch.addmm(linear.bias, x, linear.weight.t(), alpha=self._factor(number), out=output)
             if number < len(self._linears) - 1:
                 output.relu_()
                 if self._dropout:
@@ -244,8 +246,11 @@ class HeadGradients:
         scale = 1 / len(gradient)
         for number, linear in reversed([*enumerate(self._linears)]):
             x, into = inputs[number], linear.weight.grad.t()
-            right = x.transposed if isinstance(x, SparseMatrix) else x.t()
-            torch.addmm(into, right, gradient, beta=0, alpha=scale * self._factor(number), out=into)
+            factor = scale * self._factor(number)
+            if isinstance(x, SparseMatrix):
+                x.times_transposed(gradient, into, factor)
+            else:
+                torch.addmm(into, x.t(), gradient, beta=0, alpha=factor, out=into)
             torch.sum(gradient, 0, out=linear.bias.grad).mul_(scale)
             if number:
                 below = self._buffers(f"gradient {number - 1}", *outputs[number - 1].shape)

@@ -1,4 +1,4 @@
-"""The feature matrix: sparse where that is smaller, finite, rows scaled on request; in blocks of rows."""
+"""The feature matrix: sparse where that gains, finite, rows scaled on request; in blocks of rows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,15 +7,15 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.rows import csr_of, is_smaller_sparse
+from shoal.storage.graph.rows import csr_of, entries_of, gains_sparse
 
 BLOCK_VALUES = 1 << 22
 
 
 def compact(x: np.ndarray) -> Any:
-    """Features `[N, F]` as float32: SciPy CSR if that is smaller, else dense."""
+    """Features `[N, F]` as float32: SciPy CSR if that gains (`gains_sparse`), else dense."""
     x = np.asarray(x, dtype=np.float32)
-    return csr_of(x) if is_smaller_sparse(x, np.float32) else x
+    return csr_of(x) if gains_sparse(x.shape, entries_of(x), np.float32) else x
 
 
 def check_finite(x: Any, where: str) -> None:

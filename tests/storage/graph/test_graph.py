@@ -22,7 +22,7 @@ from shoal.storage.graph.from_arrays import class_count
 from shoal.storage.graph.graph import Cleaning, Graph, clean_edges
 from shoal.storage.graph.induced import induced, kept_entries
 from shoal.storage.graph.layout import chosen_layout, require_possible, stored_bytes
-from shoal.storage.graph.rows import csr_of, dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
+from shoal.storage.graph.rows import csr_of, dense_bytes, entries_of, gains_sparse, sparse_bytes
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.options.dataset_names import DATASETS, IN_MEMORY, may_be_sparse
 
@@ -204,14 +204,13 @@ def test_rows_in_any_order_and_their_bytes(dtype: str, of_value: int, chosen: li
     np.testing.assert_array_equal(found.toarray(), x[chosen])
 
 
-@pytest.mark.parametrize(("dtype", "entries"), [("float32", 44), ("float16", 26)])
-def test_smaller_is_compared_in_bytes(dtype: str, entries: int) -> None:
+@pytest.mark.parametrize(("dtype", "entries"), [("float32", 40), ("float16", 26)])
+def test_sparse_rows_are_at_most_two_fifths_full_and_smaller(dtype: str, entries: int) -> None:
     x = np.zeros((10, 10), dtype=np.float32)
     x.flat[:entries] = 1
     for layout in (x, sp.csr_array(x)):
-        assert (is_smaller_sparse(layout, dtype), entries_of(layout)) == (True, entries)
-    x.flat[entries] = 1
-    assert not is_smaller_sparse(x, dtype)
+        assert entries_of(layout) == entries
+    assert [gains_sparse((10, 10), count, dtype) for count in (entries, entries + 1)] == [True, False]
 
 
 @pytest.mark.parametrize("block", [1, 100, 1 << 22])

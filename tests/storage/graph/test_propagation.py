@@ -251,7 +251,8 @@ def test_bits_of_the_dense_kernel(
     for mine, truth in zip(hops(*graph, csr_rows(x), options, weight), expected, strict=True):
         assert mine.dtype == truth.dtype == dtype
         np.testing.assert_array_equal(dense(mine), truth)
-        smaller = sparse_bytes(60, np.count_nonzero(truth), dtype) < dense_bytes(60, width, dtype)
+        entries = np.count_nonzero(truth)
+        smaller = sparse_bytes(60, entries, dtype) < dense_bytes(60, width, dtype) and entries <= 0.4 * truth.size
         # Float16 rounds some numbers to zero, which are kept.
         assert isinstance(mine, CsrRows) == smaller or dtype == "float16"
         if isinstance(mine, CsrRows):

@@ -210,7 +210,7 @@ def test_equals_the_formula_node_by_node(attention: str, hops: int) -> None:
     torch.manual_seed(0)
     model, x = sharp(attention, 6, hops).eval(), random_hops(9, 6, hops)
     expected = torch.tensor(naive_weights(model, x), dtype=torch.float64)
-    weights = model.weights_NK(weighted_hops(x, model.head))
+    weights = model.weights_NK(weighted_hops(x, model.head, model.vectors_RF()))
     torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(weights.sum(1), torch.ones(9))
 
@@ -224,5 +224,5 @@ def test_equals_the_formula_node_by_node(attention: str, hops: int) -> None:
 
 def test_simple_starts_as_the_mean_of_the_hops() -> None:
     model = GAMLP(3, 2, 3, 0.0, attention="simple")
-    found = model.weights_NK(weighted_hops(random_hops(5, 3, 3), model.head))
+    found = model.weights_NK(weighted_hops(random_hops(5, 3, 3), model.head, model.vectors_RF()))
     torch.testing.assert_close(found, torch.full((5, 4), 0.25))
