@@ -122,13 +122,13 @@ def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[t
     degree_N = degrees(indptr, data.edge_weight)
     root_N, shares_N = np.sqrt(degree_N), (1 - weight) / degree_N
     y_NC = seed_NC.contiguous().numpy()
-    scales_SN = [root_N] * form.lp_steps
+    scales_SN = [root_N.astype(np.float32)] * form.lp_steps
     if form.rows == "stochastic":
         sums_N = sums_0N = y_NC.sum(1) / root_N
         for step in range(form.lp_steps):
             before_N, sums_N = sums_N, np.empty_like(sums_N)
             label_tiles.propagate_sums(indptr, indices, before_N, sums_0N, weight, shares_N, sums_N, data.edge_weight)
-            scales_SN[step] = root_N / np.maximum(root_N * sums_N, 1e-12)
+            scales_SN[step] = (root_N / np.maximum(root_N * sums_N, 1e-12)).astype(np.float32)
     sent_N, received_N = (factor_N.astype(np.float32) for factor_N in (1 / root_N, shares_N))
     widths = label_tiles.tile_widths(data.classes)
     memory = label_tiles.empty_tiles(3, data.nodes, widths[0])
@@ -142,7 +142,7 @@ def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[t
             label_tiles.propagate(
                 indptr, indices, before_NW, seed_NW, np.float32(weight), received_N, z_NW, data.edge_weight
             )
-            yield step, Tile(z_NW, scales_N.astype(np.float32))
+            yield step, Tile(z_NW, scales_N)
             before_NW = z_NW
 
 
