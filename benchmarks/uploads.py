@@ -33,10 +33,10 @@ from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.algorithms.methods.fedgta.label_sketch import (
     Sketch,
     SketchForm,
+    add_negative_entropies,
     confidence,
-    confidence_of_tiles,
     moments,
-    moments_of_tiles,
+    moments_of_tile,
     propagate_tiles,
     sketch_by_tiles,
     sketch_by_torch,
@@ -81,7 +81,8 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
         return sketch_by_torch(data, seed(), FORM)
 
     seed_NC = seed()
-    of_tiles = list(propagate_tiles(data, seed_NC, FORM))[-1]
+    _, tile = next(propagate_tiles(data, seed_NC, FORM))
+    tiles, sums_N = -(-data.classes // tile.z_NW.shape[1]), np.zeros(data.nodes)
     of_torch = row_stochastic(list(propagate_labels(data, seed_NC, 5, 0.5))[-1])
     return {
         "forward": {
@@ -94,11 +95,11 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
             "torch": lambda: [None for _ in map(row_stochastic, propagate_labels(data, seed_NC, 5, 0.5))],
         },
         "moments": {
-            "tiles": lambda: [list(moments_of_tiles(of_tiles, FORM)) for _ in range(FORM.lp_steps)],
+            "tiles": lambda: [moments_of_tile(tile, FORM) for _ in range(FORM.lp_steps * tiles)],
             "torch": lambda: [moments(of_torch[None], FORM.orders, FORM.moments) for _ in range(FORM.lp_steps)],
         },
         "confidence": {
-            "tiles": lambda: confidence_of_tiles(of_tiles, data.degree, data.classes, FORM),
+            "tiles": lambda: [add_negative_entropies(tile, sums_N, FORM) for _ in range(tiles)],
             "torch": lambda: confidence(of_torch, data.degree, FORM.confidence),
         },
         "upload": {"tiles": by_tiles, "torch": by_torch},

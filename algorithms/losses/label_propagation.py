@@ -20,10 +20,9 @@ def propagate_labels(data: View, seed_NC: Tensor, steps: int, seed_weight: float
 
 
 def with_training_labels(data: View, soft_NC: Tensor) -> Tensor:
-    """A seed that is one-hot at training rows and the prediction elsewhere, `[N, C]`; no other label is read."""
-    seed_NC = soft_NC.clone()
-    seed_NC[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
-    return seed_NC
+    """The prediction, in place, one-hot at training rows: a seed `[N, C]`; no other label is read."""
+    soft_NC[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
+    return soft_NC
 
 
 def row_stochastic(y_NC: Tensor) -> Tensor:

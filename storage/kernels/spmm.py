@@ -100,8 +100,7 @@ def add_neighbours(
 ) -> Any:
     """total[column:column + tile] = Σ sent[j] x[j, column:column + tile] over j = row and j in indices[start:stop].
 
-    With `weight`, what a neighbour adds is multiplied by the weight of its entry. Without `sent`, which is None then,
-    rows are added as they are; they must be of whole cache lines.
+    With `weight`, what a neighbour adds is multiplied by the weight of its entry.
 
     Written in LLVM's vectors since numba has neither float16 nor prefetching on a CPU, and would keep `total` in
     memory.
@@ -113,7 +112,7 @@ def add_neighbours(
     broadcast = ir.Constant(ir.VectorType(INT32, count), [0] * count)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        used = [1, 2, 9, *([] if sent == types.none else [3]), *([] if weight == types.none else [4])]
+        used = [1, 2, 3, 9, *([] if weight == types.none else [4])]
         arrays = {k: context.make_array(signature.args[k])(context, builder, args[k]) for k in used}
         row, start, stop, column = args[5:9]
         features = builder.gep(
@@ -136,9 +135,8 @@ def add_neighbours(
             entry = builder.add(entry_now, INT64(ahead))
             entry = builder.select(builder.icmp_signed("<", entry, last), entry, last)
             pointer = features_of(neighbour(entry))
-            # The last byte too, where rows need not start at a cache line.
-            last_byte = [] if sent == types.none else [count * itemsize - 1]
-            for offset in (*range(0, count * itemsize, CACHE_LINE), *last_byte):
+            # The last byte too: rows need not start at a cache line.
+            for offset in (*range(0, count * itemsize, CACHE_LINE), count * itemsize - 1):
                 builder.call(prefetch, [builder.gep(pointer, [INT64(offset)]), INT32(0), INT32(level), INT32(1)])
 
         def scaled(node: Any, entry: Any = None) -> Any:
@@ -146,12 +144,9 @@ def add_neighbours(
             values.align = itemsize
             if stored != summed:
                 values = builder.fpext(values, summed)
-            factors = [] if sent == types.none else [builder.load(builder.gep(arrays[3].data, [node]))]
+            scale = builder.load(builder.gep(arrays[3].data, [node]))
             if entry is not None and weight != types.none:
-                factors.append(builder.load(builder.gep(arrays[4].data, [entry])))
-            if not factors:
-                return values
-            scale = functools.reduce(builder.fmul, factors)
+                scale = builder.fmul(scale, builder.load(builder.gep(arrays[4].data, [entry])))
             scale = builder.insert_element(ir.Constant(summed, ir.Undefined), scale, INT32(0))
             scale = builder.shuffle_vector(scale, ir.Constant(summed, ir.Undefined), broadcast)
             return builder.fmul(values, scale)

@@ -12,7 +12,6 @@ from shoal.algorithms.losses.label_propagation import propagate_labels, row_stoc
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.store.view import View
 
-ROWS_AT_A_TIME = 1024
 # Of rows and their powers at a time, on a GPU: 256 MB.
 NUMBERS_AT_A_TIME = 2**26
 # Of the softmax that the authors' program takes the confidence of.
@@ -89,74 +88,88 @@ def sketch_by_softmax(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 
 
 def sketch_by_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """`sketch_labels` by the passes of `label_tiles`, in memory of three times the seed."""
-    found: list[np.ndarray] = []
-    for step, labels in enumerate(propagate_tiles(data, seed_NC, form), 1):
-        if form.moment_steps == "all" or step == form.lp_steps:
-            found += moments_of_tiles(labels, form)
-    sketch_SC = torch.from_numpy(np.concatenate(found)[:, : data.classes].astype(np.float32))
-    return Sketch(sketch_SC, confidence_of_tiles(labels, data.degree, data.classes, form))
+    """`sketch_labels` by the passes of `label_tiles`, in memory of three tiles and some columns."""
+    steps = range(1, form.lp_steps + 1) if form.moment_steps == "all" else [form.lp_steps]
+    found: dict[int, list[np.ndarray]] = {step: [] for step in steps}
+    negative_entropy_N = np.zeros(data.nodes)
+    for step, tile in propagate_tiles(data, seed_NC, form):
+        if step in found:
+            found[step].append(moments_of_tile(tile, form))
+        if step == form.lp_steps:
+            add_negative_entropies(tile, negative_entropy_N, form)
+    rows_SC = np.concatenate([np.concatenate(tiles, 1) for tiles in found.values()])[:, : data.classes]
+    h = of_entropies(torch.from_numpy(negative_entropy_N), data.classes, data.degree, form.confidence)
+    return Sketch(torch.from_numpy(rows_SC.astype(np.float32)), float(h))
 
 
-class Tiles(NamedTuple):
-    """Labels in tiles of classes, see `label_tiles`, and the factors of their rows for moments and confidence."""
+class Tile(NamedTuple):
+    """Labels of some classes, see `label_tiles`, and the factors of their rows for moments and confidence."""
 
-    z_TNW: np.ndarray
+    z_NW: np.ndarray
     scales_N: np.ndarray
 
 
-def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[Tiles]:
-    """Gives Y^1 … Y^k, as `propagate_labels` does, each valid until the next but one."""
+def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[tuple[int, Tile]]:
+    """Gives steps and Y^1 … Y^k, as `propagate_labels` does, of some classes, then of the next, until all had them.
+
+    Each is valid until the next.
+    """
     # Loading the kernels takes a third of a second and 140 MB: only a host that needs them loads them.
     from shoal.algorithms.methods.fedgta import label_tiles
 
     indptr, indices = data.csr
+    weight = form.lp_seed_weight
     degree_N = degrees(indptr, data.edge_weight)
-    root_N = np.sqrt(degree_N)
-    seed, before, after = (label_tiles.empty_tiles(*seed_NC.shape) for _ in range(3))
-    label_tiles.fill(seed_NC.contiguous().numpy(), (1 / root_N).astype(np.float32), seed)
-    weight = np.float32(form.lp_seed_weight)
-    shares_N = ((1 - form.lp_seed_weight) / degree_N).astype(np.float32)
-    totals_N = np.empty(len(degree_N))
-    newest = seed
-    for _ in range(form.lp_steps):
-        label_tiles.propagate(indptr, indices, newest, seed, weight, shares_N, after, totals_N, data.edge_weight)
-        newest, before, after = after, after, before
-        stochastic = form.rows == "stochastic"
-        scales_N = root_N / np.maximum(root_N * totals_N, 1e-12) if stochastic else root_N
-        yield Tiles(newest, scales_N.astype(np.float32))
+    root_N, shares_N = np.sqrt(degree_N), (1 - weight) / degree_N
+    y_NC = seed_NC.contiguous().numpy()
+    scales_SN = [root_N.astype(np.float32)] * form.lp_steps
+    if form.rows == "stochastic":
+        sums_N = sums_0N = y_NC.sum(1) / root_N
+        for step in range(form.lp_steps):
+            before_N, sums_N = sums_N, np.empty_like(sums_N)
+            label_tiles.propagate_sums(indptr, indices, before_N, sums_0N, weight, shares_N, sums_N, data.edge_weight)
+            scales_SN[step] = (root_N / np.maximum(root_N * sums_N, 1e-12)).astype(np.float32)
+    sent_N, received_N = (factor_N.astype(np.float32) for factor_N in (1 / root_N, shares_N))
+    widths = label_tiles.tile_widths(data.classes)
+    memory = label_tiles.empty_tiles(3, data.nodes, widths[0])
+    for number, width in enumerate(widths):
+        # The last tile may be narrower.
+        seed_NW, *others = memory.reshape(-1)[: 3 * data.nodes * width].reshape(3, data.nodes, width)
+        label_tiles.fill(y_NC, number * widths[0], sent_N, seed_NW)
+        before_NW = seed_NW
+        for step, scales_N in enumerate(scales_SN, 1):
+            z_NW = others[step % 2]
+            label_tiles.propagate(
+                indptr, indices, before_NW, seed_NW, np.float32(weight), received_N, z_NW, data.edge_weight
+            )
+            yield step, Tile(z_NW, scales_N)
+            before_NW = z_NW
 
 
-def moments_of_tiles(labels: Tiles, form: SketchForm) -> Iterator[np.ndarray]:
-    """Raw and central moments as `form` wants them, each float64 `[K, T * W]`."""
+def moments_of_tile(tile: Tile, form: SketchForm) -> np.ndarray:
+    """Raw and central moments as `form` wants them, float64 `[K, W]`, one below the other."""
     from shoal.algorithms.methods.fedgta import label_tiles
 
-    tiles, nodes, width = labels.z_TNW.shape
+    nodes, width = tile.z_NW.shape
 
-    def around(origin_TW: np.ndarray, orders: int) -> np.ndarray:
-        sums_TKW = np.empty((tiles, orders, width))
-        label_tiles.sum_powers(*labels, origin_TW.astype(np.float32), sums_TKW)
-        return sums_TKW.transpose(1, 0, 2) / nodes
+    def around(origin_1W: np.ndarray, orders: int) -> np.ndarray:
+        sums_KW = np.empty((orders, width))
+        label_tiles.sum_powers(*tile, origin_1W.astype(np.float32), sums_KW)
+        return sums_KW / nodes
 
-    raw_KTW = around(np.zeros((tiles, width)), 1 if form.moments == "central" else form.orders)
-    if form.moments != "central":
-        yield raw_KTW.reshape(form.orders, -1)
-    if form.moments != "raw":
-        yield around(raw_KTW[0], form.orders).reshape(form.orders, -1)
+    raw_KW = around(np.zeros((1, width)), 1 if form.moments == "central" else form.orders)
+    if form.moments == "raw":
+        return raw_KW
+    central_KW = around(raw_KW[:1], form.orders)
+    return central_KW if form.moments == "central" else np.concatenate([raw_KW, central_KW])
 
 
-def confidence_of_tiles(labels: Tiles, degree_N: Tensor, classes: int, form: SketchForm) -> float:
-    """`confidence` of the scaled rows, a block of rows at a time."""
+def add_negative_entropies(tile: Tile, negative_entropy_N: np.ndarray, form: SketchForm) -> None:
+    """Adds the part of these classes, float64, where the confidence reads it."""
     from shoal.algorithms.methods.fedgta import label_tiles
 
-    if form.confidence == "uniform":
-        return 1.0
-    total, nodes = 0.0, len(degree_N)
-    for first in range(0, nodes, ROWS_AT_A_TIME):
-        rows_NC = np.empty((min(ROWS_AT_A_TIME, nodes - first), classes), dtype=np.float32)
-        label_tiles.read(*labels, first, rows_NC)
-        total += float(confidence(torch.from_numpy(rows_NC), degree_N[first : first + len(rows_NC)], form.confidence))
-    return total
+    if form.confidence != "uniform":
+        label_tiles.add_negative_entropies(*tile, negative_entropy_N)
 
 
 def moments(y_SNC: Tensor, orders: int, kind: str) -> Tensor:
@@ -187,11 +200,15 @@ def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:
     the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound. `normalized`, for rows
     that sum to one, is sum_v d_v (1 - entropy_v / log C), and `uniform` is 1. A scalar, float64.
     """
-    if kind == "uniform":
-        return y_NC.new_ones((), dtype=torch.float64)
-    classes = y_NC.shape[-1]
     # Three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
     negative_entropy_N = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(-1)
+    return of_entropies(negative_entropy_N, y_NC.shape[-1], degree_N, kind)
+
+
+def of_entropies(negative_entropy_N: Tensor, classes: int, degree_N: Tensor, kind: str) -> Tensor:
+    """`confidence` of rows of so many classes that have these sums over c of y_vc log y_vc."""
+    if kind == "uniform":
+        return degree_N.new_ones((), dtype=torch.float64)
     if kind == "paper":
         of_nodes_N = classes * torch.exp(torch.tensor(-1.0, device="cpu")) + negative_entropy_N
     else:

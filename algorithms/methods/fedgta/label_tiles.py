@@ -1,7 +1,7 @@
-"""Label propagation and moments as passes over tiles of sixteen classes: the inner loops, on one core.
+"""Label propagation, moments and entropies of a tile of classes: the inner loops, on one core.
 
-A row of labels is read once for every neighbour. A tile, a cache line wide, of all nodes of a client stays in the
-second-level cache, where whole rows would not; and its sums stay in registers.
+A row of labels is read once for every neighbour. A tile of one or two cache lines of all nodes of a client stays near
+the processor from step to step, where whole rows would not; and its sums stay in registers.
 
 The labels Y are held as Z = D^{-1/2} Y, for which one step of FedGTA's eq. 3 needs no scaling of what a node sends,
 
@@ -9,7 +9,7 @@ The labels Y are held as Z = D^{-1/2} Y, for which one step of FedGTA's eq. 3 ne
 
 and which rows scaled to sum to one are the same for.
 
-Axes: N nodes, C classes, T = ceil(C / 16) tiles of W = 16 classes, of which those beyond C are zero; K orders.
+Axes: N nodes, C classes, W = 16 or 32 classes of a tile, of which those beyond C are zero; K orders.
 """
 
 from typing import Any
@@ -18,46 +18,50 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from shoal.storage.kernels.spmm import add_neighbours
+from shoal.storage.kernels.exponentials import log
+from shoal.storage.kernels.prefetch import prefetch
 
-WIDTH = 16
+LANES, WIDTH = 16, 32
 CACHE_LINE = 64
+# Entries between a prefetch and its use.
+AHEAD = 16
 # Sums of that many rows are float32, sums of these float64.
 ROWS = 32
-INT32, INT64, LANES = ir.IntType(32), ir.IntType(64), ir.VectorType(ir.FloatType(), WIDTH)
+# Orders of moments that are summed at once.
+ORDERS = 6
+BYTE, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
 
-def empty_tiles(nodes: int, classes: int) -> np.ndarray:
-    """New memory for labels, float32 `[T, N, W]`, that starts at a cache line."""
-    shape = -(-classes // WIDTH), nodes, WIDTH
-    size = shape[0] * nodes * WIDTH
+def tile_widths(classes: int) -> list[int]:
+    """W of all tiles, in the order of the classes."""
+    return [min(WIDTH, classes - first + -(classes - first) % LANES) for first in range(0, classes, WIDTH)]
+
+
+def empty_tiles(count: int, nodes: int, width: int) -> np.ndarray:
+    """New memory for tiles, float32 `[count, N, W]`, that starts at a cache line."""
+    size = count * nodes * width
     memory = np.empty(size + CACHE_LINE // 4, dtype=np.float32)
     first = -memory.ctypes.data % CACHE_LINE // 4
-    return memory[first : first + size].reshape(shape)
+    return memory[first : first + size].reshape(count, nodes, width)
 
 
 @numba.njit(cache=True, nogil=True)
-def fill(y: np.ndarray, sent: np.ndarray, z: np.ndarray) -> None:
-    """Writes Z = diag(sent) Y; all are float32."""
-    nodes, classes = y.shape
+def fill(y: np.ndarray, first: int, sent: np.ndarray, z: np.ndarray) -> None:
+    """Writes Z = diag(sent) Y of the classes from `first` on; all are float32."""
+    nodes, width = z.shape
+    count = min(width, y.shape[1] - first)
+    flat = y.reshape(-1)
     for row in range(nodes):
-        for tile in range(len(z)):
-            first = tile * WIDTH
-            count = min(WIDTH, classes - first)
-            for k in range(count):
-                z[tile, row, k] = sent[row] * y[row, first + k]
-            z[tile, row, count:] = 0
-
-
-@numba.njit(cache=True, nogil=True)
-def read(z: np.ndarray, scales: np.ndarray, first: int, out: np.ndarray) -> None:
-    """Writes rows of diag(scales) Z, from `first` on, as many as `out` has, float32 `[n, C]`."""
-    count, classes = out.shape
-    for row in range(count):
-        for c in range(classes):
-            out[row, c] = scales[first + row] * z[c // WIDTH, first + row, c % WIDTH]
+        if row + AHEAD < nodes:
+            for k in range(0, count, LANES):
+                prefetch(flat, (row + AHEAD) * y.shape[1] + first + k)
+        for k in range(count):
+            z[row, k] = sent[row] * y[row, first + k]
+        z[row, count:] = 0
 
 
 @numba.njit(cache=True, nogil=True)
@@ -69,130 +73,198 @@ def propagate(
     seed_weight: np.float32,
     shares: np.ndarray,
     out: np.ndarray,
-    totals: np.ndarray,
     weight: np.ndarray | None,
 ) -> None:
-    """out = seed_weight seed + diag(shares) (A + I) z, and the sums of its rows.
+    """out = seed_weight seed + diag(shares) (A + I) z.
 
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`.
         indices: Columns of A's entries, int32 `[E]`, in 0..N-1; not checked.
-        z: float32 `[T, N, W]`, starting at a cache line.
+        z: float32 `[N, W]`, starting at a cache line.
         seed: Of the shape of z.
         seed_weight: Of the seed.
         shares: Scaling of what a node receives, float32 `[N]`.
         out: Written, of the shape of z; not z.
-        totals: Written, float64 `[N]`.
         weight: A's entries, float32 `[E]`; None: ones.
     """
-    summed = np.empty(WIDTH, dtype=np.float32)
-    totals[:] = 0
-    for tile in range(len(z)):
-        before, start, after = z[tile], seed[tile], out[tile]
-        for row in range(len(before)):
-            add_neighbours(WIDTH, before, indices, None, weight, row, indptr[row], indptr[row + 1], 0, summed)
-            totals[row] += _mix(summed, shares[row], start, seed_weight, row, after)
+    for row in range(len(z)):
+        entry, stop, share = indptr[row], indptr[row + 1], shares[row]
+        if z.shape[1] == WIDTH:
+            _step(2, z, indices, weight, row, entry, stop, share, seed, seed_weight, out)
+        else:
+            _step(1, z, indices, weight, row, entry, stop, share, seed, seed_weight, out)
+
+
+@numba.njit(cache=True, nogil=True)
+def propagate_sums(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    sums: np.ndarray,
+    seed: np.ndarray,
+    seed_weight: float,
+    shares: np.ndarray,
+    out: np.ndarray,
+    weight: np.ndarray | None,
+) -> None:
+    """`propagate` of the sums of rows, float64 `[N]`, which is that of all classes at once."""
+    for row in range(len(sums)):
+        total = sums[row]
+        for entry in range(indptr[row], indptr[row + 1]):
+            total += sums[indices[entry]] if weight is None else weight[entry] * sums[indices[entry]]
+        out[row] = seed_weight * seed[row] + shares[row] * total
 
 
 @numba.njit(cache=True, nogil=True)
 def sum_powers(z: np.ndarray, scales: np.ndarray, origin: np.ndarray, out: np.ndarray) -> None:
-    """out[:, k] = Σ_v (scales_v z_v - origin)^(k+1), class by class: float32 over some rows, then float64.
+    """out[k] = Σ_v (scales_v z_v - origin)^(k+1), class by class: float32 over some rows, then float64.
 
-    The origin is float32 `[T, W]`, `out` float64 `[T, K, W]`.
+    The origin is float32 `[1, W]`, `out` float64 `[K, W]`.
     """
-    tiles, orders, _ = out.shape
-    nodes = len(scales)
-    base, power = np.empty(WIDTH, dtype=np.float32), np.empty(WIDTH, dtype=np.float32)
-    part = np.empty((orders, WIDTH), dtype=np.float32)
+    orders, width = out.shape
+    powers = np.empty((ROWS, LANES), dtype=np.float32)
+    part = np.empty((orders, width), dtype=np.float32)
     out[:] = 0
-    for tile in range(tiles):
-        rows, centre = z[tile], origin[tile]
-        for first in range(0, nodes, ROWS):
-            part[:] = 0
-            for row in range(first, min(first + ROWS, nodes)):
-                _begin_powers(rows, row, scales[row], centre, base, power)
-                order = 0
-                while order + 3 <= orders:
-                    _add_powers(3, base, power, part, order)
-                    order += 3
-                while order < orders:
-                    _add_powers(1, base, power, part, order)
-                    order += 1
-            out[tile] += part
+    for first in range(0, len(z), ROWS):
+        stop = min(first + ROWS, len(z))
+        for column in range(0, width, LANES):
+            order = 0
+            while order + ORDERS <= orders:
+                _add_powers(ORDERS, z, scales, origin, first, stop, column, powers, order, part)
+                order += ORDERS
+            while order < orders:
+                _add_powers(1, z, scales, origin, first, stop, column, powers, order, part)
+                order += 1
+        out += part
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def add_negative_entropies(z: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
+    """out += Σ_c y_c log y_c of the rows of Y = diag(scales) Z, in float32; out is float64 `[N]`."""
+    for row in range(len(z)):
+        total = np.float32(0)
+        for k in range(z.shape[1]):
+            y = scales[row] * z[row, k]
+            total += y * log(y)
+        out[row] += total
 
 
 # Of vectors as LLVM has them: numba makes code of scalars of loops as short as these.
 
 
-@intrinsic
-def _mix(context: Any, x: Any, share: Any, seed: Any, seed_weight: Any, row: Any, out: Any) -> Any:
-    """out[row] = seed_weight seed[row] + share x; returns its sum."""
+@intrinsic(prefer_literal=True)
+def _step(
+    context: Any,
+    vectors: Any,
+    z: Any,
+    indices: Any,
+    weight: Any,
+    row: Any,
+    start: Any,
+    stop: Any,
+    share: Any,
+    seed: Any,
+    seed_weight: Any,
+    out: Any,
+) -> Any:
+    """out[row] = seed_weight seed[row] + share Σ z[j] over j = row and j in indices[start:stop].
+
+    With `weight`, what a neighbour adds is multiplied by the weight of its entry. Neighbours to come are prefetched.
+    """
+    count = vectors.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = _lanes_of(context, builder, signature, args)
-        received = builder.fmul(_all(builder, args[1]), builder.load(lanes(0), align=4))
-        kept = builder.fmul(_all(builder, args[3]), builder.load(lanes(2, args[4]), align=4))
-        mixed = builder.fadd(kept, received)
-        builder.store(mixed, lanes(5, args[4]), align=4)
-        count = WIDTH
-        while count > 1:
-            count //= 2
-            unused = ir.Constant(mixed.type, ir.Undefined)
-            numbers = ir.VectorType(INT32, count)
-            low, high = (ir.Constant(numbers, [*range(at, at + count)]) for at in (0, count))
-            mixed = builder.fadd(
-                builder.shuffle_vector(mixed, unused, low), builder.shuffle_vector(mixed, unused, high)
-            )
-        return builder.extract_element(mixed, INT32(0))
+        senders = context.make_array(signature.args[2])(context, builder, args[2])
+        last = builder.sub(senders.nitems, INT64(1))
+        row, start, stop, share, _, seed_weight = args[4:10]
+        of_z, of_seed, of_out = (_rows_of(context, builder, signature, args, place, count) for place in (1, 8, 10))
+        fetch = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT32, INT32, INT32]), "llvm.prefetch.p0"
+        )
 
-    return types.float32(x, types.float32, seed, types.float32, types.intp, out), generate
+        def neighbour(entry: Any) -> list[Any]:
+            return of_z(builder.zext(builder.load(builder.gep(senders.data, [entry])), INT64))
 
-
-@intrinsic
-def _begin_powers(context: Any, rows: Any, row: Any, scale: Any, origin: Any, base: Any, power: Any) -> Any:
-    """base = scale rows[row] - origin, and power = 1."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = _lanes_of(context, builder, signature, args)
-        scaled = builder.fmul(_all(builder, args[2]), builder.load(lanes(0, args[1]), align=4))
-        builder.store(builder.fsub(scaled, builder.load(lanes(3), align=4)), lanes(4), align=4)
-        builder.store(ir.Constant(LANES, [1.0] * WIDTH), lanes(5), align=4)
+        sums = [cgutils.alloca_once_value(builder, builder.load(place, align=4)) for place in of_z(row)]
+        with cgutils.for_range_slice(builder, start, stop, INT64(1), INT64) as (entry, _):
+            ahead = builder.add(entry, INT64(AHEAD))
+            for place in neighbour(builder.select(builder.icmp_signed("<", ahead, last), ahead, last)):
+                builder.call(fetch, [builder.bitcast(place, BYTE.as_pointer()), INT32(0), INT32(3), INT32(1)])
+            for total, place in zip(sums, neighbour(entry)):
+                sent = builder.load(place, align=4)
+                if weight != types.none:
+                    weights = context.make_array(signature.args[3])(context, builder, args[3]).data
+                    sent = builder.fmul(sent, _all(builder, builder.load(builder.gep(weights, [entry]))))
+                builder.store(builder.fadd(builder.load(total), sent), total)
+        for total, begun, place in zip(sums, of_seed(row), of_out(row)):
+            kept = builder.fmul(_all(builder, seed_weight), builder.load(begun, align=4))
+            received = builder.fmul(_all(builder, share), builder.load(total))
+            builder.store(builder.fadd(kept, received), place, align=4)
         return context.get_dummy_value()
 
-    return types.void(rows, types.intp, types.float32, origin, base, power), generate
+    entry, number = types.intp, types.float32
+    return types.void(vectors, z, indices, weight, entry, entry, entry, number, seed, number, out), generate
 
 
 @intrinsic(prefer_literal=True)
-def _add_powers(context: Any, count: Any, base: Any, power: Any, sums: Any, first: Any) -> Any:
-    """`count` times: power *= base, and sums[first], sums[first + 1], … += power."""
+def _add_powers(
+    context: Any,
+    count: Any,
+    rows: Any,
+    scales: Any,
+    origin: Any,
+    first: Any,
+    stop: Any,
+    column: Any,
+    powers: Any,
+    order: Any,
+    sums: Any,
+) -> Any:
+    """Of lanes from `column` on of rows in first:stop: sums[order], sums[order + 1], … = Σ (scale row - origin)^….
+
+    There are `count` of these sums, and `powers` are those that the rows have after lower orders; they grow.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = _lanes_of(context, builder, signature, args)
-        factor, now = builder.load(lanes(1), align=4), builder.load(lanes(2), align=4)
-        for ahead in range(count.literal_value):
-            now = builder.fmul(now, factor)
-            place = lanes(3, builder.add(args[4], INT64(ahead)))
-            builder.store(builder.fadd(builder.load(place, align=4), now), place, align=4)
-        builder.store(now, lanes(2), align=4)
+        first, stop, column, _, order, _ = args[4:]
+        factors = context.make_array(signature.args[2])(context, builder, args[2]).data
+        places = [_rows_of(context, builder, signature, args, place) for place in (1, 3, 7, 9)]
+        of_rows, of_origin, of_powers, of_sums = places
+        begins = builder.icmp_signed("==", order, INT64(0))
+        centre = builder.load(of_origin(INT64(0), column)[0], align=4)
+        totals = [cgutils.alloca_once_value(builder, VECTOR([0.0] * LANES)) for _ in range(count.literal_value)]
+        with cgutils.for_range_slice(builder, first, stop, INT64(1), INT64) as (row, _):
+            scale = _all(builder, builder.load(builder.gep(factors, [row])))
+            base = builder.fsub(builder.fmul(scale, builder.load(of_rows(row, column)[0], align=4)), centre)
+            (place,) = of_powers(builder.sub(row, first))
+            power = builder.select(begins, VECTOR([1.0] * LANES), builder.load(place, align=4))
+            for total in totals:
+                power = builder.fmul(power, base)
+                builder.store(builder.fadd(builder.load(total), power), total)
+            builder.store(power, place, align=4)
+        for ahead, total in enumerate(totals):
+            builder.store(builder.load(total), of_sums(builder.add(order, INT64(ahead)), column)[0], align=4)
         return context.get_dummy_value()
 
-    return types.void(count, base, power, sums, types.intp), generate
+    place = types.intp
+    return types.void(count, rows, scales, origin, place, place, place, powers, place, sums), generate
 
 
-def _lanes_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Gives the address of a row, 0 if left out, of an argument that is an array of rows of `WIDTH`, as a vector."""
+def _rows_of(context: Any, builder: Any, signature: Any, args: Any, number: int, vectors: int = 1) -> Any:
+    """Gives the addresses of the vectors of a row, from a column on, of an argument that is a contiguous array."""
+    array = context.make_array(signature.args[number])(context, builder, args[number])
+    stride = cgutils.unpack_tuple(builder, array.shape)[-1]
 
-    def lanes(number: int, row: Any = None) -> Any:
-        data = context.make_array(signature.args[number])(context, builder, args[number]).data
-        if row is not None:
-            data = builder.gep(data, [builder.mul(row, INT64(WIDTH))])
-        return builder.bitcast(data, LANES.as_pointer())
+    def places(row: Any, column: Any = None) -> list[Any]:
+        first = builder.mul(row, stride)
+        first = first if column is None else builder.add(first, column)
+        starts = [builder.gep(array.data, [builder.add(first, INT64(LANES * k))]) for k in range(vectors)]
+        return [builder.bitcast(start, VECTOR.as_pointer()) for start in starts]
 
-    return lanes
+    return places
 
 
 def _all(builder: Any, value: Any) -> Any:
     """A vector of one value."""
-    unused = ir.Constant(LANES, ir.Undefined)
+    unused = VECTOR(ir.Undefined)
     first = builder.insert_element(unused, value, INT32(0))
-    return builder.shuffle_vector(first, unused, ir.Constant(ir.VectorType(INT32, WIDTH), [0] * WIDTH))
+    return builder.shuffle_vector(first, unused, ir.VectorType(INT32, LANES)([0] * LANES))

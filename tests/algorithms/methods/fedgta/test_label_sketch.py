@@ -20,7 +20,7 @@ from shoal.algorithms.methods.fedgta.label_sketch import (
     sketch_by_torch,
     sketch_labels,
 )
-from shoal.algorithms.methods.fedgta.label_tiles import WIDTH, empty_tiles, fill, sum_powers
+from shoal.algorithms.methods.fedgta.label_tiles import LANES, empty_tiles, fill, sum_powers
 from shoal.storage.store.view import View
 
 FORM = SketchForm(3, 0.3, "stochastic", 4, "hybrid", "all", "paper")
@@ -112,7 +112,7 @@ FORMS = [
     {"moments": "central", "orders": 3},
     {"moments": "hybrid", "orders": 5, "moment_steps": "last"},
     {"moments": "central", "rows": "raw", "lp_steps": 1},
-    {"confidence": "normalized", "orders": 7, "lp_seed_weight": 0.8},
+    {"confidence": "normalized", "orders": 13, "lp_seed_weight": 0.8},
     {"confidence": "uniform", "moment_steps": "last", "lp_steps": 6},
     {"lp_seed_weight": 0.0, "lp_steps": 2},
     {"lp_seed_weight": 1.0, "rows": "raw"},
@@ -142,7 +142,7 @@ def test_weights_are_dense_entries(random_view: Callable[..., View], sketch: Cal
 
 
 @pytest.mark.exhaustive(4)
-@pytest.mark.parametrize("classes", [1, 2, 15, 33, 172])
+@pytest.mark.parametrize("classes", [1, 2, 15, 33, 64, 172, 200])
 @pytest.mark.parametrize("degree", [0, 12])
 def test_tiles_of_any_number_of_classes_and_many_rows(random_view: MakeView, classes: int, degree: int) -> None:
     form, view, seed = FORM, random_view(1060, classes, degree), random_rows(1060, classes)
@@ -175,8 +175,8 @@ def test_a_seed_is_left_as_it_is_and_may_lie_across(random_view: Callable[..., V
 
 def test_sums_of_many_rows_keep_small_terms() -> None:
     # One row of 2^24 in front, to which float32 can add no further one.
-    z, scales, out = empty_tiles(1000, 1), np.ones(1000, dtype=np.float32), np.empty((1, 1, WIDTH))
-    fill(np.ones((1000, 1), dtype=np.float32), scales, z)
+    (z,), scales, out = empty_tiles(1, 1000, LANES), np.ones(1000, dtype=np.float32), np.empty((1, LANES))
+    fill(np.ones((1000, 1), dtype=np.float32), 0, scales, z)
     scales[0] = 2**24
-    sum_powers(z, scales, np.zeros((1, WIDTH), dtype=np.float32), out)
-    assert out[0, 0, 0] >= 2**24 + 900
+    sum_powers(z, scales, np.zeros((1, LANES), dtype=np.float32), out)
+    assert out[0, 0] >= 2**24 + 900
