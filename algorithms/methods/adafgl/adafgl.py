@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +11,14 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.adafgl.branches import Branches
-from shoal.algorithms.methods.adafgl.knowledge import Knowledge, homophily, knowledge
+from shoal.algorithms.methods.adafgl.knowledge import Knowledge, Rows, homophily, knowledge
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.models.inputs.neighbourhood import kept_rows
 from shoal.algorithms.rng import Stream, seed_default
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 # Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
 COMMON, BRANCHES, HOMOPHILY = "common", "branches", "homophily"
@@ -35,23 +38,23 @@ class AdaFGL(FedAvg):
 
     In the first `shared_rounds` rounds it is FedAvg. Then nothing is averaged any more: the model w stays as it is, and
     a client that takes part is sent it once, whenever that is. By its probabilities P^ the client measures how similar
-    all its nodes are (S, see `likeness`), propagates its features over edges and likeness (P~, see `knowledge`), and
+    all its nodes are (S, see `Likeness`), propagates its features over edges and likeness (P~, see `knowledge`), and
     trains, in steps of all rows, the branches of `Branches` on
 
         CE(homo) + preserve MSE(softmax(homo), P^) + CE(own) + CE(smooth) + CE(message)
 
     It predicts HCS (softmax(homo) + P^) / 2 + (1 - HCS) (softmax(own) + softmax(smooth) + softmax(message)) / 3, where
     HCS tells how similar its neighbours are (see `homophily`; the authors' code chooses one of the two by a
-    threshold), measured once. A client without a training node predicts by w. A step makes tables of n x n numbers, for
+    threshold), measured once. A client without a training node predicts by w. A step compares all pairs of nodes, for
     which a client may be too large. Propagated features are written out, (K + 1) F numbers a node, unless they are
-    sparse and wide (see `knowledge`).
+    sparse (see `knowledge`).
 
     Down: in the first phase w `[P]`, in the second w once a client. Up: in the first w_i `[P]` and n_i, in the second
     nothing. Scope `global` is w. With `shared_rounds` of all rounds it is FedAvg, to the bit by autograd.
 
     Attributes:
         shared_rounds: Rounds of the first phase; None: half of the run's.
-        most_nodes: Of a client, for tables of n x n numbers.
+        most_nodes: Of a client, for comparing n x n pairs of nodes in every step.
         alpha: Share of the edges in P~; 0.5 in OpenFGL.
         beta: Share of the common model in the similarity for messages; 0.2 in the authors' code.
         cut: Of S in P~ and messages; 0.999 in the authors' code, 0 is the paper's.
@@ -94,12 +97,11 @@ class AdaFGL(FedAvg):
             raise ShoalError("train.batch_size", "AdaFGL's second phase takes all rows in one step; leave it out")
         largest = max(ctx.scored, key=lambda info: info.nodes)
         if largest.nodes > self.most_nodes:
-            size = 4 * largest.nodes**2
             raise ShoalError(
                 "algorithm.most_nodes",
-                f"client {largest.client} has {largest.nodes:,} nodes, and AdaFGL's second phase "
-                f"makes tables of n x n numbers of {self.most_nodes:,} nodes at most; raise it if there is memory for "
-                f"several of {size:,} bytes ({size / 1e9:.1f} GB) each, or take more clients",
+                f"client {largest.client} has {largest.nodes:,} nodes, and AdaFGL's second phase compares all pairs of "
+                f"{self.most_nodes:,} nodes at most in every step; raise it if there is time for "
+                f"{largest.nodes**2:,} pairs, or take more clients",
             )
         return {**state, "switched": torch.zeros(len(ctx.clients), dtype=torch.bool)}
 
@@ -128,6 +130,7 @@ class AdaFGL(FedAvg):
         if HOMOPHILY not in state:
             state[HOMOPHILY] = torch.tensor(homophily(client.data, client.rng(HOMOPHILY)))
         known, flat = self._known(client), self._branches(client, options.dropout)
+        asked = _asked(client.data, known)
         gradient, loss = flat.w.grad, torch.zeros(())
         assert gradient is not None
         seed_default(client.data.device, client.random("train branches"))
@@ -135,8 +138,8 @@ class AdaFGL(FedAvg):
         with own_optimizer(client, trainer, BRANCHES, flat.w) as optimizer:
             for _ in range(options.epochs):
                 gradient.zero_()
-                scores = flat.module(known, client.data.whole(0))
-                of_rows = (of_branch[client.data.train] for of_branch in scores)
+                scores = flat.module(known, client.data.whole(0), asked)
+                of_rows = scores._replace(homo=scores.homo[asked.rows])
                 loss = torch.stack([F.cross_entropy(rows, client.data.train_label) for rows in of_rows]).sum()
                 if self.preserve:
                     loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), known.p_NC)
@@ -177,3 +180,9 @@ class AdaFGL(FedAvg):
             share = float(client.state[HOMOPHILY])
             received.scores_NC = share * (homo + known.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)
         return received.scores_NC if part == "all" else received.scores_NC[getattr(client.data, part)]
+
+
+def _asked(data: View, known: Knowledge) -> Rows:
+    """The training rows, as the steps of a visit read them."""
+    x_RF = data.cache(("train", 0), partial(kept_rows, data, 0, data.train))
+    return Rows(data.train, x_RF, known.hops_NG[data.train] if known.hops_NG.numel() else known.hops_NG)

@@ -18,6 +18,75 @@ from shoal.storage.store.view import View
 # Of the label propagation that measures homophily, as in the authors' code.
 LP_STEPS, LP_SEED_WEIGHT = 10, 0.5
 UNKNOWN = 0.5
+# Rows of S that others are written as, and pairs of nodes whose likeness is held at a time: 2 MB stay in a cache.
+EXAMPLES, PAIRS_AT_A_TIME = 64, 2**19
+# Share of entries below which products by sparse features are cheaper than those by what is written out.
+SPARSE = 1 / 8
+
+
+class Likeness(NamedTuple):
+    """S, the cosines of the probabilities of all pairs of nodes, zero on the diagonal; made a few rows at a time.
+
+    With a `cut` above 0, pairs of a larger cosine count 1 and others 0.
+
+    Attributes:
+        direction_NC: Probabilities, rows of length one.
+    """
+
+    direction_NC: Tensor
+    cut: float
+
+    def rows(self, rows: Tensor, first: int = 0) -> Tensor:
+        """Some rows of S, `[R, N - first]`, from the column `first` on."""
+        cos_RN = self.direction_NC[rows] @ self.direction_NC[first:].T
+        if self.cut:
+            cos_RN = (cos_RN > self.cut).to(cos_RN.dtype)
+        return cos_RN.scatter_(1, (rows - first)[:, None], 0.0)
+
+    @property
+    def nodes(self) -> Tensor:
+        """Their numbers, int64 `[N]`."""
+        return torch.arange(len(self.direction_NC), device=self.direction_NC.device)
+
+    @property
+    def tile(self) -> int:
+        """How many rows are made at a time."""
+        return max(PAIRS_AT_A_TIME // len(self.direction_NC), 1)
+
+    def factored(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Left, `[N, B]`, right, `[B, N]`, and places `[2, E]` and values `[E]` of a rest; S = left right + rest.
+
+        Nodes of like probabilities have like rows. So a row is one of a few examples, or none, and where it differs.
+        """
+        if not self.cut:
+            return self.direction_NC, self.direction_NC.T, self.nodes.repeat(2, 1), -self.direction_NC.square().sum(1)
+        nodes = len(self.direction_NC)
+        examples = torch.linspace(0, nodes - 1, min(nodes, EXAMPLES), device=self.direction_NC.device).long()
+        right_BN = torch.cat([self.rows(examples), self.direction_NC.new_zeros(1, nodes)])
+        left, places, values = [], [], []
+        for rows in self.nodes.split(self.tile):
+            similar_RN = self.rows(rows)
+            # |a - b| summed, of ones and zeros, but for the sum of a.
+            differing_RB = right_BN.sum(1) - 2 * similar_RN @ right_BN.T
+            best_R = differing_RB.argmin(1)
+            rest_RN = similar_RN - right_BN[best_R]
+            place = rest_RN.nonzero().T
+            left.append(F.one_hot(best_R, len(right_BN)).to(rest_RN.dtype))
+            places.append(place + torch.stack([rows[0], rows.new_zeros(())])[:, None])
+            values.append(rest_RN[place[0], place[1]])
+        return torch.cat(left), right_BN, torch.cat(places, dim=1), torch.cat(values)
+
+
+class Mixing(NamedTuple):
+    """P~ as left right + rest, `[N, B]`, `[B, N]` and `[N, N]`: nowhere are there N x N numbers."""
+
+    left_NB: Tensor
+    right_BN: Tensor
+    rest: SparseMatrix
+
+    def times(self, x_NH: Tensor) -> Tensor:
+        """P~ x, `[N, H]`, which may be differentiated in x."""
+        return torch.addmm(self.rest @ x_NH, self.left_NB, self.right_BN @ x_NH)
 
 
 class Knowledge(NamedTuple):
@@ -25,62 +94,90 @@ class Knowledge(NamedTuple):
 
     Attributes:
         p_NC: P^, class probabilities by the common model.
-        similar_NN: S, how similar these are, see `likeness`.
-        mixed_NN: P~; empty where features are written out.
+        likeness: S.
+        likeness_sum: Of all its entries.
+        mixing: P~.
         hops_NG: X, P~ X, …, P~^K X concatenated, `[N, (K + 1) F]`; empty where they are not written out.
     """
 
     p_NC: Tensor
-    similar_NN: Tensor
-    mixed_NN: Tensor
+    likeness: Likeness
+    likeness_sum: float
+    mixing: Mixing
     hops_NG: Tensor
 
 
 def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) -> Knowledge:
     """P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the sums of the rows in between, or what it makes of X.
 
-    P~^k X is written out for k up to K, but where X is sparse and so wide that it is cheaper to multiply a product of X
-    by P~ K times, `[N, N]`, than all that is written out by a weight. S is the `likeness` of P^; K are the steps.
+    P~^k X is written out for k up to K, but where X is sparse, and has so few entries or so many columns that products
+    of X itself by weights, and of these by P~ K times, are cheaper. S is the `Likeness` of P^; K are the steps.
     """
-    similar_NN = likeness(p_NC, cut)
-    starts, columns = data.edges
-    rows = torch.arange(data.nodes, device=data.device).repeat_interleave(starts.diff())
-    mixed_NN = (1 - alpha) * similar_NN
-    mixed_NN[rows, columns.long()] += alpha * data.adjacency.values()
-    mixed_NN.diagonal().add_(1)
-    root_N = mixed_NN.sum(1).rsqrt()
-    mixed_NN.mul_(root_N[:, None]).mul_(root_N)
-    x_NF, none = data.whole(0), p_NC.new_empty(0, 0)
-    if isinstance(x_NF, SparseMatrix) and steps * data.nodes < (steps + 1) * data.features:
-        return Knowledge(p_NC, similar_NN, mixed_NN, none)
-    hops = [x_NF.to_dense() if isinstance(x_NF, SparseMatrix) else x_NF]
+    likeness, x_NF = Likeness(unit(p_NC), cut), data.whole(0)
+    left_NB, right_BN, places, values = likeness.factored()
+    total = left_NB.sum(0).double() @ right_BN.sum(1).double() + values.double().sum()
+    mixing = _mixing(data, alpha, left_NB, right_BN, places, values)
+    known = Knowledge(p_NC, likeness, float(total), mixing, p_NC.new_empty(0, 0))
+    if isinstance(x_NF, SparseMatrix):
+        few = len(x_NF.parts()[1]) < SPARSE * data.nodes * data.features
+        if few or steps * data.nodes < (steps + 1) * data.features:
+            return known
+        x_NF = x_NF.to_dense()
+    hops = [x_NF]
     for _ in range(steps):
-        hops.append(mixed_NN @ hops[-1])
-    return Knowledge(p_NC, similar_NN, none, torch.cat(hops, dim=1))
+        hops.append(mixing.times(hops[-1]))
+    return known._replace(hops_NG=torch.cat(hops, dim=1))
 
 
-def propagated(known: Knowledge, x_NF: Features, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each."""
+def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places: Tensor, values: Tensor) -> Mixing:
+    """P~, of the parts of S."""
+    starts, columns = data.edges
+    nodes = torch.arange(data.nodes, device=data.device)
+    edges = torch.stack([nodes.repeat_interleave(starts.diff()), columns.long()])
+    where = torch.cat([places, edges, nodes.repeat(2, 1)], dim=1)
+    parts = (1 - alpha) * values, alpha * data.adjacency.values(), values.new_ones(data.nodes)
+    rest = torch.sparse_coo_tensor(where, torch.cat(parts), (data.nodes, data.nodes), check_invariants=False)
+    rest = rest.coalesce()
+    (row, column), entries = rest.indices(), rest.values()
+    left_NB = (1 - alpha) * left_NB
+    total_N = (left_NB @ right_BN.sum(1)).index_add_(0, row, entries)
+    root_N = total_N.rsqrt()
+    counts = torch.bincount(row, minlength=data.nodes).cumsum(0)
+    starts = torch.cat([counts.new_zeros(1), counts]).int()
+    matrix = SparseMatrix.of(starts, column.int(), entries * root_N[row] * root_N[column], data.nodes)
+    return Mixing(root_N[:, None] * left_NB, right_BN * root_N, matrix.prepared())
+
+
+class Rows(NamedTuple):
+    """Rows that are asked for, int64 `[R]`, their features `[R, F]`, and what is written out of them, `[R, (K + 1) F]`.
+
+    All of it is constant, so that the steps of a visit share it.
+    """
+
+    rows: Tensor
+    x_RF: Features
+    hops_RG: Tensor
+
+
+def propagated(
+    known: Knowledge, x_NF: Features, weights: Sequence[Tensor], asked: Rows | None = None
+) -> tuple[Tensor, ...]:
+    """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each.
+
+    With rows that are asked for, the product of the last weight is of these alone, `[R, H]`.
+    """
     if known.hops_NG.numel():
-        product = known.hops_NG @ torch.cat(tuple(weights)).t()
-        return product.chunk(len(weights), dim=1)
+        if asked is None:
+            return (known.hops_NG @ torch.cat(tuple(weights)).t()).chunk(len(weights), dim=1)
+        *everywhere, last = weights
+        product = known.hops_NG @ torch.cat(everywhere).t()
+        return *product.chunk(len(everywhere), dim=1), asked.hops_RG @ last.t()
     of_hops = [torch.cat(parts, dim=1) for parts in zip(*(w.t().split(x_NF.shape[1]) for w in weights))]
     *nearer, product = (x_NF @ torch.cat(of_hops, dim=1)).chunk(len(of_hops), dim=1)
     for of_hop in reversed(nearer):
-        product = of_hop + known.mixed_NN @ product
-    return product.chunk(len(weights), dim=1)
-
-
-def likeness(p_NC: Tensor, cut: float = 0.0) -> Tensor:
-    """Cosines of the probabilities of all pairs of nodes, `[N, N]`, zero on the diagonal.
-
-    With a `cut` above 0, pairs of a larger cosine count 1 and others 0.
-    """
-    direction_NC = unit(p_NC)
-    cos_NN = direction_NC @ direction_NC.T
-    if cut:
-        cos_NN = (cos_NN > cut).to(cos_NN.dtype)
-    return cos_NN * (1 - torch.eye(len(p_NC), dtype=cos_NN.dtype, device=cos_NN.device))
+        product = of_hop + known.mixing.times(product)
+    *products, last = product.chunk(len(weights), dim=1)
+    return *products, last if asked is None else last[asked.rows]
 
 
 def homophily(data: View, rng: torch.Generator) -> float:

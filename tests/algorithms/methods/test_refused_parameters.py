@@ -118,7 +118,7 @@ NO_TERM = {"algorithm.contrast": 0.0, "algorithm.structure": 0.0}
 VISIT = "round 1, client 0"
 # The method, its keys, where the error is, if anywhere, what it says there.
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
-    ("adafgl", {**PERSONAL, "algorithm.most_nodes": 29}, "algorithm.most_nodes", "3,600 bytes"),
+    ("adafgl", {**PERSONAL, "algorithm.most_nodes": 29}, "algorithm.most_nodes", "900 pairs"),
     ("adafgl", {**PERSONAL, "train.batch_size": 4}, "train.batch_size", ""),
     ("fedgkc", {"algorithm.copilot": {"name": "gcn", "hidden": 16}}, "algorithm.copilot", "16 wide"),
     ("fedgkc", {"algorithm.copilot": {"name": "gcn", "pretrained": "gnn"}}, "", "models()['copilot']: pretrained"),

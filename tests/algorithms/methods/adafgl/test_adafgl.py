@@ -16,7 +16,9 @@ from support.plain_fedavg import row_counts
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client
+from shoal.algorithms.methods.adafgl import knowledge as adafgl_knowledge
 from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Received
+from shoal.algorithms.methods.adafgl.branches import signed_messages
 from shoal.algorithms.methods.adafgl.knowledge import knowledge, propagated
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.dropout import drop
@@ -40,7 +42,6 @@ def test_knowledge_by_hand(make_view: MakeView, weight: float | None) -> None:
     root = m.sum(1) ** -0.5
     hops = np.concatenate([x, (root[:, None] * m * root) @ x], 1)
     np.testing.assert_allclose(found.hops_NG, hops, rtol=1e-6)
-    assert not found.mixed_NN.numel()
     products = propagated(found, view.whole(0), [torch.eye(4), torch.full((4, 4), 2.0)])
     np.testing.assert_allclose(torch.cat(products, 1), np.concatenate([hops, hops @ np.full((4, 4), 2)], 1), rtol=1e-6)
 
@@ -68,7 +69,6 @@ def test_sparse_features_change_nothing(
         found.append(server.state.clients)
         view = torch_clients(server)[0].view
         known = knowledge(view, torch.ones(view.nodes, 3), 0.5, 3, 0.9)
-        assert bool(known.hops_NG.numel()) != bool(known.mixed_NN.numel())
         written.append(bool(known.hops_NG.numel()))
     assert written == [True, copies == 1]
     for i in range(5):
@@ -134,6 +134,44 @@ def cosine_table(p: np.ndarray, cut: float) -> np.ndarray:
                 s[i, j] = p[i] @ p[j] / np.linalg.norm(p[i]) / np.linalg.norm(p[j])
                 s[i, j] = s[i, j] > cut if cut else s[i, j]
     return s
+
+
+def messages(y: Tensor, s: Tensor, beta: float) -> Tensor:
+    """By a table of all pairs."""
+    q = y.softmax(1)
+    unit = q / q.norm(dim=1, keepdim=True)
+    off = 1 - torch.eye(len(y))
+    r = beta * s + (1 - beta) * (unit @ unit.t()) * off
+    mean = r.sum() / (len(y) * (len(y) - 1))
+    most = r.max()
+    weights = torch.where(r > mean, (r - mean) / (most - mean), (r - mean) / mean) * off + torch.eye(len(y))
+    near, far = weights.clamp_min(0) @ y, (-weights).clamp_min(0) @ y
+    return (y + near.softmax(1) - far.softmax(1)) / 2
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.8])
+def test_rows_at_a_time_equal_a_table_of_all_pairs(
+    make_view: MakeView, monkeypatch: pytest.MonkeyPatch, cut: float
+) -> None:
+    """Messages, their gradients, and products by P~, of more nodes than examples and rows at a time."""
+    torch.manual_seed(3)
+    monkeypatch.setattr(adafgl_knowledge, "PAIRS_AT_A_TIME", 200)
+    monkeypatch.setattr(adafgl_knowledge, "EXAMPLES", 4)
+    nodes, beta = 60, 0.3
+    view = make_view(nodes, [(i, (7 * i + 3) % nodes) for i in range(0, nodes, 2)], [0] * nodes, [0], 5)
+    p = (2 * torch.randn(nodes, 5)).softmax(1)
+    known, s = knowledge(view, p, 0.4, 1, cut), torch.from_numpy(cosine_table(p.double().numpy(), cut)).float()
+    mixed = 0.4 * view.adjacency.to_dense() + 0.6 * s + torch.eye(nodes)
+    root = mixed.sum(1).rsqrt()
+    x = torch.randn(nodes, 3)
+    torch.testing.assert_close(known.mixing.times(x), root[:, None] * (mixed @ (root[:, None] * x)))
+    rows, y = torch.tensor([40, 3, 17, 59, 4, 5, 6]), torch.randn(nodes, 5, requires_grad=True)
+    found, expected = signed_messages(y, known, beta, rows), messages(y, s, beta)
+    torch.testing.assert_close(found, expected[rows], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(signed_messages(y, known, beta), expected, rtol=1e-4, atol=1e-5)
+    along = torch.randn(len(rows), 5)
+    gradients = [torch.autograd.grad((of * along).sum(), y)[0] for of in (found, expected[rows])]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 class Perceptron:
@@ -211,16 +249,7 @@ class Personal:
         homo, own, smooth, message = self.branches
         found = [homo(self.wide, training), own(self.x, training), smooth(self.wide, training)]
         y = message(self.wide, training)
-        q = y.softmax(1)
-        unit = q / q.norm(dim=1, keepdim=True)
-        off = 1 - torch.eye(len(y))
-        likeness = unit @ unit.t()
-        r = self.options["beta"] * torch.from_numpy(self.s).float() + (1 - self.options["beta"]) * likeness * off
-        mean = r.sum() / (len(y) * (len(y) - 1))
-        most = r.max()
-        weights = torch.where(r > mean, (r - mean) / (most - mean), (r - mean) / mean) * off + torch.eye(len(y))
-        near, far = weights.clamp_min(0) @ y, (-weights).clamp_min(0) @ y
-        return [*found, (y + near.softmax(1) - far.softmax(1)) / 2]
+        return [*found, messages(y, torch.from_numpy(self.s).float(), self.options["beta"])]
 
     def visit(self, round_number: int, epochs: int) -> float:
         if not len(self.y):
