@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Term
 from shoal.algorithms.client import Client
 from shoal.algorithms.losses.prototype_losses import NodeAlignment, prototype_alignment
 from shoal.algorithms.losses.prototypes import unit
@@ -77,7 +76,11 @@ def reach_of(nodes: Annotated, targets: Targets) -> Reach | None:
     return Reach(nodes, rows, weight_LN[:, rows], target_LCH, present_LC)
 
 
-def by_node(client: Client, reach: Reach) -> Term:
+# The alignment of a visit, a scalar, for embeddings `[R, H]` of the rows of a `Reach`.
+Alignment = Callable[[Tensor], Tensor]
+
+
+def by_node(client: Client, reach: Reach) -> Alignment:
     """Mean over the present prototypes of the mean squared distance of their nodes from the target.
 
     Hop 1 measures the means of neighbours, hop 2 the prototype.
@@ -86,15 +89,14 @@ def by_node(client: Client, reach: Reach) -> Term:
     class_R = class_N[rows]
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
     hops, total_present = len(target_LCH) - 1, present_LC.sum()
-    forward = client.model.forward(rows)
     centres = centre_N[rows].nonzero()[:, 0]
     of_centres = NodeAlignment(class_R[centres], target_LCH[0], present_LC[0])
     if hops >= 1:
         means, mean_class = neighbour_means(graph, class_N, centre_N, rows)
         of_means = NodeAlignment(mean_class, target_LCH[1], present_LC[1])
 
-    def term() -> Tensor:
-        z_RH = unit(forward().embedding_NH)
+    def term(embedding_RH: Tensor) -> Tensor:
+        z_RH = unit(embedding_RH)
         total = of_centres(z_RH[centres])
         if hops >= 1:
             total = total + of_means(means @ z_RH)
@@ -106,15 +108,15 @@ def by_node(client: Client, reach: Reach) -> Term:
     return term
 
 
-def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Term:
+def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Alignment:
     """Sum over the present prototypes of the distance from their targets, not squared (eq. 6).
 
     `weights` gives the weights `[L, R]` in every step.
     """
-    class_R, forward = reach.nodes.class_N[reach.rows], client.model.forward(reach.rows)
+    class_R = reach.nodes.class_N[reach.rows]
 
-    def term() -> Tensor:
-        proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, weights(), client.info.classes)
+    def term(embedding_RH: Tensor) -> Tensor:
+        proto_LCH = hop_prototypes(unit(embedding_RH), class_R, weights(), client.info.classes)
         return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
 
     return term

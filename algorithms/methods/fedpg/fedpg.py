@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Replies, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import (
@@ -21,6 +21,7 @@ from shoal.algorithms.losses.prototype_losses import (
 from shoal.algorithms.losses.prototypes import bit_bytes, noisy, pack, unpack
 from shoal.algorithms.methods.fedpg.alignment_term import (
     SCORER,
+    Alignment,
     Targets,
     attended_weights,
     attention_weights,
@@ -38,6 +39,7 @@ from shoal.algorithms.methods.fedpg.hop_prototypes import (
 )
 from shoal.algorithms.methods.fedpg.server_targets import Queries, Uploads, draw_queries, personal_targets
 from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 
@@ -59,7 +61,8 @@ class FedPG(Algorithm):
     `hop_prototypes`); a node is annotated by its training label, else by the newest prediction, never by a label of
     another split. The server trains universal prototypes a_ch on the uploads of the cohort (eq. 4, see
     `prototype_generator`), and mixes them for client i with those of similar clients (eq. 5, see `personal_targets`).
-    From the second round on i trains on cross-entropy + mu * alignment with what it was sent (eq. 6).
+    From the second round on i trains on cross-entropy + mu * alignment with what it was sent (eq. 6). A model that
+    passes messages answers once in a step for both, with one draw of dropout.
 
     Up, L = hops + 1: the prototypes that exist, at most L C H scalars, C counts, L C bits. Down: the targets that
     exist, the same size without counts. The server keeps every client's last upload, so that one that comes back after
@@ -233,24 +236,40 @@ class FedPG(Algorithm):
         return Received(hops, unpack(down, hops + 1, client.info.classes))
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        loss = trainer.fit(client, received, term=self._term(client, received.targets))
+        loss = self._fit(client, received, trainer)
         # The last step left the scorer a gradient.
         train_scorer(client.state, self.attention_lr)
         return loss
 
-    def _term(self, client: Client, targets: Targets | None) -> Term | None:
-        """mu times the alignment; None without a target."""
+    def _fit(self, client: Client, received: Received, trainer: Trainer) -> float:
+        """Trains on the loss and the alignment; where a step reads the whole graph, by one pass over it for both."""
+        if (found := self._alignment(client, received.targets)) is None:
+            return trainer.fit(client, received)
+        (rows, alignment), model = found, client.model
+        coupled = model.coupled if model.items is None else None
+        if coupled is None or coupled.fanouts or trainer.options.batch_size is not None:
+            forward = model.forward(rows)
+            return trainer.fit(client, received, term=lambda: self.mu * alignment(forward().embedding_NH))
+
+        def loss(outputs: Outputs) -> Tensor:
+            out = outputs[MODEL]
+            return label_loss(client, out, "all") + self.mu * alignment(out.embedding_NH.index_select(0, rows))
+
+        return train_jointly(client, trainer, {MODEL: loss})[MODEL]
+
+    def _alignment(self, client: Client, targets: Targets | None) -> tuple[Tensor, Alignment] | None:
+        """Rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
         if not self.mu or targets is None or not client.info.train:
             return None
         if (reach := reach_of(self._annotated(client, len(targets[0]) - 1), targets)) is None:
             return None
         if self.alignment == "node":
-            term = by_node(client, reach)
+            alignment = by_node(client, reach)
         else:
             scored = self.attention == "node"
             weights = attended_weights(client, reach, self.attention_lr) if scored else lambda: reach.weight_LR
-            term = by_prototype(client, reach, weights)
-        return lambda: self.mu * term()
+            alignment = by_prototype(client, reach, weights)
+        return reach.rows, alignment
 
     def _annotated(self, client: Client, hops: int) -> Annotated:
         return annotate(client, self.pseudo_centres, self.similar if hops else 0)

@@ -1,5 +1,6 @@
 """FedPG in whole rounds against the small version, its controls to the bit, and clients that lack something."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from support import pyg_clients
 from support.errors import refused
 from support.fixtures import Keys, MakeClient, MakeView, ModuleOf, Start, Views
@@ -36,6 +38,8 @@ from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.fedpg import FedPG, Received, depth_of
 from shoal.algorithms.methods.fedpg.hop_prototypes import annotate
 from shoal.algorithms.models.build import build
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.reduction import upload_bytes
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -111,14 +115,46 @@ def test_the_term_of_clients_that_lack_something(
     client = make_client(view, build("mlp", view.features, 3, 0, 0.0, {"hidden": 6}))
     target = unit(torch.randn(hops + 1, 3, 6, generator=torch.Generator().manual_seed(1)))
     algorithm = FedPG(alignment=alignment, hops=hops)
-    term = algorithm._term(client, (target, torch.ones(hops + 1, 3, dtype=torch.bool)))
-    assert term is not None
-    loss = term()
+    found = algorithm._alignment(client, (target, torch.ones(hops + 1, 3, dtype=torch.bool)))
+    assert found is not None
+    loss = found[1](client.model.forward(found[0])().embedding_NH)
     loss.backward()
     assert loss > 0
     assert torch.isfinite(client.model.flat.w.grad).all()
     nothing = torch.zeros(hops + 1, 3, dtype=torch.bool)
-    assert algorithm._term(client, (target, nothing)) is None
+    assert algorithm._alignment(client, (target, nothing)) is None
+
+
+@pytest.mark.parametrize("attention", ["none", "node"])
+def test_a_model_that_passes_messages_answers_once_for_loss_and_alignment(
+    make_view: MakeView, make_client: MakeClient, attention: Any
+) -> None:
+    """Against steps written out, with one draw of dropout each."""
+    view = make_view(6, [(0, 1), (1, 2), (2, 3), (4, 5)], [0, 1, 1, 0, 1, 0], [0, 2, 4], 2)
+    torch.manual_seed(0)
+    module = build("gcn", view.features, 2, 0, 0.5, {"hidden": 6})
+    plain, client = make_client(view, copy.deepcopy(module)), make_client(view, module)
+    targets = unit(torch.randn(2, 2, 6)), torch.ones(2, 2, dtype=torch.bool)
+    algorithm = FedPG(alignment="prototype", hops=1, attention=attention, mu=0.7)
+    options = TrainOptions(epochs=3, optimizer="sgd", lr=0.3, momentum=0.0, weight_decay=0.0)
+    trainer = LocalTrainer({"model": client.model.flat}, options, algorithm)
+    loss = algorithm.train(client, Received(1, targets), trainer, "train")
+    found = algorithm._alignment(plain, targets)
+    assert found is not None
+    torch.manual_seed(client.random("train"))
+    w, value = plain.model.flat.w, torch.zeros(())
+    plain.model.module.train()
+    for _ in range(3):
+        out = plain.model(plain.model.gathered("all"))
+        value = F.cross_entropy(out.logits_NC[view.train], view.train_label)
+        value = value + 0.7 * found[1](out.embedding_NH[found[0]])
+        assert w.grad is not None
+        w.grad.zero_()
+        value.backward()
+        with torch.no_grad():
+            w -= 0.3 * w.grad
+    assert loss == pytest.approx(value.item())
+    torch.testing.assert_close(client.model.w, w.detach())
 
 
 def test_annotation(make_view: MakeView, make_client: MakeClient) -> None:
