@@ -25,9 +25,8 @@ from shoal.storage.graph.induced import kept_entries
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.cache import Cache
 from shoal.storage.store.hops import write_hops
-from shoal.storage.store.shard import open_shard, write_shard
+from shoal.storage.store.shard import open_hops, open_shard, write_shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.stored_hops import open_hops
 from shoal.storage.store.view import View
 
 GRAPH = "graph"

@@ -1,11 +1,11 @@
-"""Exponentials and logarithms that LLVM makes vector code of, and cross-entropy with its gradient in one pass."""
+"""Exponentials and logarithms that LLVM makes vector code of."""
 
 import math
 
 import numba
 import numpy as np
 
-ONE, SIGN = np.float32(1), np.int32(2**31 - 1)
+ONE = np.float32(1)
 # The logarithm of 2 in two parts, of which the first has so few bits that its multiples are exact.
 LN2_HIGH, LN2_LOW, LOG2_E = np.float32(0.693359375), np.float32(-2.12194440e-4), np.float32(math.log2(math.e))
 # The least exponent of which `exp` is a normal number, and the smallest of these.
@@ -49,49 +49,3 @@ def log(x: np.float32) -> np.float32:
     part = (((((((L8 * r + L7) * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
     square = r * r
     return part * square * r + n * LN2_LOW - np.float32(0.5) * square + r + n * LN2_HIGH
-
-
-@numba.njit(cache=True, nogil=True)
-def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
-    """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy, which it returns.
-
-    Logits are float32 `[N, C]`, labels int64 `[N]`. A row without a finite maximum, as of NaN, has NaN for both.
-
-    Raises:
-        IndexError: A label is not one of the classes.
-    """
-    rows, classes = logits.shape
-    total = 0.0
-    for n in range(rows):
-        row, own = logits[n], label[n]
-        if not 0 <= own < classes:
-            raise IndexError("expected labels below the number of logits")
-        highest = _maximum(row)
-        of_label = row[own] - highest
-        mass = _exponentials(row, highest)
-        scale = ONE / mass
-        for c in range(classes):
-            row[c] *= scale
-        row[own] -= ONE
-        total += math.log(mass) - of_label
-    return total / rows if rows else math.nan
-
-
-@numba.njit(cache=True, nogil=True)
-def _maximum(row: np.ndarray) -> np.float32:
-    """By integers in the order of floats, of which LLVM makes vector code."""
-    highest = np.int32(-(2**31))
-    for c in range(len(row)):
-        bits = np.float32(row[c]).view(np.int32)
-        highest = max(highest, np.int32(bits ^ ((bits >> np.int32(31)) & SIGN)))
-    return np.int32(highest ^ ((highest >> np.int32(31)) & SIGN)).view(np.float32)
-
-
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _exponentials(row: np.ndarray, highest: np.float32) -> np.float32:
-    """Replaces a row by exp(row - highest); returns their sum."""
-    total = np.float32(0)
-    for c in range(len(row)):
-        row[c] = exp(row[c] - highest)
-        total += row[c]
-    return total

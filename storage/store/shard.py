@@ -1,4 +1,4 @@
-"""One client's graph: one memory-mapped Arrow file."""
+"""One client's graph, and its hops: a memory-mapped Arrow file each."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import first_rows
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.graph.rows import CsrRows, Rows
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content, require_none
 from shoal.storage.store.bounds import (
@@ -24,6 +25,7 @@ from shoal.storage.store.bounds import (
     check_rows,
     check_weights,
 )
+from shoal.storage.store.split import Split
 
 if TYPE_CHECKING:
     from shoal.storage.graph.induced import Induced
@@ -236,3 +238,56 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
     x, weight = file.features("x"), weights_of(file, indptr)
     return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, x, graph, pairs, weight)
+
+
+def open_hops(
+    path: Path,
+    nodes: int,
+    propagation: PropagationOptions,
+    record: FileRecord | None = None,
+    limits: Limits | None = None,
+) -> MappedFile:
+    """Maps the hops of a shard; with limits, every byte, the columns and rows and edges of labelled nodes are checked.
+
+    Raises ShoalError: the file is missing, damaged, or of another shard or kernel.
+    """
+    if limits is not None and record is not None:
+        require_content(path, record)
+    file = MappedFile(path, "hops", record)
+    if limits is not None:
+        require_none(path, _faults_of(file, nodes, propagation, limits))
+    return file
+
+
+def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, limits: Limits) -> list[str]:
+    labelled = propagation.rows == "labelled"
+    hop_names = [f"hop{k}" for k in range(0 if labelled else 1, propagation.hops + 1)]
+    weights = ["weights"] if limits.weighted else []
+    names = ["row", "neighbors", *hop_names, *weights] if labelled else hop_names
+    if file.names != names:
+        return [f"columns {', '.join(file.names)} and not {', '.join(names)}"]
+    faults: list[str] = []
+    if labelled:
+        indptr, indices = file.lists("neighbors")
+        check_ids(file.primitive("row"), nodes, "row", faults.append)
+        check_adjacency(indptr, indices, file.rows, faults.append)
+        check_weights(weights_of(file, indptr), limits.weighted, faults.append)
+    elif file.rows != nodes:
+        faults.append(f"{file.rows} rows for a shard of {nodes}")
+    for name in hop_names:
+        check_rows(name, file.features(name), file.rows, limits.features, faults.append)
+    return faults
+
+
+def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[Rows]]:
+    """Labelled nodes of a client, their neighbours, edges and degrees among them, and the hops of the whole shard."""
+    row = file.primitive("row")
+    indptr, indices = file.lists("neighbors")
+    x, *further = (file.features(name) for name in file.names if name.startswith("hop"))
+    new_row = np.full(shard.nodes, -1, dtype=np.int32)
+    new_row[row] = np.arange(len(row), dtype=np.int32)
+    parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
+    own = Shard(
+        shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=weights_of(file, indptr)
+    )
+    return own, Split(*parts), further

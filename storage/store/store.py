@@ -13,9 +13,8 @@ from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
-from shoal.storage.store.shard import Shard, open_shard
+from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard
 from shoal.storage.store.split import Split, open_split
-from shoal.storage.store.stored_hops import only_labelled, open_hops
 
 IDS = Path("nodes") / "ids.arrow"
 WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"

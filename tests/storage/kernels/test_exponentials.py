@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.storage.kernels.exponentials import cross_entropy, exp, log
+from shoal.algorithms.training.analytic.layers import cross_entropy
+from shoal.storage.kernels.exponentials import exp, log
 
 DRAWN = np.random.default_rng(0)
 

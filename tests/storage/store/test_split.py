@@ -33,9 +33,8 @@ from shoal.storage.store.bounds import Limits
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 from shoal.storage.store.hops import labelled_and_neighbours, write_hops
 from shoal.storage.store.masking import without_edges, without_features, without_labels
-from shoal.storage.store.shard import Shard, open_shard, write_shard
+from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard, write_shard
 from shoal.storage.store.split import Split, from_codes, open_split, random_split, write_split
-from shoal.storage.store.stored_hops import only_labelled, open_hops
 
 LABELS = st.lists(st.integers(-1, 4), max_size=60).map(np.array)
 TENTHS = st.tuples(*[st.integers(0, 10)] * 3).filter(lambda tenths: 0 < sum(tenths) <= 10)
