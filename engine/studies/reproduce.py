@@ -305,6 +305,7 @@ def named_in(paper: Paper, tables: Sequence[str], texts: Sequence[str]) -> list[
 def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
     """Prints for every table its runs, the time to expect, missing data, and what cannot be run; writes nothing."""
     rows, notes, total, left = [], [], 0.0, 0
+    without: dict[tuple[Path, ...], list[str]] = {}
     for name in tables_of(paper, names):
         read = paper.tables[name]
         if read.cannot is not None:
@@ -321,9 +322,13 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
             rows.append((name, group, str(len(places)), str(len(to_go)), "unknown" if missing else state))
             total, left = total + (seconds or 0.0), left + len(to_go)
             if missing:
-                files = _listed([*map(str, missing)])
-                notes.append(f"{name}: {group}: put there what cannot be downloaded: {files}")
-    notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing")
+                without.setdefault(tuple(missing), []).append(f"{name}: {group}")
+    for files, groups in without.items():
+        notes.append(
+            f"not there: {_listed([*map(str, files)])}; put there what cannot be downloaded: {_listed(groups)}"
+        )
+    unknown = "; of runs whose data is there" if without else ""
+    notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing{unknown}")
     print(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
 
 
