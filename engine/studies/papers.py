@@ -369,7 +369,7 @@ def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> Pa
     if not table.rows and table.cannot is None:
         raise ShoalError(path, f"tables.{name}", "has neither rows nor cannot, which says why")
     lacks = table.needs is not None and not os.environ.get(table.needs)
-    cannot = f"the variable {table.needs} is not set; set it to the folder that the note describes" if lacks else None
+    cannot = f"the variable {table.needs} is not set; set it to the folder: {table.note}" if lacks else None
     return table.model_copy(update={"config": table.config or config, "cannot": table.cannot or cannot})
 
 
