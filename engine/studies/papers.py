@@ -285,10 +285,10 @@ def _text(value: Any) -> str:
 def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCell]:
     """The cells in the blocks, columns and rows that are named; all blocks if no block is named, and so on.
 
-    A row's name includes its forms: `FedGTA` means `FedGTA, as written`, too.
+    A row's name includes its forms: `FedGTA` means `FedGTA, as written`, too. None of a table without any of the names.
     """
     wanted = set(names)
-    kept = list(cells)
+    kept = list(cells) if wanted & set(known_names(cells)) else []
     for of in (lambda c: {c.block}, lambda c: {c.column}, lambda c: {c.row, c.row.partition(", ")[0]}):
         known: set[str] = set().union(*(of(cell) for cell in cells))
         if here := wanted & known:
@@ -304,6 +304,8 @@ def known_names(cells: Sequence[PaperCell]) -> list[str]:
 def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:
     """The cells of the first block and first column that have runs, three rounds each."""
     possible = [cell for cell in cells if cell.cannot is None]
+    if not possible:
+        return list(cells)
     first = [c for c in possible if (c.block, c.column) == (possible[0].block, possible[0].column)]
     return [replace(cell, set={**cell.set, **cell.smallest, "rounds": 3, "evaluation.every": 1}) for cell in first]
 
@@ -345,7 +347,7 @@ def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> Pa
         if wrong := next((each for each in names or () if each not in known), None):
             reason = f"expected some of {', '.join(known)}, got {quoted(wrong)}"
             raise ShoalError(path, f"tables.{name}.{where}", reason)
-    rows = {row.of or key.partition(", ")[0] if row.of else key for key, row in table.whole_rows.items()}
+    rows = {row.of or key for key, row in table.whole_rows.items()}
     for block, row, values in _printed_rows(table):
         if not table.rows:
             break

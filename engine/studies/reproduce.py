@@ -12,6 +12,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.figures import Drawing, over_key
 from shoal.engine.studies.groups import Row
+from shoal.engine.studies.marks import Place, marked
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
 from shoal.engine.studies.page import Section, write_page
 from shoal.engine.studies.papers import (
@@ -26,7 +27,7 @@ from shoal.engine.studies.papers import (
 )
 from shoal.engine.studies.study import Selection
 from shoal.engine.studies.study_table import on_screen
-from shoal.engine.studies.sweep import Sweep, span
+from shoal.engine.studies.sweep import Sweep, span, store_keys
 from shoal.engine.studies.sweep_folder import row_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.datasets.registry import missing_files
@@ -38,10 +39,12 @@ WITHIN, OUTSIDE = "within", "outside"
 LEVEL = 0.95
 NOISE = (
     f"noise: whether Welch's {100 * LEVEL:.0f} % interval of the gap holds 0, over seeds here and the paper's "
-    "repetitions; a figure that the paper prints without a deviation counts as exact"
+    "repetitions; a figure that the paper prints without a deviation, or without their number, counts as exact"
 )
 SMALLEST = "three rounds of one seed: they show that it runs, and measure nothing"
 MEGABYTE = 1e6
+# The column with our figures.
+OURS = 4
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,6 @@ class TableRuns:
         """The folder of the runs; None where there are none."""
         return Path(self.plans[0].config.run.root) if self.plans else None
 
-    def missing(self, plan: RunPlan) -> list[Path]:
-        """Published files that a run reads and that are not there."""
-        return [path for source in sources(plan.config) for path in missing_files(source)]
-
     def go(self, at_once: int) -> None:
         """Runs what is not finished; a run whose data cannot be had is left out with the reason."""
         faults: dict[str, str] = {}
@@ -112,7 +111,7 @@ class TableRuns:
         for at, plan in enumerate(self.plans):
             if finished(plan.folder) or plan.folder in seen:
                 continue
-            key = _data_of(plan)
+            key = store_keys(plan)
             if key not in faults:
                 faults[key] = _fault(plan)
             if not faults[key]:
@@ -158,7 +157,7 @@ class TableRuns:
     def table(self) -> TextTable:
         """Every cell that was asked for: the paper's figure, ours, the gap, and how it compares with `Local`."""
         rows: list[tuple[str, ...]] = []
-        best: dict[tuple[str, str], tuple[float, int]] = {}
+        shares: dict[tuple[str, str], dict[Place, float]] = {}
         local = {(c.block, c.column): self.values(at)[0] for at, c in enumerate(self.cells) if c.row == LOCAL}
         for place, cell in enumerate(self.cells):
             values, chosen = self.values(place)
@@ -167,18 +166,18 @@ class TableRuns:
             numbers = (_shown(values), _gap(values, cell.printed), verdict(values, cell.printed, self.read.runs))
             over = f"{fmean(values) - fmean(of):+.2f}" if values and of and cell.row != LOCAL else "-"
             if values and is_share(cell.score):
-                top = best.get((cell.block, cell.column))
-                if top is None or fmean(values) > top[0]:
-                    best[cell.block, cell.column] = fmean(values), len(rows)
+                shares.setdefault((cell.block, cell.column), {})[len(rows), OURS] = fmean(values)
             printed = "-" if cell.printed is None else str(cell.printed)
             rows.append((cell.block, cell.column, name, printed, *numbers, over, str(len(values) or "-")))
         heads = ("block", "column", "row", "paper", "ours", "gap", "noise", "over Local", "seeds")
         # A table without blocks or columns has no such column.
         shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
-        marked = frozenset((row, shown.index(4)) for _, row in best.values()) if len(rows) > 1 else frozenset()
+        # Of each block and column, of other data or models, alone.
+        both = [marked(of_column, _same_as_shown, lambda *_: False) for of_column in shares.values()]
+        best, second = (frozenset((r, shown.index(c)) for pair in both for r, c in pair[at]) for at in (0, 1))
         return TextTable(
             tuple(heads[at] for at in shown), tuple(tuple(row[at] for at in shown) for row in rows),
-            shown.index(3), marked, f"{self.name}: {self.read.title}", tuple(self.notes()),
+            shown.index(3), best, f"{self.name}: {self.read.title}", tuple(self.notes()), second,
         )  # fmt: skip
 
     def drawings(self) -> list[Drawing]:
@@ -224,12 +223,6 @@ def _asked_of(paper: Paper, name: str, asked: Asked) -> list[PaperCell]:
     return smallest_of(cells) if asked.smallest else cells
 
 
-def _data_of(plan: RunPlan) -> str:
-    """What a store is made from, for runs of the same store to be prepared once."""
-    without = {"seed", "algorithm", "train", "run", "name", "rounds", "participation", "evaluation"}
-    return f"{plan.algorithm.centralized} {plan.config.model_dump(exclude=without)}"
-
-
 def _fault(plan: RunPlan) -> str:
     """Why the store of a run cannot be made; empty if it can."""
     try:
@@ -248,6 +241,10 @@ def _shown(values: Sequence[float]) -> str:
     if not values:
         return "-"
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _same_as_shown(one: float, other: float) -> bool:
+    return f"{one:.2f}" == f"{other:.2f}"
 
 
 def _gap(values: Sequence[float], printed: Printed | None) -> str:
@@ -316,7 +313,7 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
         notes += [f"{name}: {note}" for note in runs.notes() if note.startswith("no runs")]
         for group, places in _by_column(runs).items():
             to_go = [at for at in places if not runs.rows[at].figures]
-            missing = list(dict.fromkeys(path for at in to_go for path in runs.missing(runs.plans[at])))
+            missing = list(dict.fromkeys(path for at in to_go for path in _missing(runs.plans[at])))
             seconds = 0.0 if not to_go else _seconds(runs, places, to_go, bool(missing))
             state = "-" if seconds is None else span(seconds)
             rows.append((name, group, str(len(places)), str(len(to_go)), "unknown" if missing else state))
@@ -330,6 +327,11 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
     unknown = "; of runs whose data is there" if without else ""
     notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing{unknown}")
     print(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
+
+
+def _missing(plan: RunPlan) -> list[Path]:
+    """Published files that a run reads and that are not there."""
+    return [path for source in sources(plan.config) for path in missing_files(source)]
 
 
 def _by_column(runs: TableRuns) -> Mapping[str, list[int]]:
@@ -359,7 +361,7 @@ def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) ->
     """Runs what is missing of the tables, prints them, and writes a page, Markdown and a CSV of each.
 
     Returns:
-        The page, None if no table has runs, and whether all runs are finished.
+        The page, None if no table has runs, and whether no run failed.
 
     Raises:
         ShoalError: A name is wrong, or no config of a table can be read.

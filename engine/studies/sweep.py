@@ -271,10 +271,15 @@ class _Hosts:
             backend.close()
 
 
+def store_keys(plan: RunPlan) -> str:
+    """The keys of a run that its store may depend on, as a text; runs with the same ones share it."""
+    without = {"seed", "algorithm", "train", "run", "name"}
+    return f"{plan.algorithm.centralized} {plan.config.model_dump(exclude=without)}"
+
+
 def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
     """Prepares the store of a run, unless one of the same keys was prepared before."""
-    without = {"seed", "algorithm", "train", "run"}
-    keys = f"{plan.algorithm.centralized} {plan.config.model_dump(exclude=without)}"
+    keys = store_keys(plan)
     if keys not in prepared:
         plan.prepare()
         prepared.add(keys)
