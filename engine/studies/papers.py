@@ -128,10 +128,11 @@ class _Paper(BaseModel):
 
 @dataclass(frozen=True)
 class Printed:
-    """A figure of a paper, and its deviation where it has one."""
+    """A figure of a paper, its deviation where it has one, and both as the paper prints them."""
 
     value: float
     deviation: float | None
+    text: str = ""
 
     @classmethod
     def of(cls, text: str) -> "Printed | None":
@@ -139,10 +140,7 @@ class Printed:
         if text == NONE:
             return None
         value, _, deviation = text.partition("±")
-        return cls(float(value), float(deviation) if deviation else None)
-
-    def __str__(self) -> str:
-        return f"{self.value:g}" + ("" if self.deviation is None else f" ± {self.deviation:g}")
+        return cls(float(value), float(deviation) if deviation else None, text.replace("±", " ± "))
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class TableRuns:
             over = f"{fmean(values) - fmean(of):+.2f}" if values and of and cell.row != LOCAL else "-"
             if values and is_share(cell.score):
                 shares.setdefault((cell.block, cell.column), {})[len(rows), OURS] = fmean(values)
-            printed = "-" if cell.printed is None else str(cell.printed)
+            printed = "-" if cell.printed is None else cell.printed.text
             rows.append((cell.block, cell.column, name, printed, *numbers, over, str(len(values) or "-")))
         heads = ("block", "column", "row", "paper", "ours", "gap", "noise", "over Local", "seeds")
         # A table without blocks or columns has no such column.
