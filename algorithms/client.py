@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, all_nodes, kept_rows, sampled, standalone
+from shoal.algorithms.models.inputs.neighbourhood import (
+    Inputs,
+    all_nodes,
+    kept_rows,
+    receptive_field,
+    sampled,
+    standalone,
+)
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Readout
@@ -294,12 +301,15 @@ class ClientModel:
         """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
         A decoupled model reads these rows of its hops, float32, contiguous, kept on the host; a coupled one the whole
-        graph. Where items are graphs or pairs, it reads these alone.
+        graph, or for training the part that training rows depend on. Where items are graphs or pairs, it reads these
+        alone.
         """
         if self.items is not None:
             return self.items.all() if part == "all" else self.items.part(part)
         rows: Tensor | None = None if part == "all" else getattr(self.data, part)
         if (coupled := self.coupled) is not None:
+            if part == "train" and coupled.row_by_row:
+                return receptive_field(self.data, coupled.operator, coupled.depth)
             return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
         mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
         if rows is None or (mapped and len(rows) == self.data.nodes):

@@ -184,16 +184,20 @@ def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inp
     if coupled is not None and coupled.fanouts:
         operator, fanouts = coupled.operator, coupled.fanouts
         rng = np.random.default_rng(own.random("neighbours"))
-        return lambda places: sampled(data, operator, fanouts, _at(data.train, places), rng)
+        return lambda places: sampled(
+            data, operator, fanouts, data.train if places is None else data.train[places], rng
+        )
     inputs = own.gathered("train")
     assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
-        return lambda places: inputs._replace(rows=_at(data.train, places))
+        whole = inputs
+        return lambda places: whole if places is None else whole._replace(rows=_rows_at(whole.rows, places))
     return lambda places: inputs if places is None else [_features_at(stored(hop), places) for hop in inputs]
 
 
-def _at(rows: Tensor, places: Tensor | None) -> Tensor:
-    return rows if places is None else rows[places]
+def _rows_at(rows: Tensor | None, places: Tensor) -> Tensor:
+    """Some of the rows that are asked for; None: all are, in their order."""
+    return places if rows is None else rows[places]
 
 
 def _features_at(rows: StoredFeatures, places: Tensor) -> Features:

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from torch import Tensor
 from shoal.algorithms import client as module_under_test
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
+from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.view import View
 
 
@@ -59,6 +61,32 @@ def graph(make_view: MakeView) -> View:
     edges = np.argwhere(np.triu(rng.random((20, 20)) < 0.3, 1))
     x = rng.standard_normal((20, 4)).astype(np.float32)
     return make_view(20, edges, rng.integers(3, size=20), range(0, 20, 3), 3, x)
+
+
+@pytest.mark.parametrize("as_sparse", [False, True])
+@pytest.mark.parametrize(("name", "head"), [*product(COUPLED, ["linear", "conv"]), ("transformer", None)])
+def test_training_rows_depend_on_their_neighbourhood_alone(
+    name: str, head: str | None, as_sparse: bool, make_view: MakeView
+) -> None:
+    """A path of thirty nodes, two of which are trained on: output and gradients are those of the whole graph."""
+    edges = np.stack([np.arange(29), np.arange(1, 30)], 1)
+    x = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+    rows = CsrRows(np.arange(0, 121, 4, np.int32), np.tile(np.arange(4, dtype=np.int32), 30), x.flatten(), 4)
+    view = make_view(30, edges, [0, 1, 2] * 10, [20, 4], 3, rows if as_sparse else x)
+    options = {} if head is None else {"head": head}
+    model = ClientModel(FlatModel(make_coupled(name, 0.0, layers=3, **options), sparse=as_sparse), view, hash)
+    assert model.coupled is not None
+    field, whole = model.gathered("train"), all_nodes(view, model.coupled.operator, model.coupled.depth)
+    found = []
+    for inputs, rows in ((field, slice(None)), (whole, view.train)):
+        out = model(inputs)
+        model.flat.w.grad.zero_()  # type: ignore[union-attr]
+        (out.logits_NC[rows].square().sum() + out.embedding_NH[rows].exp().sum()).backward()
+        found.append((out.logits_NC[rows], out.embedding_NH[rows], model.flat.w.grad.clone()))  # type: ignore[union-attr]
+    for own, other in zip(*found):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    assert isinstance(field, Neighbourhood)
+    assert [len(field.x_NF), *map(len, field.operators)] == [14, 10, 6, 2]
 
 
 @pytest.mark.parametrize("how", ["borrow", "take"])

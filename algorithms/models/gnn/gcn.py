@@ -65,9 +65,9 @@ class GCN(Coupled):
         return self.jump([x[: len(operators[-1])] for x in outputs])
 
     @property
-    def stacks(self) -> bool:
-        # Padded rows would have part in what a batch normalisation computes.
-        return super().stacks and self.norm == "none"
+    def row_by_row(self) -> bool:
+        # All rows, padded ones too, would have part in what a batch normalisation computes.
+        return self.norm == "none"
 
     def convolve(self, conv: GCNConv, operator: SparseMatrix, x: Features) -> Tensor:
         return operator @ transform(x, conv.lin.weight) + conv.bias

@@ -7,7 +7,7 @@ from torch_geometric.nn import SAGEConv
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 class GraphSAGE(Coupled):
@@ -39,12 +39,9 @@ class GraphSAGE(Coupled):
 
 def _aggregated(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
     """Output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
-    return operator @ transform(x, neighbours_HF) + transform(_first_rows(x, len(operator)), self_HF, bias_H)
-
-
-def _first_rows(x: Features, count: int) -> Features:
-    """Those of the receivers."""
-    if count == len(x):
-        return x
-    x = stored(x)
-    return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]
+    if isinstance(x, Tensor):
+        own = transform(x[: len(operator)], self_HF, bias_H)
+    else:
+        # A sparse matrix without its last rows would have another transpose.
+        own = transform(x, self_HF, bias_H)[: len(operator)]
+    return operator @ transform(x, neighbours_HF) + own

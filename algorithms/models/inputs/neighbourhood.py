@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.neighbour_sampling import Drawn, draw_neighbours
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges
 from shoal.storage.store.view import View
 
 Operator = Literal["sum", "mean", "symmetric", "attention"]
@@ -84,6 +84,36 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
     `symmetric`: D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
     """
     return Neighbourhood(data.whole(0), (matrix_of_all(data, operator),) * layers)
+
+
+def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:
+    """The part of a client's graph that its training rows depend on, as `all_nodes` has the whole graph.
+
+    A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order. It
+    is built once and kept on the host while there is room.
+    """
+    field: Neighbourhood = data.cache(("field", operator, layers), lambda: _field(data, operator, layers))
+    return field
+
+
+def _field(data: View, operator: Operator, layers: int) -> Neighbourhood:
+    indptr, indices = data.csr
+    weight = data.edge_weight
+    degree, nodes = degrees(indptr, weight), data.train.cpu().numpy()
+    matrices: list[SparseMatrix] = []
+    for _ in range(layers):
+        # All neighbours are drawn: the generator has no say.
+        drawn = draw_neighbours(indptr, indices, nodes, -1, np.random.default_rng(0))
+        of_edge = None
+        if weight is not None:
+            first = torch.from_numpy(indptr[nodes]).long()
+            of_edge = weight[ranges(first, torch.from_numpy(np.diff(drawn.indptr)).long()).numpy()]
+        nodes = drawn.nodes
+        matrix = _matrix(operator, drawn, degree[nodes], of_edge)
+        if operator == "sum" and weight is None:
+            matrix = SparseMatrix(matrix.csr, ones=True)
+        matrices.insert(0, matrix.prepared().to(data.device))
+    return Neighbourhood(kept_rows(data, 0, torch.from_numpy(nodes)), tuple(matrices))
 
 
 def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:

@@ -127,9 +127,14 @@ class Coupled(nn.Module):
         self.head.reset_parameters()
 
     @property
+    def row_by_row(self) -> bool:
+        """Whether a layer computes each row from its senders alone, so that it can leave out rows nobody reads."""
+        return True
+
+    @property
     def stacks(self) -> bool:
         """Whether clients may be trained in one batch: each row is computed from itself and from sums over others."""
-        return self.in_batches and not self.fanouts and self.structure is None
+        return self.in_batches and self.row_by_row and not self.fanouts and self.structure is None
 
     @property
     def depth(self) -> int:
@@ -153,7 +158,7 @@ class Coupled(nn.Module):
         if self.head.drops_embedding:
             read_NH = self.drop(read_NH)
         logits_NC = self.classify(last, read_NH)
-        return Output(_asked(logits_NC, around.rows), _asked(embedding_NH, around.rows))
+        return Output(_asked(logits_NC, around.rows), _asked(embedding_NH[: len(last)], around.rows))
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Output of the last layer, `[n_L, H]`."""

@@ -161,6 +161,8 @@ class UserCoupled(_UserModel, Coupled):
     fanouts = ()
     structure = None
     conv_head = relu_head = False
+    # It may read what it likes of a graph.
+    row_by_row = False
     inputs = (0,)
 
     # A neighbourhood has one matrix, whose pattern is the edges.

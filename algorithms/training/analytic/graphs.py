@@ -100,14 +100,16 @@ class JumpingLayers(Layers):
             # The maximum needs the output as it is; what follows the last one is the head's to drop.
             if self.model.dropout and number < len(self._layers) - 1:
                 x = self.dropped(self.buffers(f"read{number}", *out.shape).copy_(out))
-        embedding_NH, self._from_NH = torch.stack([out for _, _, out in self._steps]).max(0)
+        embedding_NH, self._from_NH = torch.stack([out[: len(x)] for _, _, out in self._steps]).max(0)
         return embedding_NH
 
     def backward(self, gradient_NH: Tensor) -> None:
-        own = self.buffers("own", *gradient_NH.shape)
+        asked = len(gradient_NH)
         passed: Tensor | None = None
         for number, (layer, x, out) in reversed([*enumerate(self._steps)]):
-            torch.mul(gradient_NH, self._from_NH == number, out=own)
+            own = self.buffers("own", *out.shape)
+            torch.mul(gradient_NH, self._from_NH == number, out=own[:asked])
+            own[asked:] = 0
             if passed is not None:
                 own.add_(passed)
             passed = layer.backward(let_through(own, out), number > 0)
@@ -123,34 +125,34 @@ class GCNIIBody(Body):
         lift = self.model.lift
         assert lift is not None
         self._around = around
-        shape = len(around.x_NF), len(lift.weight)
-        first = product(stored(around.x_NF), lift.weight, self.buffers("first", *shape)).add_(lift.bias).relu_()
-        self._first = first
+        width = len(lift.weight)
+        first = product(stored(around.x_NF), lift.weight, self.buffers("first", len(around.x_NF), width))
+        self._first = first.add_(lift.bias).relu_()
         self._layers = []
         x = first
         convs: Sequence[Any] = list(self.model.convs)
         for number, conv in enumerate(convs):
-            read = x
+            operator, read = around.operators[number], x
             if self.model.dropout:
-                read = self.dropped(self.buffers(f"read{number}", *shape).copy_(x))
-            mixed = spmm(around.operators[number], read, self.buffers(f"mixed{number}", *shape))
-            mixed.lerp_(first, conv.alpha)
-            out = self.buffers(f"out{number}", *shape)
+                read = self.dropped(self.buffers(f"read{number}", *x.shape).copy_(x))
+            mixed = spmm(operator, read, self.buffers(f"mixed{number}", len(operator), width))
+            mixed.lerp_(first[: len(operator)], conv.alpha)
+            out = self.buffers(f"out{number}", *mixed.shape)
             x = torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta, out=out).relu_()
-            self._layers.append((conv, around.operators[number], read, mixed, x))
+            self._layers.append((conv, operator, read, mixed, x))
         return x
 
     def backward(self, gradient_NH: Tensor) -> None:
         lift = self.model.lift
         assert lift is not None
         of_first = self.buffers("of first", *self._first.shape).zero_()
-        of_mixed = self.buffers("of mixed", *self._first.shape)
-        for conv, operator, read, mixed, x in reversed(self._layers):
+        for number, (conv, operator, read, mixed, x) in reversed([*enumerate(self._layers)]):
             let_through(gradient_NH, x)
             torch.mm(mixed.t(), gradient_NH, out=conv.weight1.grad).mul_(conv.beta)
+            of_mixed = self.buffers("of mixed", *mixed.shape)
             torch.addmm(gradient_NH, gradient_NH, conv.weight1.t(), beta=1 - conv.beta, alpha=conv.beta, out=of_mixed)
-            of_first.add_(of_mixed, alpha=conv.alpha)
-            spmm_t(operator, of_mixed, gradient_NH).mul_(1 - conv.alpha)
+            of_first[: len(mixed)].add_(of_mixed, alpha=conv.alpha)
+            gradient_NH = spmm_t(operator, of_mixed, self.buffers(f"of read{number}", *read.shape)).mul_(1 - conv.alpha)
             if self.model.dropout:
                 let_through(gradient_NH, read).mul_(self.factor())
         let_through(of_first.add_(gradient_NH), self._first)
@@ -176,7 +178,7 @@ def classifier_of(model: Coupled) -> Any:
 class GraphGradients:
     """The gradients of the mean cross-entropy of some nodes: those of the classifier, and, from there, of all layers.
 
-    A linear classifier reads the embeddings of these nodes; one that passes messages reads those of all nodes.
+    A linear classifier reads the embeddings of these nodes; one that passes messages reads what they receive, too.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -193,7 +195,7 @@ class GraphGradients:
 
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
-        """See `AnalyticGradient`; the inputs are the client's whole graph, and the rows."""
+        """See `AnalyticGradient`; the inputs are the client's graph, or a part of it."""
         assert isinstance(inputs, Neighbourhood)
         embedding = self._body.forward(inputs)
         backward = self._by_rows if self._classifier is None else self._by_messages
@@ -203,37 +205,45 @@ class GraphGradients:
 
     def _by_rows(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the gradient of the embedding of all nodes, `[N, H]`."""
-        head, buffers, rows = self._head, self._body.buffers, around.rows
-        assert rows is not None
-        n, width = len(rows), embedding.shape[1]
-        read = torch.index_select(embedding, 0, rows, out=buffers("read", n, width))
+        head, buffers = self._head, self._body.buffers
+        read = self._asked(embedding, around.rows)
         if self._drops:
             self._body.dropped(read)
-        logits = torch.addmm(head.bias, read, head.weight.t(), out=buffers("logits", n, len(head.bias)))
+        logits = torch.addmm(head.bias, read, head.weight.t(), out=buffers("logits", len(read), len(head.bias)))
         loss = to_gradient(logits, label_N)
-        gradient = logits.div_(n)
+        gradient = logits.div_(len(read))
         weight_gradient(head.weight, read, gradient)
         torch.sum(gradient, 0, out=head.bias.grad)
-        passed = torch.mm(gradient, head.weight, out=buffers("passed", n, width))
+        passed = torch.mm(gradient, head.weight, out=buffers("passed", *read.shape))
         if self._drops:
-            passed.mul_(buffers("kept", n, width))
-        everywhere = buffers("everywhere", *embedding.shape).zero_()
-        return loss, everywhere.index_add_(0, rows, passed)
+            passed.mul_(buffers("kept", *read.shape))
+        return loss, self._everywhere(passed, len(embedding), around.rows)
 
     def _by_messages(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
         """The same of a classifier that passes messages; the embedding is overwritten by what the classifier reads."""
         classifier = self._classifier
-        assert around.rows is not None
         assert classifier is not None
-        read, buffers = embedding.relu_(), self._body.buffers
+        read = embedding.relu_()
         if self._drops:
             self._body.dropped(read)
         of_all = classifier.forward(around.operators[-1], read)
-        n, width = len(around.rows), of_all.shape[1]
-        logits = torch.index_select(of_all, 0, around.rows, out=buffers("logits", n, width))
+        logits = self._asked(of_all, around.rows)
         loss = to_gradient(logits, label_N)
-        everywhere = buffers("everywhere", *of_all.shape).zero_()
-        passed = classifier.backward(everywhere.index_add_(0, around.rows, logits.div_(n)), True)
+        gradient = self._everywhere(logits.div_(len(logits)), len(of_all), around.rows)
+        passed = classifier.backward(gradient, True)
         assert passed is not None
         let_through(passed, read)
         return loss, passed.mul_(self._body.factor()) if self._drops else passed
+
+    def _asked(self, of_all: Tensor, rows: Tensor | None) -> Tensor:
+        """Some rows, in a buffer; all of them as they are."""
+        if rows is None:
+            return of_all
+        return torch.index_select(of_all, 0, rows, out=self._body.buffers("asked", len(rows), of_all.shape[1]))
+
+    def _everywhere(self, gradient: Tensor, nodes: int, rows: Tensor | None) -> Tensor:
+        """The gradient of all rows from that of some."""
+        if rows is None:
+            return gradient
+        everywhere = self._body.buffers("everywhere", nodes, gradient.shape[1]).zero_()
+        return everywhere.index_add_(0, rows, gradient)

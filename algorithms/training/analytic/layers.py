@@ -130,7 +130,7 @@ def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None
 
 
 class Layer(ABC):
-    """One of PyG's layers, whose parameters these are; all nodes send and receive, `n` is `m`."""
+    """One of PyG's layers, whose parameters these are: of `m` nodes, the first `n` receive."""
 
     def __init__(self, conv: Any, buffers: Buffers) -> None:
         self.conv, self.buffers = conv, buffers
@@ -168,18 +168,30 @@ class SAGELayer(Layer):
         self._operator, self._x = operator, x
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
         messages = product(x, neighbours, self.buffers("messages", len(x), len(own)))
-        out = product(x, own, self.buffers("out", len(operator), len(own))).add_(self.conv.lin_l.bias)
-        return spmm(operator, messages, out, add=True)
+        # A sparse matrix without its last rows would have another transpose.
+        read = x if isinstance(x, SparseMatrix) else x[: len(operator)]
+        out = product(read, own, self.buffers("out", len(read), len(own)))[: len(operator)]
+        return spmm(operator, messages, out.add_(self.conv.lin_l.bias), add=True)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
+        x, receivers = self._x, len(gradient)
         torch.sum(gradient, 0, out=self.conv.lin_l.bias.grad)
-        weight_gradient(own, self._x, gradient)
-        messages = spmm_t(self._operator, gradient, self.buffers("messages", len(self._x), len(own)))
-        weight_gradient(neighbours, self._x, messages)
+        if isinstance(x, SparseMatrix) and receivers < len(x):
+            # The output's memory is free.
+            everywhere = self.buffers("out", len(x), len(own))
+            everywhere[:receivers] = gradient
+            everywhere[receivers:] = 0
+            weight_gradient(own, x, everywhere)
+        else:
+            weight_gradient(own, x if isinstance(x, SparseMatrix) else x[:receivers], gradient)
+        messages = spmm_t(self._operator, gradient, self.buffers("messages", len(x), len(own)))
+        weight_gradient(neighbours, x, messages)
         if not wanted:
             return None
-        return torch.mm(messages, neighbours, out=self.buffers("in", *self._x.shape)).addmm_(gradient, own)
+        passed = torch.mm(messages, neighbours, out=self.buffers("in", *x.shape))
+        passed[:receivers].addmm_(gradient, own)
+        return passed
 
 
 class GINLayer(Layer):
@@ -188,11 +200,11 @@ class GINLayer(Layer):
     def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
         first, _, second, norm = self.conv.nn
-        shape = len(x), len(first.weight)
-        self._messages = product(x, first.weight, self.buffers("messages", *shape))
-        hidden = torch.mul(self._messages, 1 + self.conv.eps, out=self.buffers("hidden", *shape)).add_(first.bias)
+        width, n = len(first.weight), len(operator)
+        self._messages = product(x, first.weight, self.buffers("messages", len(x), width))
+        hidden = torch.mul(self._messages[:n], 1 + self.conv.eps, out=self.buffers("hidden", n, width)).add_(first.bias)
         self._hidden = spmm(operator, self._messages, hidden, add=True).relu_()
-        self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.buffers("mixed", *shape))
+        self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.buffers("mixed", n, width))
         out, *self._moments = torch.native_layer_norm(
             self._mixed, norm.normalized_shape, norm.weight, norm.bias, norm.eps
         )
@@ -210,8 +222,10 @@ class GINLayer(Layer):
         weight_gradient(second.weight, self._hidden, mixed)
         hidden = let_through(torch.mm(mixed, second.weight, out=self._mixed), self._hidden)
         torch.sum(hidden, 0, out=first.bias.grad)
-        self.conv.eps.grad.copy_(torch.dot(hidden.flatten(), self._messages.flatten()))
-        messages = torch.mul(hidden, 1 + self.conv.eps, out=self._messages)
+        messages, n = self._messages, len(hidden)
+        self.conv.eps.grad.copy_(torch.dot(hidden.flatten(), messages[:n].flatten()))
+        torch.mul(hidden, 1 + self.conv.eps, out=messages[:n])
+        messages[n:] = 0
         spmm_t(self._operator, hidden, messages, add=True)
         weight_gradient(first.weight, self._x, messages)
         return torch.mm(messages, first.weight, out=self.buffers("in", *self._x.shape)) if wanted else None
@@ -225,17 +239,19 @@ class GATLayer(Layer):
         self._x = x
         messages = product(x, conv.lin.weight, self.buffers("messages", len(x), len(conv.lin.weight)))
         self._messages = messages.view(-1, conv.heads, conv.out_channels)
-        receiver_NH, sender_MH = ((self._messages * part).sum(-1) for part in (conv.att_dst, conv.att_src))
+        receiver_NH = (self._messages[: len(operator)] * conv.att_dst).sum(-1)
+        sender_MH = (self._messages * conv.att_src).sum(-1)
         out, self._kept = attention_forward(operator, receiver_NH, sender_MH, self._messages, conv.negative_slope)
         return out.flatten(1).add_(conv.bias)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         conv = self.conv
         torch.sum(gradient, 0, out=conv.bias.grad)
-        of_receiver, of_sender, messages = attention_backward(self._kept, gradient.view(self._messages.shape))
+        by_head = gradient.view(len(gradient), *self._messages.shape[1:])
+        of_receiver, of_sender, messages = attention_backward(self._kept, by_head)
         for weight, score in ((conv.att_dst, of_receiver), (conv.att_src, of_sender)):
-            weight.grad.copy_(torch.einsum("nh,nhd->hd", score, self._messages))
-            messages.addcmul_(score[:, :, None], weight)
+            weight.grad.copy_(torch.einsum("nh,nhd->hd", score, self._messages[: len(score)]))
+            messages[: len(score)].addcmul_(score[:, :, None], weight)
         flat = messages.flatten(1)
         weight_gradient(conv.lin.weight, self._x, flat)
         return torch.mm(flat, conv.lin.weight, out=self.buffers("in", *self._x.shape)) if wanted else None

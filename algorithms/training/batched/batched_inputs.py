@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, standalone
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
@@ -17,20 +17,20 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stor
 MOST, NO_MATTER = 2**31, 2**24
 
 
-def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
-    """Square matrices in CSR as blocks on the diagonal of one `[B N, B N]`, each with room for `most` = N nodes."""
+def joined(matrices: Sequence[Tensor], rows: int, columns: int) -> Tensor:
+    """Matrices in CSR as blocks on the diagonal of one, each of so many rows and columns, `[B rows, B columns]`."""
     clients = len(matrices)
-    starts, columns, values = zip(*((m.crow_indices(), m.col_indices(), m.values()) for m in matrices))
-    # Of every node its row's end within its own client; nodes beyond have that of the last one.
-    pieces = [piece for own in starts for piece in (own[1:], own[-1:].expand(most - len(own) + 1))]
+    starts, places, values = zip(*((m.crow_indices(), m.col_indices(), m.values()) for m in matrices))
+    # Of every row its end within its own client; rows beyond have that of the last one.
+    pieces = [piece for own in starts for piece in (own[1:], own[-1:].expand(rows - len(own) + 1))]
     entries_B = torch.cat([own[-1:] for own in starts])
     before_B = (entries_B.cumsum(0) - entries_B).to(entries_B.dtype)
-    ends_N = (torch.cat(pieces).view(clients, most) + before_B[:, None]).flatten()
+    ends_N = (torch.cat(pieces).view(clients, rows) + before_B[:, None]).flatten()
     device = ends_N.device
-    shift_B = torch.arange(0, clients * most, most, dtype=entries_B.dtype, device=device)
-    total = sum(len(own) for own in columns)
-    shifted = torch.cat(columns) + torch.repeat_interleave(shift_B, entries_B.long(), output_size=total)
-    row_starts, size = torch.cat([ends_N.new_zeros(1), ends_N]), (clients * most, clients * most)
+    shift_B = torch.arange(clients, dtype=entries_B.dtype, device=device) * columns
+    total = sum(len(own) for own in places)
+    shifted = torch.cat(places) + torch.repeat_interleave(shift_B, entries_B.long(), output_size=total)
+    row_starts, size = torch.cat([ends_N.new_zeros(1), ends_N]), (clients * rows, clients * columns)
     return torch.sparse_csr_tensor(
         row_starts, shifted, torch.cat(values), size=size, device=device, check_invariants=False
     )
@@ -39,18 +39,19 @@ def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
 class JoinedMatrices:
     """Matrices of several clients that one client's code multiplies by inside `torch.vmap`, all of them at once.
 
-    To that code it is the `SparseMatrix` of one client with N nodes.
+    To that code it is the `SparseMatrix` of one client, with the rows and columns of the largest.
     """
 
-    def __init__(self, matrices: Sequence[SparseMatrix], most: int) -> None:
-        """`most` is N."""
-        self._most = most
-        csr = joined([matrix.csr for matrix in matrices], most)
+    def __init__(self, matrices: Sequence[SparseMatrix]) -> None:
+        rows, columns = (max(matrix.shape[axis] for matrix in matrices) for axis in (0, 1))
+        self._rows = rows
+        csr = joined([matrix.csr for matrix in matrices], rows, columns)
         symmetric = all(matrix.transposed is matrix.csr for matrix in matrices)
-        self.matrix = SparseMatrix(csr, csr if symmetric else joined([m.transposed for m in matrices], most))
+        transposed = csr if symmetric else joined([matrix.transposed for matrix in matrices], columns, rows)
+        self.matrix = SparseMatrix(csr, transposed)
 
     def __len__(self) -> int:
-        return self._most
+        return self._rows
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         """The product with one client's float32 `[N, H]`; only inside `torch.vmap`."""
@@ -105,37 +106,42 @@ class BatchedRows:
 
 
 class BatchedGraphs:
-    """Whole graphs, for coupled models, and the rows that are asked for; otherwise as `BatchedRows`.
+    """Graphs, for coupled models, and the rows that are asked for; otherwise as `BatchedRows`.
 
     Sparse features are made dense. Nodes that are padded hear nobody and are heard by nobody.
     """
 
-    # Of the example, and of its rows that are asked for.
-    NODES, ROWS = 2, 1
-
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
         rows = [own.rows for own in gathered if own.rows is not None]
-        x_BNF = padded([stored(own.x_NF) for own in gathered], 0)
-        # Without rows that are asked for the model answers for all nodes.
-        self.tensors: Sequence[Tensor] = [x_BNF, *([padded(rows, 0)] if rows else [])]
-        self._nodes, self._rows = [len(own.x_NF) for own in gathered], [len(own) for own in rows]
+        # Without rows that are asked for the model answers for all nodes of the last layer.
+        self.tensors: Sequence[Tensor] = [
+            padded([stored(own.x_NF) for own in gathered], 0),
+            *([padded(rows, 0)] if rows else []),
+        ]
+        layers = [*zip(*(own.operators for own in gathered))]
         # One matrix serves several layers.
-        made: dict[int, JoinedMatrices] = {}
-        for layer in zip(*(own.operators for own in gathered)):
-            if id(layer[0]) not in made:
-                made[id(layer[0])] = JoinedMatrices(layer, x_BNF.shape[1])
-        self._operators = tuple(made[id(operator)] for operator in gathered[0].operators)
+        made = {id(layer[0]): JoinedMatrices(layer) for layer in layers}
+        self._operators = tuple(made[id(layer[0])] for layer in layers)
+        # Nodes of every client by layer, the input first, and its rows that are asked for.
+        counts = [[len(own.x_NF) for own in gathered], *([*map(len, layer)] for layer in layers)]
+        counts += [[len(own) for own in rows]] if rows else []
+        self._counts = dict(zip(range(len(counts), 0, -1), counts))
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
         return Neighbourhood(tensors[0], self._operators, *tensors[1:])  # type: ignore[arg-type]
 
     def example(self) -> Inputs:
+        """A graph of which every layer has one node less than the one below; each receives from itself alone."""
         x_BNF, *asked = self.tensors
-        around = standalone(x_BNF.new_zeros(self.NODES, x_BNF.shape[2]), "sum", len(self._operators))
-        return around._replace(rows=asked[0].new_zeros(self.ROWS)) if asked else around
+        nodes, layers = len(self._counts), len(self._operators)
+        ones, places = x_BNF.new_ones(nodes), torch.arange(nodes, dtype=torch.int32, device=x_BNF.device)
+        receivers = range(nodes - 1, nodes - 1 - layers, -1)
+        operators = tuple(SparseMatrix.of(places[: n + 1], places[:n], ones[:n], n + 1) for n in receivers)
+        rows = asked[0].new_zeros(1) if asked else None
+        return Neighbourhood(x_BNF.new_zeros(nodes, x_BNF.shape[2]), operators, rows)
 
     def lengths(self, seen: int) -> Sequence[int]:
-        return self._nodes if seen == self.NODES else self._rows
+        return self._counts[seen]
 
 
 BatchedInputs = BatchedRows | BatchedGraphs

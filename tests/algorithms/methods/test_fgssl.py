@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import Check, MakeClient, MakeView, ModuleOf, Start, Views
+from support.plain_dropout import reached
 from support.small_fedgkc import answer, as_sparse, dense_operator
 from torch import Tensor, nn
 
@@ -60,9 +62,10 @@ class Plain:
 
     def labels(self) -> Tensor:
         if hasattr(self.module, "convs"):
-            operator = as_sparse(dense_operator(self.module.operator, self.a_NN))  # type: ignore
-            depth = len(self.module.convs)  # type: ignore
-            out = self.module(Neighbourhood(self.x_NF, (operator,) * depth, self.train))
+            operator = dense_operator(self.module.operator, self.a_NN)  # type: ignore
+            levels = reached(self.a_NN, self.train, len(self.module.convs))  # type: ignore
+            matrices = [as_sparse(operator[after][:, before]) for before, after in pairwise(levels)]
+            out = self.module(Neighbourhood(self.x_NF[levels[0]], tuple(matrices)))
         else:
             out = self.module([self.view.hop(k)[self.train] for k in self.module.inputs])  # type: ignore
         return F.cross_entropy(out.logits_NC, self.y)

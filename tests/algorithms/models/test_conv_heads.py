@@ -1,6 +1,6 @@
 """Coupled backbones whose classifier passes messages, and GCN with batch normalisation, beside PyG's layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import MakeClient
-from support.plain_dropout import dropped
+from support.plain_dropout import dropped, reached
 from support.plain_training import plain_steps
 from support.reset_models import assert_reset_as_fresh
 from support.sparse_rows import sparse
@@ -107,19 +107,27 @@ class PyGStack(nn.Module):
         known |= {f"head.messages.{own}": f"last.{twin}" for own, twin in self.more.items()}
         return [known.get(name, name) for name, _ in model.named_parameters()]
 
-    def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-        def between(h: Tensor) -> Tensor:
-            return dropped(F.relu(self.norm(h)), 0.3, self.training)
+    def forward(
+        self, x: Tensor, edges: Tensor, levels: Sequence[list[int] | None] = (None,) * 4
+    ) -> tuple[Tensor, Tensor]:
+        """Dropout is drawn for some nodes before the first layer, after it, and so on; None: for all."""
+
+        def drop(h: Tensor, number: int) -> Tensor:
+            return dropped(h, 0.3, self.training, levels[number])
+
+        def between(h: Tensor, number: int) -> Tensor:
+            return drop(F.relu(self.norm(h)), number)
 
         if self.lift is not None:
             z = initial = F.relu(self.lift(x))
-            for conv in self.convs:
-                z = F.relu(conv(dropped(z, 0.3, self.training), initial, edges))
+            for number, conv in enumerate(self.convs):
+                z = F.relu(conv(drop(z, number), initial, edges))
         else:
             z = self.convs[0](x, edges)
-            for conv in list(self.convs)[1:]:
-                z = conv(between(z), edges)
-        return self.classified(dropped(z, 0.3, self.training) if self.head == "linear" else between(z), edges), z
+            for number, conv in enumerate(list(self.convs)[1:], 1):
+                z = conv(between(z, number), edges)
+        last = len(self.convs)
+        return self.classified(drop(z, last) if self.head == "linear" else between(z, last), edges), z
 
     def classified(self, x: Tensor, edges: Tensor) -> Tensor:
         return self.last(x, edges) if self.head == "conv" else self.last(x)
@@ -175,7 +183,8 @@ def test_conv_head_trains_as_pyg(name: str, head_dropout: bool, view: View, make
     loss = LocalTrainer({MODEL: client.model.flat}, options, FedAvg()).fit(client, {})
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     seed = client.model.random("train")
-    losses = plain_steps(lambda rows: twin(view.x, edges_of(view))[0][rows], optimizer, view, seed, 5)
+    levels = reached(view.adjacency.to_dense(), view.train, model.depth)
+    losses = plain_steps(lambda rows: twin(view.x, edges_of(view), levels)[0][rows], optimizer, view, seed, 5)
     assert loss == pytest.approx(losses[-1], rel=1e-4)
     trained = dict(twin.eval().named_parameters())
     for p, other in zip(client.model.module.parameters(), twin.twins(model), strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
@@ -90,7 +90,10 @@ def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> N
             answers, values = {}, {}
             for name, twin in twins.items():
                 torch.set_rng_state(streams[name])
-                inputs = [view.x[rows]] if name == MODEL else all_nodes(view, "symmetric", 2)._replace(rows=rows)
+                around = all_nodes(view, "symmetric", 2)
+                if part == "train":
+                    around = sampled(view, "symmetric", [-1, -1], rows, np.random.default_rng(0))
+                inputs = [view.x[rows]] if name == MODEL else around
                 answers[name] = twin(inputs).logits_NC
                 streams[name] = torch.get_rng_state()
             for name, other in OTHER.items():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.models.inputs.neighbourhood import Operator, all_nodes, sampled, standalone
+from shoal.algorithms.models.inputs.neighbourhood import Operator, all_nodes, receptive_field, sampled, standalone
 from shoal.storage.store.view import View
 
 OPERATORS = get_args(Operator)
@@ -68,6 +68,26 @@ def test_all_neighbours_drawn_are_rows_of_the_whole(view: View, operator: Operat
     assert last.shape[1] == first.shape[0]
     assert first.shape[1] == len(around.x_NF)
     assert all(part.dtype == torch.int32 for matrix in around.operators for part in matrix.parts()[:2])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_receptive_field_is_rows_of_the_whole(
+    operator: Operator, weighted: bool, view: View, make_view: Callable[..., View]
+) -> None:
+    if weighted and operator in ("sum", "symmetric"):
+        weight = np.random.default_rng(0).random((25, 25), np.float32) + 0.1
+        edges = view.adjacency.to_dense().nonzero().numpy()
+        view = make_view(25, edges, [0] * 25, [4, 0, 9], 2, view.x.numpy(), weight + weight.T)
+    field, whole = receptive_field(view, operator, 2), all_nodes(view, operator, 2)
+    first, last = (matrix.to_dense().double() for matrix in field.operators)
+    full = whole.operators[0].to_dense().double()
+    torch.testing.assert_close(
+        last @ first @ field.x_NF.double(), (full @ full @ view.x.double())[view.train], rtol=1e-5, atol=1e-6
+    )
+    x_MH = torch.randn(first.shape[1], 3)
+    torch.testing.assert_close(field.operators[0] @ x_MH, (first @ x_MH.double()).float())
+    assert receptive_field(view, operator, 2).operators[0].csr is field.operators[0].csr
 
 
 @pytest.mark.parametrize("operator", ["sum", "symmetric"])

@@ -211,19 +211,20 @@ def test_needed_to_batch_names_what_is_missing(
 def test_products_of_joined_matrices() -> None:
     """Of matrices that are not their own transposes, with gradients."""
     draws = torch.Generator().manual_seed(0)
-    dense = [torch.randn(n, n, generator=draws) * (torch.rand(n, n, generator=draws) < 0.5) for n in (4, 1, 3)]
+    shapes = (3, 4), (1, 1), (2, 3)
+    dense = [torch.randn(shape, generator=draws) * (torch.rand(shape, generator=draws) < 0.5) for shape in shapes]
     x_BNH = torch.randn(3, 4, 2, generator=draws).requires_grad_()
-    joined = JoinedMatrices([SparseMatrix(matrix.to_sparse_csr()) for matrix in dense], 4)
+    joined = JoinedMatrices([SparseMatrix(matrix.to_sparse_csr()) for matrix in dense])
     out_BNH = torch.vmap(lambda x: joined @ x)(x_BNH)
-    weight_BNH = torch.randn(3, 4, 2, generator=draws)
+    weight_BNH = torch.randn(3, 3, 2, generator=draws)
     (out_BNH * weight_BNH).sum().backward()
     assert x_BNH.grad is not None
     for matrix, x_NH, out_NH, w_NH, gradient_NH in zip(dense, x_BNH.detach(), out_BNH, weight_BNH, x_BNH.grad):
-        n = len(matrix)
-        torch.testing.assert_close(out_NH[:n], matrix @ x_NH[:n])
-        torch.testing.assert_close(gradient_NH[:n], matrix.T @ w_NH[:n])
+        n, m = matrix.shape
+        torch.testing.assert_close(out_NH[:n], matrix @ x_NH[:m])
+        torch.testing.assert_close(gradient_NH[:m], matrix.T @ w_NH[:n])
         assert not out_NH[n:].any()
-        assert not gradient_NH[n:].any()
+        assert not gradient_NH[m:].any()
     with pytest.raises(RuntimeError, match="expected batched clients"):
         _ = joined @ x_BNH[0]
 
