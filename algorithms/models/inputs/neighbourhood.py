@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.neighbour_sampling import Drawn, draw_neighbours
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
 
 Operator = Literal["sum", "mean", "symmetric", "attention"]
@@ -106,8 +106,8 @@ def _field(data: View, operator: Operator, layers: int) -> Neighbourhood:
         drawn = draw_neighbours(indptr, indices, nodes, -1, np.random.default_rng(0))
         of_edge = None
         if weight is not None:
-            first = torch.from_numpy(indptr[nodes]).long()
-            of_edge = weight[ranges(first, torch.from_numpy(np.diff(drawn.indptr)).long()).numpy()]
+            counts = np.diff(drawn.indptr)
+            of_edge = weight[np.arange(len(drawn.indices)) + np.repeat(indptr[nodes] - drawn.indptr[:-1], counts)]
         nodes = drawn.nodes
         matrix = _matrix(operator, drawn, degree[nodes], of_edge)
         if operator == "sum" and weight is None:

@@ -163,8 +163,10 @@ def test_scores_of_batched_graphs(count: Count, model: str) -> None:
     keys = {"model": {"name": model}, "train": {"dropout": 0.0}}
     scored, plain = count(MANY, evaluation={"every": 1}, **keys), count(MANY, **keys)
     assert (plain.synchronisations, plain.copies, scored.synchronisations, scored.copies) == (1, 3, 2, 5)
-    assert plain.launches / MANY < 4.5
-    assert (scored.launches - plain.launches) / MANY < 3
+    # Of every client and layer the ends of rows are padded.
+    assert plain.launches / MANY < 5.5
+    # The whole graphs are brought there, too: training reads parts of them.
+    assert (scored.launches - plain.launches) / MANY < 4
 
 
 def test_what_is_streamed_is_not_waited_for(count: Count, monkeypatch: pytest.MonkeyPatch) -> None:
