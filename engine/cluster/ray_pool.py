@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +11,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from shoal.algorithms.protocol import Tree
+from shoal.engine.cluster.queues import Queues, Task, place
 from shoal.engine.cluster.roster import Roster, plain_error
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.reduction import merge, tree_bytes
 from shoal.storage.errors import ShoalError
-
-
-@dataclass(eq=False)
-class Task:
-    """A cell, or one client of the cell at `position` in its phase, to run on a host; `losses` counts lost hosts."""
-
-    position: int
-    cell: Cell
-    losses: int = 0
 
 
 class Assembly:
@@ -52,77 +44,11 @@ class Assembly:
         return merge([found[i] for i in ids]) if len(found) == len(ids) else None
 
 
-SLACK = 0.01
-
-
-def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence[int | None]) -> list[int]:
-    """Assigns cells to the hosts that ran them last, if load allows; the most costly cells first.
-
-    A host keeps its earlier cells, whose data it has open, up to an even share of all costs, or while its load is the
-    lowest. Other cells go to the host of the lowest load, so a host that joins later gets a share. `able` has the hosts
-    that can read the data of each cell, at least one; `homes` the host that ran it last.
-    """
-    load = dict.fromkeys((host for hosts in able for host in hosts), 0.0)
-    share = (1 + SLACK) * sum(costs) / max(len(load), 1)
-    places = [-1] * len(costs)
-    for cell in sorted(range(len(costs)), key=lambda cell: (-costs[cell], cell)):
-        host, home = min(able[cell], key=load.__getitem__), homes[cell]
-        if home is not None and home in able[cell] and (load[home] + costs[cell] <= share or load[home] == load[host]):
-            host = home
-        places[cell] = host
-        load[host] += costs[cell]
-    return places
-
-
-# Shorter cells are sent together: a call costs milliseconds.
-SECONDS_OF_A_CALL = 0.5
-# Share of a queue: small enough that hosts finish together, large enough for few calls.
-SHARE_OF_A_CALL = 0.5
-
-
-def queued(tasks: Sequence[Task], places: Sequence[int], hosts: int) -> list[list[Task]]:
-    """Queues of the hosts, each by cost: the last task, of the largest cost, is taken first."""
-    queues: list[list[Task]] = [[] for _ in range(hosts)]
-    for task, host in sorted(zip(tasks, places), key=lambda pair: (pair[0].cell.cost, -pair[0].position)):
-        queues[host].append(task)
-    return queues
-
-
-def take(
-    queues: Sequence[list[Task]],
-    host: int,
-    reads: frozenset[int],
-    pace: Callable[[Task], float],
-    alone: bool = False,
-    never_lost: bool = False,
-) -> list[Task]:
-    """Takes tasks for one call: enough to pay for the call, and few enough that the hosts finish together.
-
-    A task that was lost before runs in a call without others, so that only it can cause the next loss; `never_lost`
-    leaves such tasks. `reads` has the clients that the host can read, `pace` gives the expected seconds of a task,
-    `alone` says that no other host is ready.
-    """
-    most = len(queues[host]) or max(map(len, queues))
-    share = most if alone else math.ceil(SHARE_OF_A_CALL * most)
-    tasks: list[Task] = []
-    seconds = 0.0
-    while len(tasks) < share and seconds < SECONDS_OF_A_CALL:
-        task = _next(queues, host, reads, never_lost or bool(tasks))
-        if task is None:
-            break
-        tasks.append(task)
-        seconds += math.inf if task.losses else pace(task)
-    return tasks
-
-
-def _next(queues: Sequence[list[Task]], host: int, reads: frozenset[int], never_lost: bool) -> Task | None:
-    """The largest task of the host's queue, or of the fullest queue that has one for it."""
-    for queue in [queues[host], *sorted(queues, key=len, reverse=True)]:
-        for task in reversed(queue):
-            if not (never_lost and task.losses) and reads.issuperset(task.cell.ids):
-                queue.remove(task)
-                return task
-    return None
+def few_cells(cells: int, hosts: int) -> list[str]:
+    """A line where cells are fewer than hosts."""
+    if cells >= hosts:
+        return []
+    return [f"{hosts - cells} of {hosts} hosts have no work: a round has {cells} cells; lower engine.cell_size"]
 
 
 CALLS_IN_FLIGHT = 2
@@ -155,6 +81,7 @@ class RayPool:
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
+        self._counted = False
 
     @property
     def hosts(self) -> tuple[int, int]:
@@ -183,6 +110,9 @@ class RayPool:
         Raises:
             ShoalError: A client's code failed, a cell was lost too often, or all hosts are lost.
         """
+        if not self._counted and any(cell.train for cell in cells):
+            self._counted = True
+            self.roster.events += few_cells(len(cells), len(self.roster.hosts))
         with self.transferring():
             sent = shared if tree_bytes(shared) < SENT_WITH_A_CALL else ray.put(shared)
         yield from _Phase(self, sent).run(cells)
@@ -209,9 +139,14 @@ class _Phase:
 
     def __init__(self, pool: RayPool, shared: Any) -> None:
         self._pool, self._roster, self._shared = pool, pool.roster, shared
-        self._queues: list[list[Task]] = []
+        self._queues = Queues([], [], len(pool.roster.hosts))
         self._assembly = Assembly()
         self._calls: dict[Any, _Call] = {}
+        # Calls of every host, and hosts that may take another one; to look at all of them after each answer would take
+        # more than the work of many small cells.
+        self._of_host: dict[int, dict[Any, _Call]] = {host: {} for host in range(len(pool.roster.hosts))}
+        self._asking: set[int] = set(pool.roster.ready)
+        self._next_check = 0.0
         self._finished: list[tuple[int, Outcome]] = []
 
     def run(self, cells: Sequence[Cell]) -> Iterator[tuple[int, Outcome]]:
@@ -241,7 +176,7 @@ class _Phase:
             [home.get(task.cell.ids[0]) for task in tasks],
         )
         home.update({task.cell.ids[0]: host for task, host in zip(tasks, places)})
-        self._queues = queued(tasks, places, len(self._roster.hosts))
+        self._queues = Queues(tasks, places, len(self._roster.hosts))
 
     def _as_readable(self, task: Task) -> list[Task]:
         """The task, if one host can read all of its clients, else one task for each client."""
@@ -253,21 +188,31 @@ class _Phase:
 
     def _send(self) -> None:
         ready = self._roster.ready
-        for host, locality in ready.items():
-            calls = [call for call in self._calls.values() if call.host == host]
-            while len(calls) < CALLS_IN_FLIGHT and not any(task.losses for call in calls for task in call.tasks):
-                tasks = take(
-                    self._queues, host, locality.clients, self._pace, alone=len(ready) == 1, never_lost=bool(calls)
+        asking = (self._asking | self._roster.entered) & ready.keys()
+        self._asking, self._roster.entered = set(), set()
+        for host in sorted(asking):
+            calls = self._of_host[host]
+            while len(calls) < CALLS_IN_FLIGHT and not any(
+                task.losses for call in calls.values() for task in call.tasks
+            ):
+                tasks = self._queues.take(
+                    host, ready[host].clients, self._pace, alone=len(ready) == 1, never_lost=bool(calls)
                 )
                 if not tasks:
                     break
                 cells = [task.cell for task in tasks]
                 ref = self._roster.hosts[host].run_call.remote(self._pool.job.id, cells, self._shared)
-                self._calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout)
-                calls.append(self._calls[ref])
+                self._calls[ref] = calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout)
+
+    def _end(self, ref: Any) -> _Call:
+        """Takes a call that is over from its host, which may take another one."""
+        call = self._calls.pop(ref)
+        del self._of_host[call.host][ref]
+        self._asking.add(call.host)
+        return call
 
     def _collect(self, ref: Any) -> None:
-        call = self._calls.pop(ref)
+        call = self._end(ref)
         try:
             outcomes = ray.get(ref)
         except RayTaskError as error:
@@ -279,11 +224,10 @@ class _Phase:
         if outcomes[0] is None:
             # The host was restarted since the last cell and does not know the job.
             self._leaves(call.host)
-            self._queues[call.host].extend(reversed(call.tasks))
+            self._put(call.host, call.tasks[::-1])
             return
-        for waiting in self._calls.values():
-            if waiting.host == call.host:
-                waiting.deadline = time.monotonic() + self._pool.timeout
+        for waiting in self._of_host[call.host].values():
+            waiting.deadline = time.monotonic() + self._pool.timeout
         for task, outcome in zip(call.tasks, outcomes):
             self._pool.pace[task.cell.phase] = sum(outcome.seconds.values()) / max(task.cell.cost, 1.0)
             # Copies: what stays after the round must not hold memory of the object store.
@@ -323,21 +267,27 @@ class _Phase:
         again = self._as_readable(task) if task.losses < whole else self._assembly.split(task)
         for new in again:
             able = self._roster.hosts_with(new.cell.ids) or [host]
-            min((self._queues[i] for i in able), key=len).append(new)
+            self._put(self._queues.shortest(able), [new])
 
     def _leaves(self, host: int) -> None:
         """Marks a host as absent; splits the cells of its queue that no other host can read whole."""
         self._roster.leaves(host)
-        self._queues[host] = [new for task in self._queues[host] for new in self._as_readable(task)]
+        self._put(host, [new for task in self._queues.empty(host) for new in self._as_readable(task)])
+
+    def _put(self, host: int, tasks: Sequence[Task]) -> None:
+        """Queues tasks, which any host may take."""
+        self._queues.put(host, tasks)
+        self._asking |= self._roster.ready.keys()
 
     def _check_silence(self) -> None:
         now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + SECONDS_OF_A_WAIT
         for host in {call.host for call in self._calls.values() if now > call.deadline}:
             # A synchronous actor method cannot be cancelled.
             ray.kill(self._roster.hosts[host], no_restart=False)
-            for ref, call in list(self._calls.items()):
-                if call.host == host:
-                    del self._calls[ref]
-                    self._lose(call, f"silent for {self._pool.timeout:.0f} s")
+            for ref in list(self._of_host[host]):
+                self._lose(self._end(ref), f"silent for {self._pool.timeout:.0f} s")
         if not self._calls and not self._finished and now - self._roster.answered > COME_BACK_SECONDS:
-            raise self._roster.refusal({i for queue in self._queues for task in queue for i in task.cell.ids})
+            raise self._roster.refusal({i for task in self._queues.tasks for i in task.cell.ids})

@@ -63,6 +63,7 @@ class Roster:
         entering: Hosts that are opening the job, by the call.
         events: Losses and returns of hosts, a line each.
         answered: When a host last answered, by the monotonic clock.
+        entered: Hosts that became ready since the pool last looked.
     """
 
     def __init__(self, hosts: list[Any], job: Job) -> None:
@@ -72,16 +73,27 @@ class Roster:
         self.entering: dict[Any, int] = {}
         self.events: list[str] = []
         self.answered = time.monotonic()
+        self.entered: set[int] = set()
         self._store = job.store
         self._named: Callable[[int], str] = lambda i: job.who(i) if job.is_graph(i) else str(i)
         self._job_ref = ray.put(job)
         self._known: dict[int, DataLocality] = {}
+        self._grouped: dict[frozenset[int], list[int]] | None = None
         self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
 
     def hosts_with(self, clients: Iterable[int]) -> list[int]:
         """Ready hosts that can read the data of all these clients; while none is ready, hosts that could before."""
-        wanted = frozenset(clients)
-        return [host for host, locality in (self.ready or self._known).items() if wanted <= locality.clients]
+        wanted, groups = frozenset(clients), self._groups()
+        able = [hosts for readable, hosts in groups.items() if wanted <= readable]
+        return able[0] if len(able) == 1 else [host for hosts in able for host in hosts]
+
+    def _groups(self) -> dict[frozenset[int], list[int]]:
+        """Ready hosts by the clients that they can read; the same lists until a host comes or goes."""
+        if self._grouped is None:
+            self._grouped = {}
+            for host, locality in (self.ready or self._known).items():
+                self._grouped.setdefault(locality.clients, []).append(host)
+        return self._grouped
 
     def unreadable(self, clients: Iterable[int]) -> set[int]:
         """Clients whose data no ready host can read."""
@@ -89,6 +101,8 @@ class Roster:
 
     def call_back(self) -> None:
         """Calls every absent host to open the job; a call to an actor that is restarting may fail."""
+        if len(self.ready) + len(self.entering) == len(self.hosts):
+            return
         now = time.monotonic()
         for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
             if now >= self._next_call[host]:
@@ -101,7 +115,9 @@ class Roster:
         if not refs:
             time.sleep(SECONDS_BETWEEN_CALLS)
             return []
-        done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
+        done, others = ray.wait(refs, num_returns=1, timeout=seconds)
+        # What else is done by now: a look at all calls takes as long as one at the first.
+        done += ray.wait(others, num_returns=len(others), timeout=0)[0] if others else []
         entered = [ref for ref in done if ref in self.entering]
         for ref in entered:
             self._enters(ref)
@@ -110,6 +126,7 @@ class Roster:
     def leaves(self, host: int) -> None:
         """Marks a host as absent until it enters again."""
         self.ready.pop(host, None)
+        self._grouped = None
         self._next_call[host] = 0.0
 
     def refusal(self, clients: Collection[int]) -> ShoalError:
@@ -139,7 +156,7 @@ class Roster:
                 raise plain_error(error) from error
             # It worked before: its fault does not end a run that other hosts can finish.
             self.events.append(f"host {host} is back and stays idle: {plain_error(error)}")
-            self.ready[host] = replace(self._known[host], clients=frozenset())
+            self._is_ready(host, replace(self._known[host], clients=frozenset()))
             return
         except RayError:
             return
@@ -150,8 +167,16 @@ class Roster:
         if host not in self._known and (others := differences(locality.environment, locality.environment["device"])):
             # Each difference reads from the host's value to the server's.
             self.events.append(f"host {host} on {locality.machine}: last bits may differ, as {', '.join(others)} do")
-        self.ready[host] = self._known[host] = locality
+        # Hosts that can read the same clients share one set, which is compared at once.
+        same = next((one.clients for one in self._known.values() if one.clients == locality.clients), locality.clients)
+        self._known[host] = replace(locality, clients=same)
+        self._is_ready(host, self._known[host])
         self.answered = time.monotonic()
+
+    def _is_ready(self, host: int, locality: DataLocality) -> None:
+        self.ready[host] = locality
+        self.entered.add(host)
+        self._grouped = None
 
 
 def plain_error(error: RayTaskError, where: str = "a host") -> ShoalError:

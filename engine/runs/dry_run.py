@@ -174,7 +174,8 @@ def expected(plan: RunPlan) -> Expected:
 
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     evaluations = -(-config.rounds // config.evaluation.every)
-    training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / hosts
+    busy = max(1, min(hosts, len(cells)))
+    training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy
     seconds = float(training + 2 * evaluations * forward[model_of].sum() / hosts)
     beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
     parameters = np.array([len(model.w) + beside for model in models])
@@ -198,7 +199,8 @@ def expected(plan: RunPlan) -> Expected:
         "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
-        f"({config.engine.backend})",
+        f"({config.engine.backend})"
+        + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.cell_size"),
         "model": "; ".join(
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),

@@ -13,13 +13,12 @@ from support.small_cells import cell_of, require_same_outcome
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
-from shoal.engine.cluster import ray_pool
-from shoal.engine.cluster.ray_pool import Assembly, Task, place, queued
+from shoal.engine.cluster.queues import Queues, Task, place
+from shoal.engine.cluster.ray_pool import Assembly
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.reduction import reduce_cell
 
 EVERYONE = frozenset(range(100))
-Queues = list[list[Task]]
 
 
 @given(st.data())
@@ -55,16 +54,16 @@ def task(position: int, cost: float = 1.0, ids: Sequence[int] | None = None, los
 
 
 def filled(places: Sequence[int], costs: Sequence[float] | None = None, hosts: int = 2) -> Queues:
-    return queued([task(p, 1.0 if costs is None else costs[p]) for p in range(len(places))], places, hosts)
+    return Queues([task(p, 1.0 if costs is None else costs[p]) for p in range(len(places))], places, hosts)
 
 
 def take(queues: Queues, host: int, reads: Any = EVERYONE, seconds: float = math.inf, **kind: bool) -> list[int]:
     """Positions of the tasks of one call; every task takes so many seconds."""
-    return [task.position for task in ray_pool.take(queues, host, reads, lambda _: seconds, **kind)]
+    return [task.position for task in queues.take(host, reads, lambda _: seconds, **kind)]
 
 
 def clients(queues: Queues) -> set[int]:
-    return {i for queue in queues for waiting in queue for i in waiting.cell.ids}
+    return {i for waiting in queues.tasks for i in waiting.cell.ids}
 
 
 def test_take_largest_first_then_lowest_position() -> None:
@@ -92,11 +91,12 @@ def test_take_prefers_the_own_queue_then_the_fullest() -> None:
 
 def test_take_of_a_lost_task_is_that_task_alone() -> None:
     queues = filled([0] * 4, hosts=1)
-    queues[0] += [task(7, losses=1), task(8, losses=1)]
+    queues.put(0, [task(7, losses=1), task(8, losses=1)])
     # Behind a call that is under way only tasks that were never lost may follow.
     assert take(queues, 0, seconds=0.0, never_lost=True) == [0, 1, 2]
     assert [take(queues, 0, seconds=0.0) for _ in range(3)] == [[8], [7], [3]]
-    queues = [[task(7, losses=1), task(1), task(2)]]
+    queues = Queues([], [], 1)
+    queues.put(0, [task(7, losses=1), task(1), task(2)])
     assert [take(queues, 0, seconds=0.0, alone=True) for _ in range(2)] == [[2, 1], [7]]
 
 

@@ -102,6 +102,14 @@ def test_cells_return_to_their_last_host(pool_of: PoolOf, job_of: MakeJob) -> No
     assert (sorted(before), sorted(before.values())) == ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1])
     run(pool, cells_of(*singles))
     assert pool.home == before
+    assert pool.events() == []
+
+
+def test_hosts_without_a_cell_are_said_once(pool_of: PoolOf, job_of: MakeJob) -> None:
+    pool = pool_of(job_of())
+    run(pool, cells_of([0, 1]))
+    run(pool, cells_of([2, 3]))
+    assert pool.events() == ["1 of 2 hosts have no work: a round has 1 cells; lower engine.cell_size"]
 
 
 def test_failing_client_raises_or_is_skipped(pool_of: PoolOf, job_of: MakeJob) -> None:

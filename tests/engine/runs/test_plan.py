@@ -149,6 +149,8 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     assert rows["run folder"].replace(" ", "") == str(run_path(config))
     assert rows["cohort"] == "2 of 4 clients a round, 10 rounds"
     assert rows["cells"] == "1 of at most 2 clients, on 1 hosts (local)"
+    more = load_config(tiny, ["engine.cell_size=2", "engine.backend=ray", "engine.hosts=3"])
+    assert shown(more)["cells"] == "2 of at most 2 clients, on 3 hosts (ray), 1 without work: lower engine.cell_size"
     # 8 features, 3 classes: 24 weights and 3 biases of 4 bytes.
     assert rows["model"] == "sgc, 27 parameters (108 B)"
     assert rows["bytes"] == "up to 216 B each way a round where parameters are sent"
