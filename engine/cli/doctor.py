@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from rich.table import Table
 
-from shoal.engine.config.sizes import size
+from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.screen.tables import console
 from shoal.storage.datasets.sources.source import data_root
 
@@ -46,7 +46,7 @@ def show_doctor() -> None:
     memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
     for name, text in {
         "processor": f"{os.cpu_count()} cores",
-        "memory": f"{size(memory.available)} free of {size(memory.total)}",
+        "memory": f"{size(min(memory.available, machine_memory()))} free of {size(machine_memory())}",
         "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",
         "GPUs": _gpus(),
         "Ray": f"joins {ray} with ray.address=auto" if ray else "starts on this machine when a run begins",

@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import psutil
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
@@ -40,6 +39,7 @@ from shoal.engine.config.sections import (
     ResourcesConfig,
     RunConfig,
 )
+from shoal.engine.config.sizes import machine_memory
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
@@ -107,8 +107,8 @@ class Config(BaseModel):
         return (self.model,) if isinstance(self.model, ModelSpec) else self.model
 
     def memory_limit(self) -> int:
-        """Bytes the run may use: `engine.memory_limit`, else the memory of the machine."""
-        return self.engine.memory_limit or psutil.virtual_memory().total
+        """Bytes the run may use: `engine.memory_limit`, else the memory of the machine, or of its container."""
+        return self.engine.memory_limit or machine_memory()
 
     def plain(self) -> dict[str, Any]:
         """The resolved config as plain values, ready for YAML or JSON."""

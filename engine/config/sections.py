@@ -171,7 +171,7 @@ class EngineConfig:
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
             autograd`, clamp(cohort // 8, 1, 128), on processors where `auto` trains in batches clamp(cohort // 4, 1,
             64); changes the last bits.
-        memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
+        memory_limit: Bytes or e.g. `8GiB`, on a machine; null: its memory, or that of its container.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: Number of times that a cell may be lost before the run stops.
         on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run

@@ -21,6 +21,7 @@ from shoal.algorithms.rng import CPU, copied, creating_on, key
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.local_training import LocalTrainer, bounded_loss
+from shoal.engine.config.sizes import machine_memory
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.gpu import ClientResult, Deferred
@@ -532,8 +533,14 @@ class Host:
         device = take_device(job.device, job.gpu_share, job.precision)
         if self._opened is not None and self._opened.device != device:
             self._cache = Cache(0)
-        self._cache.limit = cache_bytes(device, job.gpu_share, job.cache_bytes)
+        # Half the memory for what hosts cache, the rest for states, models and Ray.
+        on_processor = (job.memory_limit or machine_memory()) // (2 * self.hosts_here())
+        self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
         self._opened = OpenedJob(job, device, self._cache)
+
+    def hosts_here(self) -> int:
+        """Hosts that share the memory of this machine."""
+        return 1
 
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened.

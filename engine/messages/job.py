@@ -18,6 +18,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import read_all
+from shoal.engine.config.sizes import machine_memory
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.trainers import Clients, trainers_of
@@ -40,8 +41,7 @@ class Job:
         hops: K.
         model_of: Number of every client's model.
         embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
-        cache_bytes: Limit of a host's cache.
-        memory_limit: Bytes that the run may use, its models among them.
+        memory_limit: Bytes that the run may use on a machine, its models among them; None: the machine's memory.
         trainer: How clients are trained: `autograd`, `batched`, `analytic`, or as fits the device (`auto`).
         device: `cpu` or `cuda`.
         gpu_share: Of a GPU, that a host may use.
@@ -69,8 +69,7 @@ class Job:
     train: TrainOptions
     seed: int
     threads: int
-    cache_bytes: int
-    memory_limit: int
+    memory_limit: int | None
     trainer: str = "autograd"
     device: str = "cpu"
     gpu_share: float = 1.0
@@ -129,7 +128,9 @@ class Job:
                 from does not fit it.
         """
         shape = self._shape(store)
-        return self._fitting(require_fitting(algorithm, self.models, self.embedding, self.memory_limit, **shape))
+        return self._fitting(
+            require_fitting(algorithm, self.models, self.embedding, self.memory_limit or machine_memory(), **shape)
+        )
 
     def trainers(
         self, store: Store, algorithm: Algorithm, models: Sequence[FlatModel], device: str | None = None
@@ -223,7 +224,6 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     hops = config.propagation
     method = describe(config.algorithm.name, config.algorithm.options)
     domains, graphs = _graphs(config, store, method)
-    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     return Job(
         id=job_id,
         store=str(Path(store.path).resolve()),
@@ -238,9 +238,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         train=config.train,
         seed=config.seed,
         threads=config.engine.threads,
-        # Half the limit for what hosts cache, the rest for states, models and Ray.
-        cache_bytes=config.memory_limit() // (2 * hosts),
-        memory_limit=config.memory_limit(),
+        memory_limit=config.engine.memory_limit,
         trainer=config.engine.trainer,
         device=device_choice(config),
         gpu_share=config.resources.gpus_per_host or 1.0,

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Received, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Reduce
+from shoal.engine.hosts import host as host_module
 from shoal.engine.hosts.host import Host, MethodFault, ReadOnly
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
@@ -153,6 +154,17 @@ def test_a_download_wins_over_what_was_kept_and_the_clients_own_over_the_shared(
     assert np.isnan(with_download.losses).all()
     without = run_cells(job, [replace(sent, private={})])[0]
     assert torch.equal(without.tensors["models"], torch.stack([w + 5, w + 6]))
+
+
+def test_hosts_of_a_machine_share_half_of_its_memory(job_of: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    for memory_limit, beside in ((9000, 1), (9000, 3), (None, 2)):
+        monkeypatch.setattr(Host, "hosts_here", lambda self, beside=beside: beside)
+        monkeypatch.setattr(host_module, "machine_memory", lambda: 8000)
+        host = Host()
+        host.open(replace(job_of(), memory_limit=memory_limit))
+        limits.append(host._cache.limit)
+    assert limits == [4500, 1500, 2000]
 
 
 def test_opened_again_and_for_another_job(job_of: MakeJob) -> None:
