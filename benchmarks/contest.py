@@ -46,7 +46,7 @@ class Contender:
     """A process that plays rounds on request."""
 
     def __init__(self, name: str, python: str, log: Path, *arguments: Path) -> None:
-        path = os.pathsep.join([str(ROOT / "contenders"), str(ROOT.parent)])
+        path = os.pathsep.join(map(str, (ROOT / "contenders", ROOT, ROOT.parent)))
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [python, "-c", f"import {name}; {name}.main()", *map(str, arguments)]
         self.name, self._log = name, log

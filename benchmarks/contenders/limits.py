@@ -9,12 +9,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from bare import clients_of
 from bare_models import Client
 from bare_weights import aligned
+from spmm import in_turns
 from task import GraphTask, Rounds, Task, read
 
 REPEATS, LARGE = 5, 2048
@@ -23,14 +23,7 @@ MEMORY, CACHED, READS = 2**26, 2**16, 256
 
 def fewest(calls: Sequence[Callable[[], object]]) -> list[float]:
     """The fewest seconds of every call; they take turns."""
-    seconds = [float("inf")] * len(calls)
-    for turn in range(REPEATS + 1):
-        for number, call in enumerate(calls):
-            began = perf_counter()
-            call()
-            if turn:
-                seconds[number] = min(seconds[number], perf_counter() - began)
-    return seconds
+    return [min(seconds) for seconds in in_turns(calls, REPEATS)]
 
 
 def machine() -> dict[str, float]:
