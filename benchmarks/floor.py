@@ -5,7 +5,7 @@
 Ten Louvain clients of a real graph of $SHOAL_DATA, a fifth of whose nodes trains, make three full-batch SGD steps on
 models of two layers and width 64 with their default classifier; SGC and GAMLP read two hops. `linear` and `mlp` are 50
 clients of 2,400 rows of 128 features and 172 classes, `linear-20` and `mlp-20` 50 of 20 rows, 32 features and 4
-classes. A graph whose files are missing is left out.
+classes. A graph whose files are missing is left out; a loop that fails or has other weights makes the exit status 1.
 
 The bare loops find gradients by autograd, by formulas over all nodes, and by formulas over the rows that the logits of
 the training rows depend on (`field`; decoupled models and rows read no others), all in plain torch; `kernel` is the
@@ -157,12 +157,13 @@ def main() -> None:
         for column in (*left, *right):
             table.add_column(column, no_wrap=column in left, justify="left" if column in left else "right")
     figures: dict[str, Any] = {}
-    began = monotonic()
+    began, failed = monotonic(), False
     for number, case in enumerate(cases, 1):
         try:
             found = measured(case, args.against, args.pairs, args.peers.absolute())
         except (Absent, AssertionError, ShoalError) as reason:
             print(f"left out: {case.name}: {reason}", file=sys.stderr)
+            failed |= not isinstance(reason, ShoalError)  # of missing data only
             continue
         for name in (n for n in args.against if n in found["seconds"]):
             rounds.add_row(*round_of(case, name, found))
@@ -173,6 +174,7 @@ def main() -> None:
     for table in (rounds, speeds):
         Console(width=170).print(table)
     print_figures(figures, {})
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
