@@ -225,35 +225,35 @@ class Gamlp(Client):
     def __init__(self, weights: Weights, view: View, form: str) -> None:
         super().__init__(weights, view.train_label)
         rows, width, (hidden, classes) = len(self.label_T), weights.values[0].shape[1], weights.values[2].shape
-        hops = [features(view.rows(k, view.train)) for k in range(3)]
-        self.hops = [Matrix(x, form == "kernel") for x in hops]
+        self.hops = [Matrix(features(view.rows(k, view.train)), form == "kernel") for k in range(3)]
         self.products = [(hop, width) for hop in self.hops]
         self.layers = [(rows, hidden, classes)]
-        self.sizes = {f"hop {k}": (rows, width) for k in range(len(hops))} | {"logits": (rows, classes)}
+        self.sizes = {"hops": (len(self.hops) * rows, width), "logits": (rows, classes)}
         self.sizes |= dict.fromkeys(("hidden", "passed", "of hidden"), (rows, hidden))
 
-    def weighed(self, products: Sequence[Tensor], offset: Tensor) -> tuple[Tensor, Tensor]:
+    def weighed(self, product_KTW: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
         """Sigmoids of the scores, and the weights of all hops, `[T, K]`."""
-        hidden, count = len(self.weights.values[1]), len(products)
-        shared = sum((p[:, hidden + k] for k, p in enumerate(products)), start=offset)
-        gate = (torch.stack([p[:, hidden + count] for p in products], 1) + shared[:, None]).sigmoid()
+        hidden, count = len(self.weights.values[1]), len(self.hops)
+        shared = product_KTW[:, :, hidden : hidden + count].diagonal(0, 0, 2).sum(1) + offset
+        gate = (product_KTW[:, :, hidden + count].t() + shared[:, None]).sigmoid()
         return gate, gate.softmax(1)
 
     def logits(self, leaves: Sequence[Tensor]) -> Tensor:
         w, b, v, c, offset, slope = leaves
-        products = [hop @ w for hop in self.hops]
-        _, weight = self.weighed(products, offset)
-        own = torch.stack([p[:, : len(b)] for p in products], 1)
-        return torch.addmm(c, F.prelu(torch.bmm(weight.unsqueeze(1), own).squeeze(1) + b, slope), v)
+        product_KTW = torch.stack([hop @ w for hop in self.hops])
+        _, weight = self.weighed(product_KTW, offset)
+        hidden = (product_KTW[:, :, : len(b)] * weight.t().unsqueeze(2)).sum(0) + b
+        return torch.addmm(c, F.prelu(hidden, slope), v)
 
     def write_gradients(self) -> None:
         w, b, v, c, offset, slope = self.weights.values
         of_w, of_b, of_v, of_c, of_offset, of_slope = self.weights.gradients
-        *products, logits, hidden, passed, of_hidden = self.memory.values()
-        for hop, product in zip(self.hops, products):
+        hops, logits, hidden, passed, of_hidden = self.memory.values()
+        product_KTW = hops.view(len(self.hops), len(logits), -1)
+        own, last = product_KTW[:, :, : len(b)], len(b) + len(self.hops)
+        for hop, product in zip(self.hops, product_KTW):
             hop.times(w, product)
-        gate, weight = self.weighed(products, offset)
-        own = [product[:, : len(b)] for product in products]
+        gate, weight = self.weighed(product_KTW, offset)
         torch.mul(own[0], weight[:, :1], out=hidden).add_(b)
         for k in range(1, len(own)):
             hidden.addcmul_(own[k], weight[:, k : k + 1])
@@ -265,15 +265,15 @@ class Gamlp(Client):
         of_slope.copy_(torch.dot(of_hidden.flatten(), torch.clamp(hidden, max=0, out=passed).flatten()))
         of_hidden = torch.where(hidden > 0, of_hidden, of_hidden * slope)
         torch.sum(of_hidden, 0, out=of_b)
-        of_weight = torch.stack([torch.linalg.vecdot(part, of_hidden) for part in own], 1)
+        of_weight = torch.linalg.vecdot(own, of_hidden).t()
         of_score = weight * (of_weight - (weight * of_weight).sum(1, keepdim=True)) * gate * (1 - gate)
         shared = of_score.sum(1)
         torch.sum(shared, 0, keepdim=True, out=of_offset)
-        for k, (hop, product) in enumerate(zip(self.hops, products)):
-            product[:, len(b) :].zero_()
-            torch.mul(of_hidden, weight[:, k : k + 1], out=own[k])
-            product[:, len(b) + k] = shared
-            product[:, len(b) + len(own)] = of_score[:, k]
+        product_KTW[:, :, len(b) :].zero_()
+        torch.mul(of_hidden, weight.t().unsqueeze(2), out=own)
+        product_KTW[:, :, len(b) : last].diagonal(0, 0, 2).copy_(shared[:, None])
+        product_KTW[:, :, last].copy_(of_score.t())
+        for k, (hop, product) in enumerate(zip(self.hops, product_KTW)):
             hop.transposed_times(product, of_w, add=k > 0)
 
 
