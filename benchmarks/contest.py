@@ -1,11 +1,11 @@
-"""Contenders that play rounds in turn with a bare loop, each a process with one thread for mathematics."""
+"""Contenders that play rounds in turn, each a process with one thread for mathematics."""
 
 import json
 import os
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
@@ -31,6 +31,8 @@ SHOAL: dict[str, dict[str, Any]] = {
     "two": {"backend": "ray", "hosts": 2},
 }
 PEERS = ("flower", "pfl_research", "open_fgl")
+# The bare loops: gradients by autograd, by formulas, of the rows that count alone, and these by Shoal's products.
+FORMS = ("autograd", "formulas", "field", "kernel")
 # Whose model has other parameters than the bare loop's.
 OTHER_MODEL = ("open_fgl",)
 STEPS, LR = 3, 0.1
@@ -44,7 +46,7 @@ class Contender:
     """A process that plays rounds on request."""
 
     def __init__(self, name: str, python: str, log: Path, *arguments: Path) -> None:
-        path = os.pathsep.join([str(ROOT / "contenders"), str(ROOT.parent)])
+        path = os.pathsep.join(map(str, (ROOT / "contenders", ROOT, ROOT.parent)))
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [python, "-c", f"import {name}; {name}.main()", *map(str, arguments)]
         self.name, self._log = name, log
@@ -194,8 +196,8 @@ class Case(ABC):
         """Starts a contender, on all or a part of every cohort."""
         options, log = plan_of(self.config(SHOAL["local"])).participation, self.folder / f"{name}{suffix}.log"
         cohorts = [draw_cohort(self.clients, options, 0, number)[part] for number in range(1, self.rounds + 1)]
-        out = self.folder / f"{name}{suffix}.npy"
-        rounds = Rounds(str(self.initial), STEPS, LR, cohorts, self.a_turn, self.compared, str(out))
+        out, form = self.folder / f"{name}{suffix}.npy", name if name in FORMS else "autograd"
+        rounds = Rounds(str(self.initial), STEPS, LR, cohorts, self.a_turn, self.compared, form, str(out))
         task = self.folder / f"{name}{suffix}.json"
         task.write_text(json.dumps(asdict(self.task(rounds))))
         if name in SHOAL:
@@ -207,14 +209,14 @@ class Case(ABC):
             return Contender(name, str(peers / "bin" / "python"), log, task)
         return Contender(self.floor, sys.executable, log, task)
 
-    def difference(self, name: str) -> float:
-        """How far a contender's weights lie from the bare loop's.
+    def difference(self, name: str, floor: str = "bare-0") -> float:
+        """How far a contender's weights lie from a bare loop's.
 
         Raises:
             AssertionError: Farther than they may.
         """
-        mine, floor = (np.load(self.folder / f"{of}.npy") for of in (name, "bare-0"))
-        difference = float(np.abs(mine - floor).max())
+        mine, bare = (np.load(self.folder / f"{of}.npy") for of in (name, floor))
+        difference = float(np.abs(mine - bare).max())
         assert difference < self.tolerance, f"{name}: weights differ from the bare loop's by {difference:g}"
         return difference
 
@@ -253,28 +255,42 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[cut], ordered[-1 - cut]
 
 
+Played = list[list[dict[str, float]]]
+
+
+def play_in_turns(
+    sides: Sequence[Sequence[Contender]], pairs: int, rounds: int, check: Callable[[], object] = lambda: None
+) -> tuple[Played, list[int]]:
+    """Turns of all sides one after another, in alternating order, and the bytes that each side held.
+
+    A turn has so many rounds. The first is to warm up and left out; then comes the check.
+    """
+    played: Played = [[] for _ in sides]
+    held, everybody = [0 for _ in sides], [contender for side in sides for contender in side]
+    try:
+        for number in range(pairs + 1):
+            for contender in everybody:
+                contender.hear()
+            if number == 1:
+                check()
+            for place in range(len(sides)) if number % 2 else reversed(range(len(sides))):
+                played[place].append(play(sides[place], rounds))
+            held = [max(most, sum(c.memory() for c in side)) for most, side in zip(held, sides)]
+        for contender in everybody:
+            contender.end()
+    finally:
+        for contender in everybody:
+            contender.kill()
+    return [turns[1:] for turns in played], held
+
+
 def compete(case: Case, name: str, pairs: int, peers: Path) -> dict[str, Any]:
     """Rounds of a contender in turn with the bare loop (two of them beside two hosts)."""
     halves = (slice(0, None, 2), slice(1, None, 2)) if name == "two" else (slice(None),)
     # The one that may be absent comes first: nothing else is left running then.
     other = [case.start(name, peers)]
     bare = [case.start("bare", peers, half, f"-{i}") for i, half in enumerate(halves)]
-    sides: tuple[list[Contender], list[Contender]] = (bare, other)
-    played: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
-    held = [0, 0]
-    try:
-        for number in range(pairs + 1):
-            for side in (0, 1) if number % 2 else (1, 0):
-                for contender in sides[side]:
-                    contender.hear()
-                played[side].append(play(sides[side], case.a_turn))
-            held = [max(most, sum(c.memory() for c in side)) for most, side in zip(held, sides)]
-        for contender in (*bare, *other):
-            contender.end()
-    finally:
-        for contender in (*bare, *other):
-            contender.kill()
-    floor, mine = (rounds[1:] for rounds in played)  # the first is to warm up
+    (floor, mine), held = play_in_turns((bare, other), pairs, case.a_turn)
     result = {"floor": floor, "rounds": mine, "ratio": [f["rate"] / m["rate"] for f, m in zip(floor, mine)]}
     result["memory"] = held
     if name not in ("two", *OTHER_MODEL):

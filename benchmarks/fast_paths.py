@@ -196,7 +196,7 @@ def measured(path: FastPath, pairs: int) -> dict[str, Any]:
 
 def paths(args: argparse.Namespace) -> Iterator[FastPath]:
     """All paths, one after another; a graph is prepared when its paths are asked for."""
-    for rows in (270, 2000):
+    for rows in (270, 2000, 50_000):
         yield of_dropout(rows)
     for name, options in STEPS.items():
         for size in (1000, 100_000):

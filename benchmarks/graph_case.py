@@ -14,8 +14,8 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import Cache
 
 CLIENTS, HOPS = 10, 2
-MODELS = ("gcn", "sage", "gin", "gat", "gcnii", "sgc", "gamlp")
-GRAPHS = ("cora", "pubmed", "computers", "physics")
+MODELS = ("gcn", "sage", "sgc", "gamlp")
+GRAPHS = ("cora", "citeseer", "pubmed", "computers", "cs", "physics")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class GraphCase(GnnCase):
 
     graph: str
     layout: str | None = None
-    floor: ClassVar[str] = "bare_graph"
     a_turn: ClassVar[int] = 10
     peers: ClassVar[Sequence[str]] = ("open_fgl",)
 
@@ -48,7 +47,7 @@ class GraphCase(GnnCase):
             "data": data if self.layout is None else {**data, "layout": self.layout},
             "partition": {"method": "louvain", "clients": self.clients},
             "propagation": {"hops": HOPS if decoupled else 0},
-            "model": {"name": self.model, "layers": 2, "hidden": 64, **({} if decoupled else {"head": "linear"})},
+            "model": {"name": self.model, "layers": 2, "hidden": 64},
         }
 
     def task(self, rounds: Rounds) -> GraphTask:

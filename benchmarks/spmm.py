@@ -1,16 +1,15 @@
-"""Products of sparse matrices with 16 to 128 dense columns, beside torch's CSR product, in GFLOP/s; one thread.
+"""Products of a sparse matrix with 16 to 128 dense columns, beside torch's CSR product, in GFLOP/s; one thread.
 
-    python benchmarks/spmm.py [--repeats 21] [--graphs cora,pubmed,computers,physics]
+    python benchmarks/spmm.py [--repeats 21]
 
-Of the largest of ten Louvain clients its matrix of GCN, its features and hop 2, forward and transposed; and a drawn
-graph of 22,000 nodes with 29 neighbours. Both products take turns; best and median. Then at which share of values that
-are not zero a product of sparse rows and its gradient take as long as those of dense ones (`storage/graph/rows.py`).
+Of a drawn graph of 22,000 nodes with 29 neighbours; `benchmarks/floor.py` has the matrices of real clients. Both
+products take turns; best and median. Then at which share of values that are not zero a product of sparse rows and its
+gradient take as long as those of dense ones (`storage/graph/rows.py`).
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
@@ -19,12 +18,8 @@ import torch
 from figures import print_figures
 from torch import Tensor
 
-import shoal
-from shoal.algorithms.models.inputs.neighbourhood import matrix_of_all, operator_over
-from shoal.engine.messages.job import make_job
-from shoal.engine.preparing.prepare import prepare
+from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.cache import Cache
 
 WIDTHS, SHARES = (16, 32, 64, 80, 128), (0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5)
 NODES, NEIGHBOURS = 22_000, 29
@@ -44,12 +39,7 @@ def in_turns(calls: Sequence[Callable[[], object]], repeats: int) -> list[list[f
 
 def compare(name: str, matrix: SparseMatrix, repeats: int) -> dict[str, float]:
     """Prints both products at all widths; gives the ratio of the medians by what was multiplied."""
-    found = {f"{name}, {width}": at_width(name, matrix.csr, matrix.times, width, repeats) for width in WIDTHS}
-    if matrix.transposed is not matrix.csr:
-        name += ", transposed"
-        for width in WIDTHS:
-            found[f"{name}, {width}"] = at_width(name, matrix.transposed, matrix.times_transposed, width, repeats)
-    return found
+    return {f"{name}, {width}": at_width(name, matrix.csr, matrix.times, width, repeats) for width in WIDTHS}
 
 
 def at_width(name: str, csr: Tensor, times: Callable[[Tensor, Tensor], Tensor], width: int, repeats: int) -> float:
@@ -60,28 +50,6 @@ def at_width(name: str, csr: Tensor, times: Callable[[Tensor, Tensor], Tensor], 
     print("{:28} {:4} torch {:6.1f} {:6.1f} ours {:6.1f} {:6.1f}".format(name, width, *speeds), end="  ")
     print(f"{median(theirs) / median(ours):.2f}x, best {min(theirs) / min(ours):.2f}x", flush=True)
     return median(theirs) / median(ours)
-
-
-def client_matrices(graph: str, folder: str) -> dict[str, SparseMatrix]:
-    """What the largest client multiplies by."""
-    config = shoal.load_config(
-        {
-            "name": "spmm",
-            "rounds": 1,
-            "data": {"dataset": graph, "store": f"{folder}/{graph}"},
-            "partition": {"method": "louvain", "clients": 10},
-            "propagation": {"hops": 2},
-            "model": {"name": "sgc"},
-            "algorithm": {"name": "fedavg"},
-        }
-    )
-    store = prepare(config)
-    job = make_job(config, store, "spmm")
-    views = [job.view(store, client, Cache(0)) for client in range(store.clients)]
-    view = max(views, key=lambda view: view.nodes)
-    read = {"features": view.whole(0), "hop 2": view.whole(2)}
-    sparse = {name: hop for name, hop in read.items() if isinstance(hop, SparseMatrix)}
-    return {f"{graph}, {name}": matrix for name, matrix in {"GCN": matrix_of_all(view, "symmetric"), **sparse}.items()}
 
 
 def drawn_graph() -> SparseMatrix:
@@ -116,14 +84,9 @@ def sparse_to_dense(share: float, repeats: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=21)
-    parser.add_argument("--graphs", default="cora,pubmed,computers,physics")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ratios = compare("22,000 nodes", drawn_graph(), arguments.repeats)
-    with TemporaryDirectory() as folder:
-        for graph in filter(None, arguments.graphs.split(",")):
-            for name, matrix in client_matrices(graph, folder).items():
-                ratios |= compare(name, matrix, arguments.repeats)
     print_figures({"ratios": ratios, "sparse to dense": break_even(arguments.repeats)}, {})
 
 

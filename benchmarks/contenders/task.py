@@ -27,6 +27,7 @@ class Rounds:
         cohorts: Clients of every round, ascending.
         a_turn: Rounds of a turn.
         compared: Number of rounds after which all weights are compared.
+        form: How a bare loop finds gradients, one of `bare_models.FORMS`.
         out: File for the weights then, in the order of the initial ones.
     """
 
@@ -36,6 +37,7 @@ class Rounds:
     cohorts: list[list[int]]
     a_turn: int
     compared: int
+    form: str
     out: str
 
     def start(self) -> Tensor:
@@ -65,9 +67,22 @@ class Task(Rounds):
     classes: int
     hidden: int
 
+    @property
+    def features(self) -> int:
+        """Width of a row."""
+        return int(np.load(Path(self.folder) / "x.npy", mmap_mode="r").shape[1])
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Shape of every parameter by its name, in the order of the initial ones."""
+        widths = [self.features, *([self.hidden] if self.hidden else []), self.classes]
+        layers = {f"head.linears.{number}": pair for number, pair in enumerate(zip(widths[1:], widths))}
+        kinds = (("weight", 2), ("bias", 1))
+        return {f"{name}.{kind}": list(pair)[:axes] for name, pair in layers.items() for kind, axes in kinds}
+
     def module(self) -> nn.Module:
         """The model, with the initial parameters."""
-        features = np.load(Path(self.folder) / "x.npy", mmap_mode="r").shape[1]
+        features = self.features
         if self.hidden:
             hidden = nn.Linear(features, self.hidden)
             module: nn.Module = nn.Sequential(hidden, nn.ReLU(), nn.Linear(self.hidden, self.classes))
