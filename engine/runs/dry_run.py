@@ -17,6 +17,7 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
+from shoal.engine.messages.environment import bfloat16_instructions
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
@@ -204,10 +205,18 @@ def expected(plan: RunPlan) -> Expected:
         ),
         "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
         "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",
+        "precision": _bfloat16(of.values is not None) if shape["bfloat16"] and plan.device == "cpu" else "",
         "time": f"{seconds:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)
+
+
+def _bfloat16(sparse: bool) -> str:
+    """How this processor multiplies in bfloat16, and what it does not multiply so."""
+    found = bfloat16_instructions()
+    how = f"by {found}" if found else "without instructions of this processor, slow; take engine.precision=float32"
+    return f"bfloat16 {how}" + ("; sparse rows are multiplied in float32" if sparse else "")
 
 
 def _span(seconds: np.ndarray) -> str:
