@@ -10,7 +10,7 @@ import psutil
 from rich.table import Table
 
 from shoal.engine.config.sizes import size
-from shoal.engine.messages.environment import bfloat16_instructions
+from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.screen.tables import console
 from shoal.storage.datasets.sources.source import data_root
 
@@ -47,8 +47,7 @@ def show_doctor() -> None:
     memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
     for name, text in {
         "processor": f"{os.cpu_count()} cores",
-        "bfloat16": bfloat16_instructions()
-        or "no instructions of this processor; engine.precision=bfloat16 is slow on it",
+        "bfloat16": bfloat16_support(),
         "memory": f"{size(memory.available)} free of {size(memory.total)}",
         "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",
         "GPUs": _gpus(),

@@ -9,8 +9,8 @@ import numpy as np
 
 from shoal.storage.files.digest import digest, text_digest
 
-# Instructions that multiply in bfloat16, of Intel and AMD, and of Arm.
-BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
+# Instructions that multiply in bfloat16, of which the first are faster than float32's (`benchmarks/fast_paths.py`).
+BFLOAT16 = ("amx_bf16", "avx512_bf16")
 PACKAGES = ("engine", "algorithms", "storage", "partition")
 
 
@@ -37,10 +37,12 @@ def _shoal() -> str:
     return text_digest("".join(digest(path) for path in files))[:8]
 
 
-def bfloat16_instructions() -> str:
-    """Names of this processor's instructions for products in bfloat16, by Linux; empty: none, or it is not Linux."""
-    flags = (_cpu_line("flags") or _cpu_line("Features") or "").split()
-    return ", ".join(name for name in BFLOAT16 if name in flags)
+def bfloat16_support() -> str:
+    """What this processor has for products in bfloat16, by Linux, and whether they are slower than in float32."""
+    flags = (_cpu_line("flags") or "").split()
+    found = [name for name in BFLOAT16 if name in flags]
+    named = ", ".join(found) or "no instructions for it"
+    return named if BFLOAT16[0] in found else f"{named}; slower than float32 without {BFLOAT16[0]}"
 
 
 def _cpu() -> str:
