@@ -297,12 +297,12 @@ class ClientModel:
         """Drops logits of the parameters before they changed in place."""
         self._logits = None
 
-    def gathered(self, part: str) -> Inputs:
+    def gathered(self, part: str, dtype: torch.dtype = torch.float32) -> Inputs:
         """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
         A decoupled model reads these rows of its hops, float32, contiguous, kept on the host; a coupled one the whole
         graph, or for training the part that training rows depend on. Where items are graphs or pairs, it reads these
-        alone.
+        alone. Dense rows that are kept may have another `dtype`.
         """
         if self.items is not None:
             return self.items.all() if part == "all" else self.items.part(part)
@@ -315,7 +315,8 @@ class ClientModel:
         if rows is None or (mapped and len(rows) == self.data.nodes):
             # All rows, in their order: they lie in the map already.
             return [self.data.whole(k) for k in self.pattern.inputs]
-        return [self.data.cache((part, k), partial(kept_rows, self.data, k, rows)) for k in self.pattern.inputs]
+        kept = (part, *([] if dtype == torch.float32 else [dtype]))
+        return [self.data.cache((*kept, k), partial(kept_rows, self.data, k, rows, dtype)) for k in self.pattern.inputs]
 
     @property
     def answered(self) -> bool:

@@ -172,6 +172,21 @@ def of_dropout(rows: int, width: int = 64) -> FastPath:
     )
 
 
+def of_bfloat16(name: str, rows: int, features: int, classes: int, hidden: int = 0) -> FastPath:
+    """A step of SGD by formulas whose products are in bfloat16, beside float32, on rows that the host keeps."""
+
+    def turn_in(dtype: torch.dtype) -> Turn:
+        options = {"hidden": hidden} if hidden else {"layers": 1}
+        flat = FlatModel(build(name, features, classes, HOPS, 0.0, options), dtype == torch.bfloat16)
+        form, x_NF = analytic(flat), torch.randn(rows, features).to(dtype)
+        label_N = torch.randint(classes, (rows,))
+        step = flat_step(make_optimizer([flat.w], STEPS["sgd"]), flat.w)
+        return lambda: (form.gradient([x_NF], label_N), step())
+
+    case = f"{rows:,} x {features} x {f'{hidden} x ' if hidden else ''}{classes}"
+    return FastPath(f"bfloat16, {name}", case, turn_in(torch.float32), turn_in(torch.bfloat16))
+
+
 def seconds(turn: Turn, repeats: int) -> float:
     """Processor seconds of a turn."""
     began = process_time()
@@ -201,6 +216,10 @@ def paths(args: argparse.Namespace) -> Iterator[FastPath]:
     for name, options in STEPS.items():
         for size in (1000, 100_000):
             yield of_steps(name, options, size)
+    for shape in ((2400, 128, 172), (2400, 128, 40), (500, 128, 172), (500, 128, 40), (270, 1433, 7), (20, 32, 4)):
+        yield of_bfloat16("sgc", *shape)
+        for hidden in (256, 64):
+            yield of_bfloat16("mlp", *shape, hidden)
     for graph in args.graphs:
         yield from of_models(graph, Clients(graph, args.folder))
         if graph not in WIDE:

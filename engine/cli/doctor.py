@@ -10,6 +10,7 @@ import psutil
 from rich.table import Table
 
 from shoal.engine.config.sizes import machine_memory, size
+from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.screen.tables import console
 from shoal.storage.datasets.sources.source import data_root
 
@@ -46,6 +47,7 @@ def show_doctor() -> None:
     memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
     for name, text in {
         "processor": f"{os.cpu_count()} cores",
+        "bfloat16": bfloat16_support(),
         "memory": f"{size(min(memory.available, machine_memory()))} free of {size(machine_memory())}",
         "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",
         "GPUs": _gpus(),

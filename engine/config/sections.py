@@ -167,7 +167,10 @@ class EngineConfig:
             for rounds of 64 clients and more with at most 128 features and 16,384 numbers a step; else `analytic` where
             it can, else `autograd`.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
-        precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
+        precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models, parameters, sums
+            and losses stay float32. On processors it needs amx_bf16 (`shoal doctor`) and pays from about 16 million
+            multiplications of a layer in a step; sparse rows are multiplied in float32. Changes numbers, and its last
+            bits may differ between processors with and without amx_bf16 and avx512_bf16.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
             autograd`, clamp(cohort // 8, 1, 128), on processors where `auto` trains in batches clamp(cohort // 4, 1,
             64); changes the last bits.

@@ -9,6 +9,8 @@ import numpy as np
 
 from shoal.storage.files.digest import digest, text_digest
 
+# Instructions that multiply in bfloat16, of which the first are faster than float32's (`benchmarks/fast_paths.py`).
+BFLOAT16 = ("amx_bf16", "avx512_bf16")
 PACKAGES = ("engine", "algorithms", "storage", "partition")
 
 
@@ -35,14 +37,25 @@ def _shoal() -> str:
     return text_digest("".join(digest(path) for path in files))[:8]
 
 
+def bfloat16_support() -> str:
+    """What this processor has for products in bfloat16, by Linux, and whether they are slower than in float32."""
+    flags = (_cpu_line("flags") or "").split()
+    found = [name for name in BFLOAT16 if name in flags]
+    named = ", ".join(found) or "no instructions for it"
+    return named if BFLOAT16[0] in found else f"{named}; slower than float32 without {BFLOAT16[0]}"
+
+
 def _cpu() -> str:
+    return _cpu_line("model name") or platform.processor()
+
+
+def _cpu_line(name: str) -> str | None:
+    """What Linux tells of the first processor under a name; None: nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), None)
 
 
 def differences(old: dict[str, Any], device: str) -> list[str]:

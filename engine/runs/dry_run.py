@@ -1,6 +1,7 @@
 """Estimates a run before it starts: cohort, cells, memory, bytes, disk and time."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
+from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
@@ -46,6 +48,8 @@ from shoal.storage.store.view import Cache, View
 
 # A pass over a client takes several times the memory of its data.
 SHARE_TO_MEASURE = 16
+# Multiplications of a layer in a step, in bfloat16 on a processor (`benchmarks/fast_paths.py`).
+PAYS_FROM = 2**24
 
 
 def show_plan(config: Config) -> None:
@@ -206,10 +210,24 @@ def expected(plan: RunPlan) -> Expected:
         ),
         "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
         "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",
+        "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), of.values is not None)
+        if shape["bfloat16"] and plan.device == "cpu"
+        else "",
         "time": f"{seconds:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)
+
+
+def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
+    """How this processor multiplies in bfloat16 in steps of so many rows, and where it does not pay."""
+    text = f"bfloat16, this processor has {bfloat16_support()}"
+    if sparse:
+        return f"{text}; sparse rows are multiplied in float32"
+    largest = max(rows * p.numel() for model in models for p in model.module.parameters() if p.dim() == 2)
+    if largest < PAYS_FROM:
+        text += f"; float32 is faster: a layer has {largest:,} multiplications a step, fewer than {PAYS_FROM:,}"
+    return text
 
 
 def _span(seconds: np.ndarray) -> str:

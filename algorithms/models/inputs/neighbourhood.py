@@ -128,11 +128,11 @@ def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
     return matrix
 
 
-def kept_rows(data: View, k: int, rows: Tensor) -> Features:
-    """Some rows of hop k, float32, for many steps."""
+def kept_rows(data: View, k: int, rows: Tensor, dtype: torch.dtype = torch.float32) -> Features:
+    """Some rows of hop k, sparse ones float32, for many steps."""
     found = data.rows(k, rows)
     # Made now, while it is known that it stays: every step needs it.
-    return found.prepared() if isinstance(found, SparseMatrix) else found
+    return found.prepared() if isinstance(found, SparseMatrix) else found.to(dtype)
 
 
 def sampled(

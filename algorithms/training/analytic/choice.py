@@ -65,8 +65,8 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
         return "model.head: linear"
     if name in ("gamlp", "gat") and model.w.device.type not in ("cpu", "meta"):
         return f"a processor, for {name}"
-    if model.bfloat16:
-        return "products in float32 (engine.precision)"
+    if model.bfloat16 and (name not in HEADS or model.sparse or model.w.device.type not in ("cpu", "meta")):
+        return f"products in float32 (engine.precision), or {' or '.join(HEADS)} on dense features and a processor"
     if not trains_plainly(method):
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None

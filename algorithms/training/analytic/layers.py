@@ -269,6 +269,9 @@ class HeadGradients:
     the logits. From the gradient G at its Z a layer has G' X for W, the column sums of G for b, and G W for the layer
     below, where entries that were not handed on become zero. Factors wait for a product that has them for nothing.
 
+    With `FlatModel.bfloat16` the operands of all products are bfloat16: rows, weights, hidden outputs and gradients at
+    outputs. Products add up in float32. Softmax, loss, column sums, and the gradients that are written are float32.
+
     Memory for the largest batch so far is kept from step to step.
     """
 
@@ -277,6 +280,8 @@ class HeadGradients:
         assert isinstance(head, Head)
         self._linears: list[Any] = list(head.linears)
         self._buffers = Buffers(model.w.detach())
+        self._dtype = torch.bfloat16 if model.bfloat16 else torch.float32
+        self._operands = Buffers(model.w.new_empty(0, dtype=self._dtype)) if model.bfloat16 else self._buffers
         self._dropout = head.dropout
 
     @torch.no_grad()
@@ -285,10 +290,17 @@ class HeadGradients:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         assert isinstance(x_NF, Tensor | SparseMatrix)
-        read, outputs = self._forward(x_NF.float())
-        loss = to_gradient(outputs[-1], label_N)
-        self._backward(read, outputs)
+        read, outputs = self._forward(self._operand("rows", x_NF) if isinstance(x_NF, Tensor) else x_NF.float())
+        logits_NC = outputs[-1]
+        if logits_NC.dtype != torch.float32:
+            logits_NC = self._buffers("logits", *logits_NC.shape).copy_(logits_NC)
+        loss = to_gradient(logits_NC, label_N)
+        self._backward(read, outputs, logits_NC)
         return loss
+
+    def _operand(self, name: str, values: Tensor) -> Tensor:
+        """A matrix as products read it: itself, or a copy of their type in memory of this name."""
+        return values if values.dtype == self._dtype else self._operands(name, *values.shape).copy_(values)
 
     def _forward(self, x: StoredFeatures) -> tuple[list[StoredFeatures], list[Tensor]]:
         """Inputs of all layers, the hidden ones without dropout's factor, and their outputs."""
@@ -297,35 +309,41 @@ class HeadGradients:
         for number, linear in enumerate(self._linears):
             inputs.append(x)
             shape = len(x), len(linear.bias)
-            output = self._buffers(f"output {number}", *shape)
+            output = self._operands(f"output {number}", *shape)
             if isinstance(x, SparseMatrix):
                 x.times(linear.weight.t(), output.copy_(linear.bias), beta=1)
             else:
-                torch.addmm(linear.bias, x, linear.weight.t(), alpha=self._factor(number), out=output)
+                bias = self._operand(f"bias {number}", linear.bias[None])
+                weight = self._operand(f"weight {number}", linear.weight)
+                torch.addmm(bias, x, weight.t(), alpha=self._factor(number), out=output)
             if number < len(self._linears) - 1:
                 output.relu_()
                 if self._dropout:
                     # Until the way back the memory of the gradient is free for the mask.
-                    output.mul_(fill_kept(self._buffers(f"gradient {number}", *shape), self._dropout))
+                    output.mul_(fill_kept(self._operands(f"gradient {number}", *shape), self._dropout))
             outputs.append(output)
             x = output
         return inputs, outputs
 
-    def _backward(self, inputs: Sequence[StoredFeatures], outputs: Sequence[Tensor]) -> None:
+    def _backward(self, inputs: Sequence[StoredFeatures], outputs: Sequence[Tensor], gradient: Tensor) -> None:
         """Fills the gradients of all parameters, from that at the logits, which lacks the factor 1 / N."""
-        gradient = outputs[-1]
         scale = 1 / len(gradient)
         for number, linear in reversed([*enumerate(self._linears)]):
             x, into = inputs[number], linear.weight.grad.t()
             factor = scale * self._factor(number)
+            torch.sum(gradient, 0, dtype=torch.float32, out=linear.bias.grad).mul_(scale)
+            gradient = self._operand(f"output {number}", gradient)
             if isinstance(x, SparseMatrix):
                 x.times_transposed(gradient, into, factor)
-            else:
+            elif self._dtype == torch.float32:
                 torch.addmm(into, x.t(), gradient, beta=0, alpha=factor, out=into)
-            torch.sum(gradient, 0, out=linear.bias.grad).mul_(scale)
+            else:
+                product = torch.mm(gradient.t(), x, out=self._operands(f"product {number}", *linear.weight.shape))
+                torch.mul(product, factor, out=linear.weight.grad)
             if number:
-                below = self._buffers(f"gradient {number - 1}", *outputs[number - 1].shape)
-                gradient = let_through(torch.mm(gradient, linear.weight, out=below), outputs[number - 1])
+                weight = self._operand(f"weight {number}", linear.weight)
+                below = self._operands(f"gradient {number - 1}", *outputs[number - 1].shape)
+                gradient = let_through(torch.mm(gradient, weight, out=below), outputs[number - 1])
                 scale *= self._factor(number)
 
     def _factor(self, number: int) -> float:

@@ -322,6 +322,10 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row(lines, "Ray") == ["joins 10.0.0.1:6379 with ray.address=auto"]
     assert "from SHOAL_DATA" in " ".join(lines)
     assert row(lines, "free disk there")[0].endswith("iB")
+    if (known := torch.cpu.get_capabilities()).get("architecture") == "x86_64":
+        expected = ", ".join(name for name in ("amx_bf16", "avx512_bf16") if known[name]) or "no instructions for it"
+        slower = "" if known["amx_bf16"] else "; slower than float32 without amx_bf16"
+        assert " ".join(row(lines, "bfloat16")[0].split()) == expected + slower
     if not torch.cuda.is_available():
         assert row(lines, "GPUs")[0].startswith("none that torch can use")
     monkeypatch.delenv("RAY_ADDRESS")

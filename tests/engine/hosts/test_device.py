@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,13 @@ def test_a_share_leaves_room_for_the_context() -> None:
 
 
 @pytest.mark.exhaustive(3)
-@pytest.mark.parametrize("path", ["autograd", "batched"])
-@pytest.mark.parametrize("model", ["sgc", "gamlp", "mlp", "sign", "s2gc", "gbp"])
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        *product(("sgc", "gamlp", "mlp", "sign", "s2gc", "gbp"), ("autograd", "batched")),
+        *product(("sgc", "mlp"), ("analytic",)),
+    ],
+)
 def test_bfloat16_is_near_float32_and_keeps_parameters(run: Callable[..., Server], model: str, path: str) -> None:
     keys: dict[str, Any] = {"model.name": model, "engine.trainer": path, "train.dropout": 0.0, "rounds": 2}
     exact, rounded = (run({**keys, "engine.precision": precision}) for precision in ("float32", "bfloat16"))

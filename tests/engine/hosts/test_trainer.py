@@ -34,11 +34,13 @@ class OwnLoop(Algorithm):
         return 0.0
 
 
-def model(name: str, embedding: int | None = None, bfloat16: bool = False, task: str = "node") -> FlatModel:
+def model(
+    name: str, embedding: int | None = None, bfloat16: bool = False, task: str = "node", sparse: bool = False
+) -> FlatModel:
     """A backbone; `recursive` is GAMLP with that attention, the one model whose gradients have no formula here."""
     options = {"recursive": {"attention": name}, "mlp": {"hidden": 6}}.get(name, {})
     built = build("gamlp" if name == "recursive" else name, 5, 4, 2, 0.5, options, embedding, task=task)
-    return FlatModel(built, bfloat16)
+    return FlatModel(built, bfloat16, sparse)
 
 
 def test_what_fits_the_device() -> None:
@@ -82,7 +84,9 @@ def test_auto_on_processor_batches_many_small_clients(clients: int, rows: int, f
         ("batched", "cuda", Algorithm(), model("gat"), WHOLE, "a decoupled model ("),
         ("analytic", "cpu", Algorithm(), model("recursive"), WHOLE, "another model.attention than recursive"),
         ("analytic", "cpu", Algorithm(), model("mlp", 3), WHOLE, "a model that is not adapted"),
-        ("analytic", "cpu", Algorithm(), model("mlp", bfloat16=True), WHOLE, "products in float32 (engine.precision)"),
+        ("analytic", "cpu", Algorithm(), model("mlp", bfloat16=True), WHOLE, None),
+        ("analytic", "cpu", Algorithm(), model("mlp", bfloat16=True, sparse=True), WHOLE, "products in float32 ("),
+        ("analytic", "cpu", Algorithm(), model("gamlp", bfloat16=True), WHOLE, "products in float32 ("),
         ("batched", "cuda", Algorithm(), model("sgc", task="graph"), WHOLE, "a node task (task: node)"),
         ("analytic", "cpu", Algorithm(), model("gcn", 3, task="graph"), WHOLE, "a node task (task: node)"),
     ],

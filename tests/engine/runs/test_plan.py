@@ -159,6 +159,10 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     # Features and one hop of float32, 1200 neighbours, and 16 bytes a node: 14,400 bytes.
     assert rows["disk"].startswith("14.1 KiB for the store, ")
     assert rows["disk"].endswith("a checkpoint, 3 kept")
+    assert "precision" not in rows
+    # Of 30 nodes of a client six train.
+    rounded = shown(load_config(tiny, ["engine.precision=bfloat16"]))["precision"]
+    assert rounded.endswith(f"a layer has {6 * 24} multiplications a step, fewer than {2**24:,}")
     assert sorted(path.name for path in tiny.parent.iterdir()) == ["config.yaml"]
 
 
@@ -171,6 +175,8 @@ def test_dry_run_of_sparse_features(tmp_path: Path, tiny: Path, status: Callable
     tiny.write_text(yaml.safe_dump(plain))
     config = load_config(tiny)
     # A value and its column of each row, and its start; a hop no larger than a dense one; 240 neighbours.
+    rounded = shown(load_config(tiny, ["engine.precision=bfloat16"]))["precision"]
+    assert rounded.endswith("; sparse rows are multiplied in float32")
     x, hop, rest = 120 * 12, 120 * 200 * 4, 4 * 240 + 16 * 120
     assert shown(config)["disk"].startswith(f"{(x + hop + rest) / 1024:.1f} KiB for the store, ")
     assert status("prepare", tiny) == 0

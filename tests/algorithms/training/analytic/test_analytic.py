@@ -1,5 +1,6 @@
 """Gradients by formula beside autograd's, step for step, dense and sparse; whole runs on either path."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, all_nodes
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import UNWRITTEN, AnalyticGradient, analytic, needed_for_analytic
 from shoal.algorithms.training.analytic.graphs import LAYERS
 from shoal.algorithms.training.analytic.layers import HeadGradients
-from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.store.view import View
 
@@ -97,6 +99,48 @@ def test_gradients_of_heads(layers: int, dropout: float, classes: int, as_sparse
     for rows in (40, 1, 7, 60):
         (x,) = rows_of(rows)
         check(model, closed, [sparse(x) if as_sparse else x], torch.randint(classes, (rows,)))
+
+
+@pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (3, 0.5)])
+def test_gradients_of_heads_in_bfloat16(layers: int, dropout: float) -> None:
+    """They are those of torch's autocast, and further from float32's."""
+    plain = model_of("mlp", dropout, layers)
+    rounded = FlatModel(copy.deepcopy(plain.module), bfloat16=True)
+    closed, found = HeadGradients(rounded), {}
+    for rows in (64, 1, 7, 256):
+        (x,), label = rows_of(rows), torch.randint(CLASSES, (rows,))
+        for model in (plain, rounded):
+            assert model.w.grad is not None
+            model.w.grad.zero_()
+            torch.manual_seed(1)
+            found[model] = F.cross_entropy(model([x]).logits_NC, label)
+            found[model].backward()
+        losses, expected, exact = found[rounded], rounded.w.grad.clone(), plain.w.grad
+        for read in (x, x.bfloat16()):
+            rounded.w.grad.fill_(torch.nan)
+            torch.manual_seed(1)
+            torch.testing.assert_close(closed.gradient([read], label), losses.detach(), rtol=1e-4, atol=1e-4)
+            assert (rounded.w.grad - expected).norm() < 0.01 * expected.norm()
+        assert rows < 64 or (rounded.w.grad - expected).norm() < 0.7 * (rounded.w.grad - exact).norm()
+
+
+def test_rows_are_rounded_to_bfloat16_once_a_client(view: View, make_client: MakeClient) -> None:
+    """The host keeps half the bytes, and steps end with the bits of steps that round the rows themselves."""
+    client, ends = make_client(view, model_of("mlp", 0.5, 2).module), []
+    model, start = client.model.flat, client.model.w.clone()
+    model.bfloat16 = True
+    form, before = HeadGradients(model), view._cache.bytes
+    LocalTrainer({MODEL: model}, TrainOptions(epochs=2, batch_size=4), Algorithm(), form).fit(client, {})
+    assert view._cache.bytes - before == len(view.train) * FEATURES * 2
+    ends.append(client.model.w.clone())
+    client.model.load(start)
+    step = flat_step(make_optimizer([model.w], TrainOptions()), model.w)
+    torch.manual_seed(key(0, 1, view.client, "train"))
+    for _ in range(2):
+        for places in torch.randperm(8).split(4):
+            form.gradient([view.rows(0, view.train)[places]], view.train_label[places])
+            step()
+    assert torch.equal(*ends, client.model.w)
 
 
 @pytest.mark.exhaustive
