@@ -155,7 +155,7 @@ def score_vectors(weight: Tensor, features: int) -> tuple[Tensor, Tensor]:
 
 def evaluated(module: Any, hops: Sequence[Features]) -> Output:
     """The output of a GAMLP as `weigh_hops` takes it, without gradients, for rows of all hops."""
-    head = module.head
+    head: Head = module.head
     if len(head.linears) == 1:
         dense = [hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops]
         parts = Hops({k: hop.float() for k, hop in enumerate(dense)}, {})

@@ -83,7 +83,8 @@ class GAMLPGradients:
         weight, vectors_RF = self._linears[0].weight, self._module.vectors_RF()
         factors_FW, width = joined_factors(weight, vectors_RF), len(weight)
         products = {}
-        for k, hop in hops.others.items():
+        for k, features in hops.others.items():
+            hop = stored(features)
             out = self._buffers(f"product {k}", len(hop), factors_FW.shape[1])
             found = hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
             products[k] = found[:, :width], found[:, width : width + len(vectors_RF)]
@@ -96,7 +97,8 @@ class GAMLPGradients:
         of_product_NW = self._buffers("of product", len(gradient), columns)
         found_FW = self._buffers("of factors", len(self._linears[0].weight.t()), columns)
         everyone_N = of_score_NK.sum(1)
-        for number, (k, hop) in enumerate(hops.others.items()):
+        for number, (k, features) in enumerate(hops.others.items()):
+            hop = stored(features)
             torch.mul(gradient, weight_NK[:, k : k + 1], out=of_product_NW[:, :width])
             of_product_NW[:, width:] = 0
             if vectors:
