@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal.algorithms.models.inputs.masked_features import smoothed_hops
 from shoal.algorithms.models.inputs.neighbourhood import (
     Inputs,
     all_nodes,
@@ -326,7 +327,9 @@ class ClientModel:
     def logits(self) -> Tensor:
         """Logits of all items in evaluation mode, float32 `[items, C]`; computed once for the current parameters."""
         if self._logits is None:
-            self._logits = torch.cat([out.logits_NC for out in self.outputs()])
+            hops = self._smoothed_hops(self.data.nodes)
+            found = self.outputs() if hops is None else [self.output(hops)]
+            self._logits = torch.cat([out.logits_NC for out in found])
         return self._logits
 
     def logits_of(self, part: str) -> Tensor:
@@ -334,9 +337,19 @@ class ClientModel:
         items: Tensor = getattr(self.data, part)
         # A part of one graph needs all its nodes, a part of several graphs only theirs.
         one_pass = self.coupled is not None if self.items is None else self.items.one_pass
-        if self._logits is not None or one_pass:
-            return self.logits()[items]
-        return self.output(self.gathered(part)).logits_NC
+        if self._logits is None and not one_pass:
+            hops = self._smoothed_hops(len(self.data.val) + len(self.data.test))
+            if hops is None:
+                return self.output(self.gathered(part)).logits_NC
+            self._logits = self.output(hops).logits_NC
+        return self.logits()[items]
+
+    def _smoothed_hops(self, rows: int) -> Inputs | None:
+        """All rows of hops that need not be stored, where so many rows of stored ones take longer."""
+        flat = self.pattern
+        if self.items is not None or flat.bfloat16 or not getattr(flat.backbone, "one_weight", False):
+            return None
+        return None if flat.prompted else smoothed_hops(self.data, flat.inputs, rows)
 
     def outputs(self) -> Iterator[Output]:
         """Output for all items in evaluation mode, without gradients; rows of hops a block at a time."""

@@ -123,6 +123,7 @@ def configure(graphs: Mapping[str, Path]) -> Callable[..., Config]:
         defaults = {
             "name": "small",
             "rounds": 6,
+            "evaluation.every": 1,
             "data.dataset": "files",
             "data.path": str(folder),
             "data.store": str(folder.with_name(f"{graph}-store")),

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.client import ClientModel
-from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
+from shoal.algorithms.models.inputs.masked_features import AlteredFeatures, smoothing_over
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, operator_over
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features
 
 
 class GraphViews:
@@ -72,16 +72,3 @@ def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
     # Entries of the upper triangle by column and row are those of the lower one by row and column.
     number[~upper] = number[upper][np.lexsort((row[upper], indices[upper]))]
     return number
-
-
-def smoothing_over(indptr: np.ndarray, indices: np.ndarray, r: float) -> SparseMatrix:
-    """D^(r-1) (A + I) D^(-r) of a CSR A, D being degrees with loop, and its transpose (FedGTA, equation 1)."""
-    nodes, degree_N = len(indptr) - 1, np.diff(indptr) + 1.0
-    starts, columns, _ = operator_over("attention", indptr, indices).parts()
-    row_E, column_E = np.repeat(np.arange(nodes), degree_N.astype(np.int64)), columns.numpy()
-    values_E = degree_N[row_E] ** (r - 1) * degree_N[column_E] ** -r
-    back_E = values_E if r == 0.5 else degree_N[column_E] ** (r - 1) * degree_N[row_E] ** -r
-    matrix, transposed = (
-        SparseMatrix.of(starts, columns, values.astype(np.float32), nodes).csr for values in (values_E, back_E)
-    )
-    return SparseMatrix(matrix, matrix if r == 0.5 else transposed)

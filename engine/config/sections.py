@@ -140,13 +140,14 @@ class EvaluationConfig:
     """When clients are evaluated, and by which metric.
 
     Attributes:
-        every: Rounds between evaluations of all clients; the last round always ends with one.
+        every: Rounds between evaluations of all clients; the last round always ends with one. The best round is one of
+            these, and patience of early stopping counts them; 1 evaluates after every round.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
         metric: Chooses the best round, and is shown with accuracy: for two classes `roc_auc`, the area under the
             ROC curve, or `average_precision`, each of a client's items among themselves.
     """
 
-    every: Positive = 1
+    every: Positive = 5
     domains: Flag = True
     metric: Literal["accuracy", "roc_auc", "average_precision"] = "accuracy"
 

@@ -54,6 +54,7 @@ class Stop(shoal.Callback):
     """config = {
     "name": "kernel",
     "rounds": 3,
+    "evaluation": {"every": 1},
     "data": {"dataset": "sbm", "options": {"nodes": 90}, "root": "data"},
     "partition": {"method": Turns, "clients": 3, "options": {"turns": 2}},
     "model": {"name": Bent, "hidden": 5},

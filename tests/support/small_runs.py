@@ -17,6 +17,7 @@ def small_run(folder: Path, **changes: Any) -> dict[str, Any]:
         "propagation": {"hops": 1},
         "model": {"name": "sgc"},
         "algorithm": {"name": "fedavg"},
+        "evaluation": {"every": 1},
         "engine": {"backend": "local"},
         "run": {"root": str(folder / "runs"), "tensorboard": False},
     }

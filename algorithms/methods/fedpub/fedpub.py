@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.client import ClientModel, FlatModel
-from shoal.algorithms.graphs.graph_views import smoothing_over
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.requirements import require_body
+from shoal.algorithms.models.inputs.masked_features import smoothing_over
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, operator_over
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default

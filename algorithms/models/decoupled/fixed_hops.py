@@ -27,7 +27,10 @@ class FixedHops(nn.Module):
     Attributes:
         inputs: Hops that are read.
         weights: w_k of these hops.
+        one_weight: All hops are multiplied by one weight before anything else is done with them.
     """
+
+    one_weight = True
 
     def __init__(
         self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 1, hidden: int = 64

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.models.layers.weighted_hops import DenseHops, SparseHops, weighted_hops
+from shoal.algorithms.models.layers.weighted_hops import DenseHops, SparseHops, evaluated, weighted_hops
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
 
@@ -75,13 +75,27 @@ class GAMLP(nn.Module):
         else:
             self.score.reset_parameters()
 
+    @property
+    def one_weight(self) -> bool:
+        """As for `FixedHops`; a single layer gives the weighted sum of hops as its embedding."""
+        return len(self.head.linears) > 1
+
     def first_weights(self) -> list[nn.Parameter]:
         return self.head.first_weights()
 
     def forward(self, hops: Sequence[Features]) -> Output:
         """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
+        weight = self.head.linears[0].weight
+        # Parameters of several clients, one behind the other, are no `Parameter`.
+        if not torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and self._fused(weight):
+            return evaluated(self, hops)
         found = weighted_hops(hops, self.head, self.vectors_RF())
         return found.output(self.weights_NK(found), self.head)
+
+    def _fused(self, weight: Tensor) -> bool:
+        """Whether weights and sums of hops are taken in one pass: on a processor, in float32."""
+        plain = weight.is_cpu and weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        return plain and self.attention != "recursive"
 
     def vectors_RF(self) -> Tensor:
         """What hops are multiplied by for their scores: a_x behind the parts of a_ref."""

@@ -1,8 +1,8 @@
 """The hops of some nodes as GAMLP reads them: scores of all hops, then the MLP of their weighted sum."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -91,6 +91,93 @@ class SparseHops:
         through = [product_NW[:, : self._hidden] for product_NW in self._products_NW]
         parts = [weight_N1 * product_NH for weight_N1, product_NH in zip(weights_NK.split(1, dim=1), through)]
         return head.after_first(torch.stack(parts).sum(0) + self._bias_H)
+
+
+class Hops(NamedTuple):
+    """Rows of all hops, by their number: those that are summed before they are multiplied, and the others."""
+
+    summed: dict[int, Tensor]
+    others: dict[int, Features]
+
+    @property
+    def read(self) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """The summed ones as the kernels read them, and their numbers."""
+        if not self.summed:
+            return (np.empty((0, 0), np.float32),), np.zeros(1, np.int64)
+        return tuple(hop.contiguous().numpy() for hop in self.summed.values()), np.array(list(self.summed))
+
+    def referred(self, references: int) -> list[int]:
+        """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
+        return [k for k in self.summed if k < references]
+
+
+def apart(hops: Sequence[Features]) -> Hops:
+    """Dense ones are summed if there are several."""
+    dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
+    summed = dense if len(dense) > 1 else {}
+    return Hops(summed, {k: hop for k, hop in enumerate(hops) if k not in summed})
+
+
+def weigh_hops(
+    module: Any, hops: Hops, scores: Mapping[int, Tensor], count: int, sum_NF: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; writes the sum of some, `[N, F]`.
+
+    Args:
+        module: A GAMLP of any attention but `recursive`, on a processor.
+        scores: Of every hop that is not summed its products with the vectors, `[N, R]`.
+        count: K.
+        sum_NF: The weighted sum of those that are summed; of width 0 if there are none.
+    """
+    rows = len(sum_NF)
+    weight_NK = torch.empty(rows, count)
+    if module.attention == "simple":
+        own_F, reference_RF, shared_N = torch.empty(0), torch.empty(0, 0), torch.zeros(rows)
+        gate_NK = module.theta.detach().repeat(rows, 1)
+    else:
+        own_F, reference_KF = score_vectors(module.score.weight.detach(), module.head.linears[0].in_features)
+        reference_RF = reference_KF[hops.referred(len(reference_KF))]
+        gate_NK, shared_N = torch.zeros(rows, count), module.score.bias.detach().repeat(rows)
+        for place, score_NR in scores.items():
+            gate_NK[:, place] = score_NR[:, -1]
+            if place < len(reference_KF):
+                shared_N += score_NR[:, place]
+    tensors = own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF
+    weigh(*hops.read, *(tensor.numpy() for tensor in tensors))
+    return gate_NK, weight_NK
+
+
+def score_vectors(weight: Tensor, features: int) -> tuple[Tensor, Tensor]:
+    """What every hop is multiplied by for its score, `[F]`, and what those are that all are compared with."""
+    rows = weight.view(-1, features)
+    return rows[-1], rows[:-1]
+
+
+def evaluated(module: Any, hops: Sequence[Features]) -> Output:
+    """The output of a GAMLP as `weigh_hops` takes it, without gradients, for rows of all hops."""
+    head: Head = module.head
+    if len(head.linears) == 1:
+        dense = [hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops]
+        parts = Hops({k: hop.float() for k, hop in enumerate(dense)}, {})
+    else:
+        parts = apart([hop.float() for hop in hops])
+    first: Any = head.linears[0]
+    sum_NF = torch.empty(len(hops[0]), first.in_features if parts.summed else 0)
+    found: dict[int, Tensor] = {}
+    if parts.others:
+        factors_FW = joined_factors(first.weight, module.vectors_RF())
+        found = dict(zip(parts.others, products(list(parts.others.values()), factors_FW)))
+    last = first.out_features + len(module.vectors_RF())
+    scores = {k: product_NW[:, first.out_features : last] for k, product_NW in found.items()}
+    _, weight_NK = weigh_hops(module, parts, scores, len(hops), sum_NF)
+    if not found:
+        return head(sum_NF)
+    out = first.bias.repeat(len(sum_NF), 1)
+    if parts.summed:
+        out.addmm_(sum_NF, first.weight.t())
+    for k, product_NW in found.items():
+        out.addcmul_(product_NW[:, : first.out_features], weight_NK[:, k : k + 1])
+    return head.after_first(out)
 
 
 FAST = {"reassoc", "contract", "nsz"}

@@ -4,43 +4,25 @@ Axes: N rows of a batch, K hops counting hop 0, of which D are summed, F feature
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
-from shoal.algorithms.models.layers.weighted_hops import COLUMNS, joined_factors, unweigh, weigh
+from shoal.algorithms.models.layers.weighted_hops import (
+    COLUMNS,
+    Hops,
+    apart,
+    joined_factors,
+    score_vectors,
+    unweigh,
+    weigh_hops,
+)
 from shoal.algorithms.training.analytic.layers import Buffers, to_gradient, weight_gradient
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
-
-
-class Hops(NamedTuple):
-    """Rows of all hops, by their number: those that are summed before they are multiplied, and the others."""
-
-    summed: dict[int, Tensor]
-    others: dict[int, StoredFeatures]
-
-    @property
-    def read(self) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-        """The summed ones as the kernels read them, and their numbers."""
-        if not self.summed:
-            return (np.empty((0, 0), np.float32),), np.zeros(1, np.int64)
-        return tuple(hop.contiguous().numpy() for hop in self.summed.values()), np.array(list(self.summed))
-
-    def referred(self, references: int) -> list[int]:
-        """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
-        return [k for k in self.summed if k < references]
-
-
-def apart(hops: Sequence[StoredFeatures]) -> Hops:
-    """Dense ones are summed if there are several."""
-    dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
-    summed = dense if len(dense) > 1 else {}
-    return Hops(summed, {k: hop for k, hop in enumerate(hops) if k not in summed})
+from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
 
 
 class GAMLPGradients:
@@ -67,7 +49,9 @@ class GAMLPGradients:
         hops = apart([stored(hop).float() for hop in inputs])
         first = self._linears[0]
         products = self._products(hops)
-        gate_NK, weight_NK, sum_NF = self._weigh(hops, products, len(label_N), len(inputs))
+        scores = {k: score_NR for k, (_, score_NR) in products.items()}
+        sum_NF = self._buffers("sum", len(label_N), first.weight.shape[1] if hops.summed else 0)
+        gate_NK, weight_NK = weigh_hops(self._module, hops, scores, len(inputs), sum_NF)
         out = self._buffers("out", len(label_N), len(first.weight)).copy_(first.bias)
         if hops.summed:
             out.addmm_(sum_NF, first.weight.t())
@@ -99,7 +83,8 @@ class GAMLPGradients:
         weight, vectors_RF = self._linears[0].weight, self._module.vectors_RF()
         factors_FW, width = joined_factors(weight, vectors_RF), len(weight)
         products = {}
-        for k, hop in hops.others.items():
+        for k, features in hops.others.items():
+            hop = stored(features)
             out = self._buffers(f"product {k}", len(hop), factors_FW.shape[1])
             found = hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
             products[k] = found[:, :width], found[:, width : width + len(vectors_RF)]
@@ -112,7 +97,8 @@ class GAMLPGradients:
         of_product_NW = self._buffers("of product", len(gradient), columns)
         found_FW = self._buffers("of factors", len(self._linears[0].weight.t()), columns)
         everyone_N = of_score_NK.sum(1)
-        for number, (k, hop) in enumerate(hops.others.items()):
+        for number, (k, features) in enumerate(hops.others.items()):
+            hop = stored(features)
             torch.mul(gradient, weight_NK[:, k : k + 1], out=of_product_NW[:, :width])
             of_product_NW[:, width:] = 0
             if vectors:
@@ -124,33 +110,6 @@ class GAMLPGradients:
             else:
                 torch.addmm(found_FW, hop.t(), of_product_NW, beta=float(number > 0), out=found_FW)
         return found_FW
-
-    def _weigh(
-        self, hops: Hops, products: dict[int, tuple[Tensor, Tensor]], rows: int, k: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; the sum of some, `[N, F]`."""
-        module, weight_NK = self._module, torch.empty(rows, k)
-        features = self._linears[0].weight.shape[1]
-        sum_NF = self._buffers("sum", rows, features) if hops.summed else torch.empty(rows, 0)
-        if module.attention == "simple":
-            own_F, reference_RF, shared_N = torch.empty(0), torch.empty(0, 0), torch.zeros(rows)
-            gate_NK = module.theta.detach().repeat(rows, 1)
-        else:
-            own_F, reference_KF = self._vectors(module.score.weight.detach())
-            reference_RF = reference_KF[hops.referred(len(reference_KF))]
-            gate_NK, shared_N = torch.zeros(rows, k), module.score.bias.detach().repeat(rows)
-            for place, (_, score_NR) in products.items():
-                gate_NK[:, place] = score_NR[:, -1]
-                if place < len(reference_KF):
-                    shared_N += score_NR[:, place]
-        tensors = own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF
-        weigh(*hops.read, *(tensor.numpy() for tensor in tensors))
-        return gate_NK, weight_NK, sum_NF
-
-    def _vectors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """What every hop is multiplied by for its score, `[F]`, and what those are that all are compared with."""
-        rows = weight.view(-1, self._linears[0].weight.shape[1])
-        return rows[-1], rows[:-1]
 
     def _forward(self, out: Tensor) -> tuple[list[tuple[Tensor, Tensor | None, Tensor]], Tensor]:
         """Of every hidden layer its output, dropout's factors and what it hands on; and the logits."""
@@ -191,7 +150,8 @@ class GAMLPGradients:
         if module.attention == "simple":
             of_own_F, of_reference_RF = torch.empty(0), torch.empty(0, 0)
         else:
-            of_own_F, of_reference_KF = self._vectors(module.score.weight.grad.zero_())
+            features = self._linears[0].in_features
+            of_own_F, of_reference_KF = score_vectors(module.score.weight.grad.zero_(), features)
             referred = hops.referred(len(of_reference_KF))
             of_reference_RF = torch.zeros(len(referred), len(of_own_F))
         tensors = of_sum_NF, gate_NK, weight_NK, of_score_NK, of_own_F, of_reference_RF

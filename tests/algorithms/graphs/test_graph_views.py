@@ -10,8 +10,10 @@ from support.errors import refused
 from support.sparse_rows import sparse
 
 from shoal.algorithms.client import ClientModel, FlatModel
-from shoal.algorithms.graphs.graph_views import GraphViews, smoothing_over
+from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs import masked_features
+from shoal.algorithms.models.inputs.masked_features import smoothed_hops, smoothing_over
 from shoal.algorithms.models.names import BACKBONES
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.shard import Shard
@@ -133,3 +135,34 @@ def test_the_smoothing_and_its_transpose(r: float, edges: np.ndarray, x: np.ndar
     matrix = smoothing_over(*view.csr, r)
     torch.testing.assert_close(matrix @ view.whole(0), view.whole(1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(matrix.transposed.to_dense(), matrix.to_dense().T)
+
+
+@pytest.mark.parametrize("r", [0.2, 0.5])
+@pytest.mark.parametrize("name", ["sgc", "gamlp", "gamlp, one layer", "gbp", "s2gc", "sign"])
+def test_logits_of_smoothed_products_are_those_of_the_hops(
+    name: str, r: float, edges: np.ndarray, x: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masked_features, "GAIN", 0)
+    view = view_of(edges, x, r)
+    model = model_of(name, view)
+    expected = model.module.eval()([view.hop(k) for k in model.flat.inputs]).logits_NC.detach()
+    for part in ("test", "val", "all"):
+        found = model.logits() if part == "all" else model.logits_of(part)
+        rows = slice(None) if part == "all" else getattr(view, part)
+        torch.testing.assert_close(found, expected[rows], rtol=1e-4, atol=1e-5)
+        model.changed()
+    assert (("smoothing", r) in view._used) == (name in ("sgc", "gamlp", "gbp", "s2gc"))
+
+
+def test_products_are_smoothed_where_that_is_less_work(edges: np.ndarray, x: np.ndarray) -> None:
+    """Stored hops need 3 * 14 * 6 / 8 multiplications a column, or fewer for some rows; smoothing needs more."""
+    hops = range(HOPS + 1)
+    assert smoothed_hops(view_of(edges, x, 0.5), hops, NODES) is None
+    wide = np.tile(x * (np.arange(NODES) == 3)[:, None], 40)
+    view = view_of(edges, wide, 0.5)
+    view._hops[0] = sparse(torch.from_numpy(wide))
+    assert smoothed_hops(view, hops, NODES) is not None
+    for changed in ({"rows": 1}, {"hops": [0]}, {"dtype": "float16"}, {"kept": "labelled"}):
+        options = replace(view.propagation, dtype=changed.get("dtype", "float32"), rows=changed.get("kept", "all"))
+        object.__setattr__(view, "propagation", options)
+        assert smoothed_hops(view, changed.get("hops", hops), changed.get("rows", NODES)) is None

@@ -217,9 +217,14 @@ def test_equals_the_formula_node_by_node(attention: str, hops: int) -> None:
     u = sum(w.unsqueeze(1) * hop.double() for w, hop in zip(expected.T, x))
     first, second, last = (linear.double() for linear in model.head.linears)
     embedding = F.leaky_relu(second(F.leaky_relu(first(u), 0.25)), 0.25)
-    out = model.float()(x)
-    torch.testing.assert_close(out.embedding_NH.double(), embedding, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(out.logits_NC.double(), last.double()(embedding), rtol=1e-4, atol=1e-5)
+    logits = last.double()(embedding).detach()
+    model.float()
+    for rows in (x, [sparse(hop) for hop in x], [sparse(x[0]), *x[1:]]):
+        for with_gradients in (True, False):
+            with torch.set_grad_enabled(with_gradients):
+                out = model(rows)
+            torch.testing.assert_close(out.embedding_NH.double(), embedding, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(out.logits_NC.double(), logits, rtol=1e-4, atol=1e-5)
 
 
 def test_simple_starts_as_the_mean_of_the_hops() -> None:
