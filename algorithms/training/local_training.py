@@ -75,11 +75,11 @@ class LocalTrainer:
             return float("nan")
         own = client.models[model]
         plain = loss is None and term is None and model == MODEL
-        if plain and self._small is not None and self._small.takes(client.info.train, self.options):
-            return self._fit_small_head(self._small, client)
         with self.optimizer(client, model) as optimizer:
-            inputs_of = batches(client, model)
             y = client.data.train_label
+            if plain and self._small is not None and self._small.takes(client.info.train, self.options):
+                return bounded_loss(*self._small.fit(own, y, optimizer.state[own.flat.w], self.options))
+            inputs_of = batches(client, model)
             if plain and self._analytic is not None:
                 gradient_of: Gradient = self._analytic.gradient
             else:
@@ -103,25 +103,6 @@ class LocalTrainer:
                 first = first or losses.copy()
         # On a GPU a second number is a second wait; there losses are compared from round to round alone.
         return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
-
-    def _fit_small_head(self, small: SmallHead, client: Client) -> float:
-        """The same, all steps in one call; it seeds where dropout draws."""
-        own = client.model
-        inputs = own.gathered("train")
-        assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        (x_NF,) = inputs
-        assert isinstance(x_NF, Tensor)
-        moments = kept_moments(client.state, self._moments[MODEL])
-        if small.draws:
-            seed_default(x_NF.device, own.random("train"))
-        if not own.module.training:
-            own.module.train()
-        w = own.flat.w.detach()
-        loss, first = small.fit(x_NF.float().contiguous(), client.data.train_label, w, moments, self.options)
-        own.changed()
-        if self.options.opt_state == "keep":
-            keep_moments(client.state, self._moments[MODEL], moments)
-        return bounded_loss(loss, first)
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
         """Gradients of a loss, the method's by default, and of a term."""

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.client import FlatModel
+from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.models.build import name_of
+from shoal.algorithms.models.inputs.neighbourhood import ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.protocol import Tree
+from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.layers import HEADS, cross_entropy
 
@@ -40,29 +42,26 @@ class SmallHead:
         self._classes: int = head.linears[-1].out_features
         self._dropout: float = head.dropout if others else 0.0
 
-    @property
-    def draws(self) -> bool:
-        """Whether training draws random numbers."""
-        return self._dropout > 0
-
     def takes(self, rows: int, options: TrainOptions) -> bool:
         """Whether it trains a client of so many rows."""
         width = self._hidden * (self._features + self._classes) if self._hidden else self._features * self._classes
         whole = options.batch_size is None or options.batch_size >= rows
         return whole and not options.momentum and rows * width <= MOST_PRODUCTS
 
-    def fit(
-        self, x_NF: Tensor, label_N: Tensor, w: Tensor, moments: Tree, options: TrainOptions
-    ) -> tuple[float, float]:
-        """Changes parameters `[P]`, and Adam's moments, in place; gives the loss before the last step and the first.
+    def fit(self, own: ClientModel, label_N: Tensor, moments: Tree, options: TrainOptions) -> tuple[float, float]:
+        """Changes a client's parameters and Adam's moments in place; gives the loss before the last step and the first.
 
-        Dropout draws from torch's default generator what `HeadGradients` draws. Rows are float32, contiguous.
-
-        Raises:
-            IndexError: A label is not one of the classes.
+        Dropout draws what `HeadGradients` draws. An IndexError for a label that is not one of the classes.
         """
-        kept_ENH = NO_STEP
+        inputs = own.gathered("train")
+        assert not isinstance(inputs, Neighbourhood | ItemBatch)
+        (x_NF,) = inputs
+        assert isinstance(x_NF, Tensor)
+        if not own.module.training:
+            own.module.train()
+        w, kept_ENH = own.flat.w.detach(), NO_STEP
         if self._dropout:
+            seed_default(w.device, own.random("train"))
             kept_ENH = np.empty((options.epochs, len(label_N), self._hidden), dtype=np.float32)
             for kept_NH in torch.from_numpy(kept_ENH):
                 fill_kept(kept_NH, self._dropout)
@@ -74,8 +73,8 @@ class SmallHead:
             mean_P, square_P = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
             before = int(moments["step"])
         losses: tuple[float, float] = _train(
-            x_NF.numpy(), label_N.numpy(), w.numpy(), mean_P, square_P, kept_ENH, self._hidden, self._classes,
-            options.epochs, before, self._dropout, options.lr, options.weight_decay,
+            x_NF.float().contiguous().numpy(), label_N.numpy(), w.numpy(), mean_P, square_P, kept_ENH, self._hidden,
+            self._classes, options.epochs, before, self._dropout, options.lr, options.weight_decay,
         )  # fmt: skip
         if adam:
             moments["step"] = moments["step"] + options.epochs
@@ -91,20 +90,9 @@ def is_small_head(model: FlatModel) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _train(
-    x: np.ndarray,
-    label: np.ndarray,
-    w: np.ndarray,
-    mean: np.ndarray,
-    square: np.ndarray,
-    kept: np.ndarray,
-    hidden: int,
-    classes: int,
-    epochs: int,
-    before: int,
-    dropout: float,
-    lr: float,
-    weight_decay: float,
-) -> tuple[float, float]:
+    x: np.ndarray, label: np.ndarray, w: np.ndarray, mean: np.ndarray, square: np.ndarray, kept: np.ndarray,
+    hidden: int, classes: int, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
+) -> tuple[float, float]:  # fmt: skip
     """See `SmallHead.fit`; moments are empty for SGD, `kept` `[E, N, H]` has no step where nothing is dropped."""
     rows, features = x.shape
     gradient = np.empty_like(w)
