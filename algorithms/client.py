@@ -69,7 +69,7 @@ class FlatModel:
         self.w = nn.Parameter(flat)
         self.w.grad = gradient
 
-    @property
+    @cached_property
     def backbone(self) -> nn.Module:
         """The innermost module, which embeds nodes: no wrapper has part in it."""
         inner = self.module
@@ -96,12 +96,12 @@ class FlatModel:
             yield part.view(p.shape[::-1]).t() if id(p) in self._by_column else part.view_as(p)
             offset += p.numel()
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Hops that the backbone reads."""
         return tuple(self.module.inputs)  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def coupled(self) -> Coupled | None:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
         inner = self.backbone
@@ -152,8 +152,7 @@ class FlatModel:
     def load(self, w: Tensor) -> None:
         """Overwrites all parameters, `[P]`; a ValueError where they are of another shape."""
         self.require_shape(w)
-        with torch.no_grad():
-            self.w.copy_(w)
+        self.w.detach().copy_(w)
 
     def require_shape(self, w: Tensor) -> None:
         """Raises a ValueError for a vector that has not the shape of the parameters, `[P]`."""

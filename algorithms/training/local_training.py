@@ -17,6 +17,7 @@ from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient
+from shoal.algorithms.training.analytic.small_heads import SmallHead, is_small_head
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, StoredFeatures, stored
 
@@ -51,6 +52,7 @@ class LocalTrainer:
         """
         self.options = options
         self._method, self._analytic = method, analytic
+        self._small = SmallHead(models[MODEL]) if analytic is not None and is_small_head(models[MODEL]) else None
         self._moments = {name: moments_key(name) for name in models}
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
@@ -72,12 +74,15 @@ class LocalTrainer:
         if not client.info.train:
             return float("nan")
         own = client.models[model]
+        plain = loss is None and term is None and model == MODEL
         with self.optimizer(client, model) as optimizer:
-            form = self._analytic if loss is None and term is None and model == MODEL else None
+            y = client.data.train_label
+            if plain and self._small is not None and self._small.takes(client.info.train, self.options):
+                return bounded_loss(*self._small.fit(own, y, optimizer.state[own.flat.w], self.options))
+            form = self._analytic if plain else None
             # Rows are rounded once: half the memory, and less work in every step.
             rounds = form is not None and own.pattern.bfloat16
             inputs_of = batches(client, model, torch.bfloat16 if rounds else torch.float32)
-            y = client.data.train_label
             gradient_of: Gradient = self._by_autograd(own, received, loss, term) if form is None else form.gradient
             seed_default(y.device, own.random("train"))
             if not own.module.training:

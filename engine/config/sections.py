@@ -165,8 +165,8 @@ class EngineConfig:
             cross-entropy. `analytic` is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters
             and recursive attention; gamlp and gat on processors alone. `batched` is for whole batches of decoupled
             models, and of gcn, gin, sage and gcnii on whole graphs. `auto` takes `batched` on GPUs, and on processors
-            for rounds of 64 clients and more with at most 128 features and 16,384 numbers a step; else `analytic` where
-            it can, else `autograd`.
+            for rounds of 64 clients and more with at most 128 features and 16,384 numbers a step, but for small sgc and
+            mlp of one or two layers; else `analytic` where it can, else `autograd`.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
         precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models, parameters, sums
             and losses stay float32. On processors it needs amx_bf16 (`shoal doctor`) and pays from about 16 million

@@ -318,7 +318,8 @@ class Visit:
                     require_state(client.state, self._kind.shapes)
         except BaseException as error:
             raise_named(algorithm, "upload", error)
-        return replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
+        entries = self._snapshot(upload.entries)
+        return Upload(entries, upload.weight, upload.upload_bytes), self._snapshot(client.state)
 
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
@@ -369,6 +370,8 @@ class Visit:
 
     def _snapshot(self, tree: Tree) -> Tree:
         """The tensors as they are now."""
+        if not tree:
+            return {}
         memory = {model.pattern.w.untyped_storage().data_ptr(): model for model in self.client.models.values()}
         found = {}
         for name, t in tree.items():

@@ -7,6 +7,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import needed_for_analytic
+from shoal.algorithms.training.analytic.small_heads import SmallHead, is_small_head
 from shoal.storage.errors import ShoalError
 
 AUTOGRAD, BATCHED, ANALYTIC = "autograd", "batched", "analytic"
@@ -33,8 +34,9 @@ def trainers_of(
 ) -> list[str]:
     """For every model of the config how its clients are trained: `autograd`, `batched` or `analytic`.
 
-    `auto` takes batches on GPUs; on a processor batches for many small clients, and formulas for others. It depends on
-    the run alone, so that the numbers are the same on any hosts. Without `clients` there are few.
+    `auto` takes batches on GPUs; on a processor batches for many small clients, and formulas for others and for heads
+    that one call trains (`SmallHead`). It depends on the run alone, so that the numbers are the same on any hosts.
+    Without `clients` there are few.
 
     Raises:
         ShoalError: What is asked for cannot be, with a model, the batches or the method's training.
@@ -46,7 +48,9 @@ def trainers_of(
         return [path] * len(models)
     found = []
     for number, model in enumerate(models):
-        batches = device != "cpu" or (clients is not None and _many_and_small(clients, number, len(models), model))
+        batches = device != "cpu" or (
+            clients is not None and _many_and_small(clients, number, len(models), model, train)
+        )
         wanted = [BATCHED] if device != "cpu" else [*([BATCHED] if batches else []), ANALYTIC]
         possible = (one for one in wanted if _needed(one, algorithm, model, train) is None)
         found.append(next(possible, AUTOGRAD))
@@ -62,10 +66,13 @@ def _needed(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptio
     return needed_for_analytic(algorithm, model) if path == ANALYTIC else None
 
 
-def _many_and_small(clients: Clients, number: int, models: int, model: FlatModel) -> bool:
+def _many_and_small(clients: Clients, number: int, models: int, model: FlatModel, train: TrainOptions) -> bool:
     """Whether batches pay on a processor for the clients of a model."""
     mine = [info for info in clients.infos if info.model == number]
     if not mine or clients.in_round // models < MANY_CLIENTS or clients.features > NARROW:
+        return False
+    if is_small_head(model) and SmallHead(model).takes(sum(info.train for info in mine) // len(mine), train):
+        # All steps of such a client are one call.
         return False
     # A step reads training rows of some hops, or the whole graph.
     rows = sum(info.train * len(model.inputs) if model.coupled is None else info.nodes for info in mine) / len(mine)

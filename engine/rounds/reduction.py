@@ -22,13 +22,9 @@ def tree_bytes(tree: Tree) -> int:
 def upload_bytes(upload: Upload) -> int:
     """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it says."""
     given = upload.upload_bytes
-    weights = {name: w for name, w in upload.weight.items() if name not in given}
-    numbers = sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights.values())
-    return (
-        tree_bytes({name: t for name, t in upload.entries.items() if name not in given})
-        + 4 * numbers
-        + sum(given.values())
-    )
+    tensors = sum(t.nbytes for name, t in upload.entries.items() if name not in given)
+    weights = (w for name, w in upload.weight.items() if name not in given)
+    return tensors + 4 * sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights) + sum(given.values())
 
 
 def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Outcome) -> None:

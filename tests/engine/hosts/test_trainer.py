@@ -60,13 +60,33 @@ def test_what_fits_the_device() -> None:
 )
 def test_auto_on_processor_batches_many_small_clients(clients: int, rows: int, features: int, batched: bool) -> None:
     sizes = Clients([ClientInfo(i, rows, rows, 4) for i in range(clients)], features, clients)
-    models = [model("sgc"), model("gcn")]
+    models = [model("gcn"), model("sage")]
     for one in models:
         expected = "batched" if batched else "analytic"
         assert trainers_of("auto", "cpu", Algorithm(), [one], WHOLE, sizes) == [expected]
     # Half of them train each of two models.
     assert trainers_of("auto", "cpu", Algorithm(), models, WHOLE, sizes) == ["analytic"] * 2
     assert trainers_of("auto", "cpu", OwnLoss(), models[:1], WHOLE, sizes) == ["autograd"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "train", "batched"),
+    [
+        ("sgc", 8, WHOLE, False),
+        ("mlp", 8, WHOLE, False),
+        # No single call trains these.
+        ("sgc", 8, TrainOptions(optimizer="sgd", momentum=0.5), True),
+        ("mlp", 6_000, WHOLE, True),
+        ("gcn", 8, WHOLE, True),
+    ],
+)
+def test_auto_on_processor_batches_no_heads_that_one_call_trains(
+    name: str, rows: int, train: TrainOptions, batched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engine.messages.trainers.SMALL", 10**6)
+    sizes = Clients([ClientInfo(i, rows, rows, 4) for i in range(64)], 5, 64)
+    expected = "batched" if batched else "analytic"
+    assert trainers_of("auto", "cpu", Algorithm(), [model(name)], train, sizes) == [expected]
 
 
 @pytest.mark.parametrize(

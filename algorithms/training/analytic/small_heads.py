@@ -1,0 +1,186 @@
+"""The whole local training of a small head, all its steps in one compiled call.
+
+Axes: E steps, N rows, F features, H hidden units (0: one layer), C classes, P parameters.
+"""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.client import ClientModel, FlatModel
+from shoal.algorithms.models.build import name_of
+from shoal.algorithms.models.inputs.neighbourhood import ItemBatch, Neighbourhood
+from shoal.algorithms.models.layers.dropout import fill_kept
+from shoal.algorithms.protocol import Tree
+from shoal.algorithms.rng import seed_default
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.layers import HEADS, cross_entropy
+
+FAST = {"reassoc", "contract", "nsz"}
+# Products of a step's forward pass up to which one call takes less time than torch's calls (`benchmarks/visits.py`).
+MOST_PRODUCTS = 2**18
+# Of Adam, as torch has them by default.
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+NO_STEP, NO_MOMENT = np.empty((0, 0, 0), dtype=np.float32), np.empty(0, dtype=np.float32)
+
+
+class SmallHead:
+    """Trains a head of one or two layers on all rows of a client at once, as `LocalTrainer` does, to rounding.
+
+    Whether it does depends on sizes and options alone, so that the numbers are the same on any hosts.
+    """
+
+    def __init__(self, model: FlatModel) -> None:
+        """Of a model for which `is_small_head` holds."""
+        head: Any = model.module.head
+        first, *others = head.linears
+        self._features, self._hidden = first.in_features, first.out_features if others else 0
+        self._classes: int = head.linears[-1].out_features
+        self._dropout: float = head.dropout if others else 0.0
+
+    def takes(self, rows: int, options: TrainOptions) -> bool:
+        """Whether it trains a client of so many rows."""
+        width = self._hidden * (self._features + self._classes) if self._hidden else self._features * self._classes
+        whole = options.batch_size is None or options.batch_size >= rows
+        return whole and not options.momentum and rows * width <= MOST_PRODUCTS
+
+    def fit(self, own: ClientModel, label_N: Tensor, moments: Tree, options: TrainOptions) -> tuple[float, float]:
+        """Changes a client's parameters and Adam's moments in place; gives the loss before the last step and the first.
+
+        Dropout draws what `HeadGradients` draws. An IndexError for a label that is not one of the classes.
+        """
+        inputs = own.gathered("train")
+        assert not isinstance(inputs, Neighbourhood | ItemBatch)
+        (x_NF,) = inputs
+        assert isinstance(x_NF, Tensor)
+        if not own.module.training:
+            own.module.train()
+        w, kept_ENH = own.flat.w.detach(), NO_STEP
+        if self._dropout:
+            seed_default(w.device, own.random("train"))
+            kept_ENH = np.empty((options.epochs, len(label_N), self._hidden), dtype=np.float32)
+            for kept_NH in torch.from_numpy(kept_ENH):
+                fill_kept(kept_NH, self._dropout)
+        adam = options.optimizer == "adam"
+        if adam and not moments:
+            moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
+        mean_P, square_P, before = NO_MOMENT, NO_MOMENT, 0
+        if adam:
+            mean_P, square_P = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
+            before = int(moments["step"])
+        losses: tuple[float, float] = _train(
+            x_NF.float().contiguous().numpy(), label_N.numpy(), w.numpy(), mean_P, square_P, kept_ENH, self._hidden,
+            self._classes, options.epochs, before, self._dropout, options.lr, options.weight_decay,
+        )  # fmt: skip
+        if adam:
+            moments["step"] = moments["step"] + options.epochs
+        return losses
+
+
+def is_small_head(model: FlatModel) -> bool:
+    """Whether a model is a float32 head of one or two layers on dense rows of one hop, on a processor."""
+    if name_of(model.module) not in HEADS or model.sparse or model.bfloat16 or model.w.device.type != "cpu":
+        return False
+    return len(model.module.head.linears) <= 2  # type: ignore
+
+
+@numba.njit(cache=True, nogil=True)
+def _train(
+    x: np.ndarray, label: np.ndarray, w: np.ndarray, mean: np.ndarray, square: np.ndarray, kept: np.ndarray,
+    hidden: int, classes: int, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
+) -> tuple[float, float]:  # fmt: skip
+    """See `SmallHead.fit`; moments are empty for SGD, `kept` `[E, N, H]` has no step where nothing is dropped."""
+    rows, features = x.shape
+    gradient = np.empty_like(w)
+    below, of_below = np.empty((rows, hidden), np.float32), np.empty((rows, hidden), np.float32)
+    logits = np.empty((rows, classes), np.float32)
+    split = hidden * (features + 1)
+    read = below if hidden else x
+    last, of_last = w[split:], gradient[split:]
+    loss = first = math.nan
+    factor = np.float32(1 / (1 - dropout))
+    for epoch in range(epochs):
+        if hidden:
+            _linear(x, w[:split], below)
+            for n in range(rows):
+                for h in range(hidden):
+                    below[n, h] = max(below[n, h], np.float32(0))
+                    if len(kept):
+                        below[n, h] *= kept[epoch, n, h] * factor
+        _linear(read, last, logits)
+        loss = cross_entropy(logits, label)
+        if not epoch:
+            first = loss
+        _of_parameters(logits, read, of_last)
+        if hidden:
+            _of_input(logits, last, below, of_below, factor)
+            _of_parameters(of_below, x, gradient[:split])
+        if len(mean):
+            _adam(w, gradient, mean, square, before + epoch + 1, lr, weight_decay)
+        else:
+            _sgd(w, gradient, np.float32(lr), np.float32(weight_decay))
+    return loss, first
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _linear(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
+    """out = x W' + b; `w` has W row by row and then b."""
+    width, (rows, outputs) = x.shape[1], out.shape
+    for n in range(rows):
+        for c in range(outputs):
+            total = np.float32(0)
+            for f in range(width):
+                total += x[n, f] * w[c * width + f]
+            out[n, c] = total + w[outputs * width + c]
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _of_parameters(out: np.ndarray, x: np.ndarray, gradient: np.ndarray) -> None:
+    """Writes G' x / N and the column sums of G / N, where `out` is G, N times the gradient at the output."""
+    width, (rows, outputs) = x.shape[1], out.shape
+    gradient[:] = 0
+    scale = np.float32(1) / np.float32(rows)
+    for c in range(outputs):
+        for n in range(rows):
+            of_row = out[n, c] * scale
+            gradient[outputs * width + c] += of_row
+            for f in range(width):
+                gradient[c * width + f] += of_row * x[n, f]
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _of_input(out: np.ndarray, w: np.ndarray, x: np.ndarray, gradient: np.ndarray, factor: np.float32) -> None:
+    """Writes G W, times dropout's factor, where the input x, a hidden layer's output, is above zero; else 0."""
+    width, (rows, outputs) = x.shape[1], out.shape
+    gradient[:] = 0
+    for n in range(rows):
+        for c in range(outputs):
+            for h in range(width):
+                gradient[n, h] += out[n, c] * w[c * width + h]
+        for h in range(width):
+            gradient[n, h] = gradient[n, h] * factor if x[n, h] > 0 else np.float32(0)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _sgd(w: np.ndarray, gradient: np.ndarray, lr: np.float32, weight_decay: np.float32) -> None:
+    for i in range(len(w)):
+        w[i] -= lr * (gradient[i] + weight_decay * w[i])
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _adam(
+    w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, step: int, lr: float, weight_decay: float
+) -> None:
+    """Step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""
+    one, beta1, beta2, decay = np.float32(1), np.float32(BETA1), np.float32(BETA2), np.float32(weight_decay)
+    rate = np.float32(lr / (1 - BETA1**step))
+    root, eps = np.float32(math.sqrt(1 - BETA2**step)), np.float32(EPS)
+    for i in range(len(w)):
+        change = gradient[i] + decay * w[i]
+        mean[i] += (one - beta1) * (change - mean[i])
+        square[i] = beta2 * square[i] + (one - beta2) * change * change
+        w[i] -= rate * mean[i] / (math.sqrt(square[i]) / root + eps)

@@ -1,0 +1,104 @@
+"""Heads trained in one call beside autograd's steps, visit for visit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.fixtures import MakeClient, MakeView
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.layers import HeadGradients
+from shoal.algorithms.training.analytic.small_heads import MOST_PRODUCTS, SmallHead, is_small_head
+from shoal.algorithms.training.local_training import LocalTrainer
+
+FEATURES, CLASSES = 9, 4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "lr": 0.5},
+    "sgd, decay, a batch of all": {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1, "batch_size": 13},
+    "adam": {"weight_decay": 0.1},
+    "adam, reset": {"opt_state": "reset", "epochs": 5},
+}
+
+
+def head(layers: int, dropout: float = 0.0, sparse: bool = False, name: str = "mlp") -> FlatModel:
+    model = FlatModel(build(name, FEATURES, CLASSES, 0, dropout, {"hidden": 6, "layers": layers}), sparse=sparse)
+    model.initial(layers)
+    return model
+
+
+def client_of(rows: int, model: FlatModel, make_view: MakeView, make_client: MakeClient) -> Client:
+    """Twenty nodes without edges, of which so many are trained on."""
+    x = np.random.default_rng(rows).standard_normal((20, FEATURES)).astype(np.float32)
+    view = make_view(20, [], list(np.arange(20) % CLASSES), list(range(1, rows + 1)), CLASSES, x)
+    return make_client(view, model.module)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (2, 0.4)])
+@pytest.mark.parametrize("rows", [1, 13])
+def test_visits_are_those_of_autograd(
+    rows: int, layers: int, dropout: float, options: str, make_view: MakeView, make_client: MakeClient
+) -> None:
+    train = TrainOptions(**{"weight_decay": 0.0, **OPTIONS[options]})
+    found: list[tuple[list[float], dict[str, Tensor], Tensor]] = []
+    for at_once in (False, True):
+        client = client_of(rows, head(layers, dropout), make_view, make_client)
+        flat = client.model.flat
+        trainer = LocalTrainer({MODEL: flat}, train, Algorithm(), HeadGradients(flat) if at_once else None)
+        assert flat.w.grad is not None
+        flat.w.grad.fill_(torch.nan)
+        found.append(([trainer.fit(client, {}) for _ in range(2)], client.state, client.model.w.clone()))
+        # The gradient's memory tells which way was taken.
+        assert bool(flat.w.grad.isnan().all()) == at_once
+    (expected, moments, w), (losses, own_moments, own_w) = found
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(own_w, w, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own_moments, moments, rtol=1e-4, atol=1e-6)
+
+
+def test_bits_depend_on_no_threads(make_view: MakeView, make_client: MakeClient) -> None:
+    ends = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        client = client_of(11, head(2), make_view, make_client)
+        SmallHead(client.model.flat).fit(client.model, client.data.train_label, {}, TrainOptions())
+        ends.append(client.model.w.clone())
+    torch.set_num_threads(1)
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_nan_in_any_weight_is_nan_in_the_loss(layers: int, make_view: MakeView, make_client: MakeClient) -> None:
+    client = client_of(11, head(layers), make_view, make_client)
+    client.model.flat.w.data[0] = torch.nan
+    last, first = SmallHead(client.model.flat).fit(client.model, client.data.train_label, {}, TrainOptions())
+    assert np.isnan([last, first]).all()
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows", "options", "takes"),
+    [
+        (1, MOST_PRODUCTS // 36, {}, True),
+        (1, MOST_PRODUCTS // 36 + 1, {}, False),
+        (2, MOST_PRODUCTS // 78, {}, True),
+        (2, MOST_PRODUCTS // 78 + 1, {}, False),
+        (1, 8, {"batch_size": 8}, True),
+        (1, 8, {"batch_size": 7}, False),
+        (1, 8, {"optimizer": "sgd", "momentum": 0.1}, False),
+    ],
+)
+def test_what_one_call_takes(layers: int, rows: int, options: dict[str, Any], takes: bool) -> None:
+    assert SmallHead(head(layers)).takes(rows, TrainOptions(**options)) is takes
+
+
+def test_small_heads_have_two_layers_at_most_and_read_dense_rows() -> None:
+    assert is_small_head(head(2, name="sgc"))
+    assert not is_small_head(head(3))
+    assert not is_small_head(head(1, sparse=True))
+    assert not is_small_head(head(1, name="gcn"))
