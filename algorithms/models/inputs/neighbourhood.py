@@ -169,8 +169,9 @@ def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.nda
     n, counts = len(indptr) - 1, np.diff(indptr)
     if operator == "symmetric" and weight is None:
         root = 1 / np.sqrt(degree.astype(np.float64))
-        parts = _symmetric(indptr, indices, (degree[:n] - 1) / np.maximum(counts, 1) * root[:n], root)
-        return SparseMatrix.of(*parts, columns=len(drawn.nodes))
+        of_row = (degree[:n] - 1) / np.maximum(counts, 1) * root[:n]
+        starts, columns, entries = _symmetric(indptr, indices, of_row, root)
+        return SparseMatrix.of(starts, columns, entries, len(drawn.nodes))
     row = np.repeat(np.arange(n), counts)
     scale = ((degree[:n] - 1) / np.maximum(counts, 1))[row] if weight is None else weight.astype(np.float64)
     loops = np.ones(0)
