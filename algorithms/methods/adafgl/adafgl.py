@@ -16,7 +16,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import kept_rows
 from shoal.algorithms.rng import Stream, seed_default
 from shoal.algorithms.training.joint_training import own_optimizer
-from shoal.algorithms.training.local_training import bounded_loss
+from shoal.algorithms.training.local_training import bounded_loss, flat_step, without_denormals
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -27,8 +27,9 @@ PERSONAL = "personal"
 
 @dataclass
 class Received:
-    """What a visit keeps: predictions of the branches for all nodes, None until needed."""
+    """What a visit keeps: its branches, and their predictions for all nodes; None until needed."""
 
+    branches: FlatModel | None = None
     scores_NC: Tensor | None = None
 
 
@@ -129,13 +130,15 @@ class AdaFGL(FedAvg):
         state, options = client.state, trainer.options
         if HOMOPHILY not in state:
             state[HOMOPHILY] = torch.tensor(homophily(client.data, client.rng(HOMOPHILY)))
-        known, flat = self._known(client), self._branches(client, options.dropout)
+        received.branches = received.scores_NC = None
+        known, flat = self._known(client), self._branches(client, received, options.dropout)
         asked = _asked(client.data, known)
         gradient, loss = flat.w.grad, torch.zeros(())
         assert gradient is not None
         seed_default(client.data.device, client.random("train branches"))
         flat.module.train()
-        with own_optimizer(client, trainer, BRANCHES, flat.w) as optimizer:
+        with own_optimizer(client, trainer, BRANCHES, flat.w) as optimizer, without_denormals():
+            step = flat_step(optimizer, flat.w)
             for _ in range(options.epochs):
                 gradient.zero_()
                 scores = flat.module(known, client.data.whole(0), asked)
@@ -144,8 +147,7 @@ class AdaFGL(FedAvg):
                 if self.preserve:
                     loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), known.p_NC)
                 loss.backward()
-                optimizer.step()
-        received.scores_NC = None
+                step()
         return bounded_loss(float(loss.detach()))
 
     def _known(self, client: Client) -> Knowledge:
@@ -158,14 +160,18 @@ class AdaFGL(FedAvg):
         )
         return found
 
-    def _branches(self, client: Client, dropout: float = 0.0) -> FlatModel:
+    def _branches(self, client: Client, received: Received, dropout: float = 0.0) -> FlatModel:
         """The client's branches, which at first are drawn from its own stream."""
+        if received.branches is not None:
+            return received.branches
         data = client.data
+        shape = data.features, data.classes, self.steps, self.hidden, dropout, self.beta
+        kept = client.state.get(BRANCHES)
         with Stream(data.device, client.random(BRANCHES)):
-            flat = FlatModel(Branches(data.features, data.classes, self.steps, self.hidden, dropout, self.beta))
-        if BRANCHES in client.state:
-            flat.load(client.state[BRANCHES])
-        return flat
+            received.branches = FlatModel(Branches(*shape, draws=kept is None))
+        if kept is not None:
+            received.branches.load(kept)
+        return received.branches
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({}) if phase == PERSONAL else super().upload(client, received, phase)
@@ -174,8 +180,8 @@ class AdaFGL(FedAvg):
         if BRANCHES not in client.state:
             return super().predict(client, received, part)
         if received.scores_NC is None:
-            known, module = self._known(client), self._branches(client).module
-            with torch.no_grad():
+            known, module = self._known(client), self._branches(client, received).module
+            with torch.no_grad(), without_denormals():
                 homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(known, client.data.whole(0)))
             share = float(client.state[HOMOPHILY])
             received.scores_NC = share * (homo + known.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)

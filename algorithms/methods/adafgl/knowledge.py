@@ -4,11 +4,12 @@ Axes: N nodes, C classes, F features, K steps of propagation.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from shoal.algorithms.losses.label_propagation import propagate_labels
 from shoal.algorithms.losses.prototypes import unit
@@ -36,12 +37,12 @@ class Likeness(NamedTuple):
     direction_NC: Tensor
     cut: float
 
-    def rows(self, rows: Tensor, first: int = 0) -> Tensor:
-        """Some rows of S, `[R, N - first]`, from the column `first` on."""
-        cos_RN = self.direction_NC[rows] @ self.direction_NC[first:].T
+    def rows(self, rows: Tensor) -> Tensor:
+        """Some rows of S, `[R, N]`."""
+        cos_RN = self.direction_NC[rows] @ self.direction_NC.T
         if self.cut:
             cos_RN = (cos_RN > self.cut).to(cos_RN.dtype)
-        return cos_RN.scatter_(1, (rows - first)[:, None], 0.0)
+        return cos_RN.scatter_(1, rows[:, None], 0.0)
 
     @property
     def nodes(self) -> Tensor:
@@ -164,20 +165,56 @@ def propagated(
 ) -> tuple[Tensor, ...]:
     """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each.
 
-    With rows that are asked for, the product of the last weight is of these alone, `[R, H]`.
+    With rows that are asked for, the product of the last weight is of these alone, `[R, H]`. A backward pass writes the
+    gradients of the weights into their `grad`, which must be there: they are most of what a step writes.
     """
-    if known.hops_NG.numel():
-        if asked is None:
-            return (known.hops_NG @ torch.cat(tuple(weights)).t()).chunk(len(weights), dim=1)
-        *everywhere, last = weights
-        product = known.hops_NG @ torch.cat(everywhere).t()
-        return *product.chunk(len(everywhere), dim=1), asked.hops_RG @ last.t()
-    of_hops = [torch.cat(parts, dim=1) for parts in zip(*(w.t().split(x_NF.shape[1]) for w in weights))]
-    *nearer, product = (x_NF @ torch.cat(of_hops, dim=1)).chunk(len(of_hops), dim=1)
-    for of_hop in reversed(nearer):
-        product = of_hop + known.mixing.times(product)
-    *products, last = product.chunk(len(weights), dim=1)
-    return *products, last if asked is None else last[asked.rows]
+    found: tuple[Tensor, ...] = _Propagated.apply(known, x_NF, asked, *weights)
+    return found
+
+
+class _Propagated(torch.autograd.Function):
+    """P~ is symmetric, so that gradients are propagated as features are."""
+
+    @staticmethod
+    def forward(ctx: Any, known: Knowledge, x_NF: Features, asked: Rows | None, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.known, ctx.x_NF, ctx.asked, ctx.weights = known, x_NF, asked, weights
+        if known.hops_NG.numel():
+            hops = _hops_read(known, asked, len(weights))
+            return tuple(hop @ weight.t() for hop, weight in zip(hops, weights))
+        of_hops = zip(*(weight.t().contiguous().split(x_NF.shape[1]) for weight in weights))
+        *nearer, product = [torch.cat([x_NF @ part for part in parts], dim=1) for parts in of_hops]
+        for of_hop in reversed(nearer):
+            product = of_hop + known.mixing.times(product)
+        *products, last = product.chunk(len(weights), dim=1)
+        return *products, last.clone() if asked is None else last[asked.rows]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        known, x_NF, asked = ctx.known, ctx.x_NF, ctx.asked
+        if known.hops_NG.numel():
+            for hop, weight, gradient in zip(_hops_read(known, asked, len(gradients)), ctx.weights, gradients):
+                torch.mm(gradient.t(), hop, out=weight.grad)
+            return (None,) * (3 + len(gradients))
+        *others, last = gradients
+        if asked is not None:
+            last = torch.zeros_like(others[0]).index_add_(0, asked.rows, last)
+        product = torch.cat([*others, last], dim=1)
+        # By column, as products give them; only a whole matrix is turned fast.
+        turned = [torch.empty(weight.shape[::-1], device=weight.device) for weight in ctx.weights]
+        for number, of_hop in enumerate(zip(*(of_weight.split(x_NF.shape[1]) for of_weight in turned))):
+            if number:
+                product = known.mixing.times(product)
+            for part, gradient in zip(of_hop, product.chunk(len(of_hop), dim=1)):
+                x_NF.times_transposed(gradient, part)
+        for weight, of_weight in zip(ctx.weights, turned):
+            weight.grad.copy_(of_weight.t())
+        return (None,) * (3 + len(gradients))
+
+
+def _hops_read(known: Knowledge, asked: Rows | None, weights: int) -> list[Tensor]:
+    """What is written out, as each weight reads it."""
+    return [known.hops_NG] * (weights - 1) + [known.hops_NG if asked is None else asked.hops_RG]
 
 
 def homophily(data: View, rng: torch.Generator) -> float:

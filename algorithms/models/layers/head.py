@@ -32,9 +32,17 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self, features: int, hidden: int, classes: int, layers: int, dropout: float, *, activation: str = "relu"
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        layers: int,
+        dropout: float,
+        *,
+        activation: str = "relu",
+        draws: bool = True,
     ) -> None:
-        """Draws the parameters from torch's default generator.
+        """Draws the parameters from torch's default generator, if it `draws` any: others are loaded before use.
 
         `activation` is `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25.
 
@@ -59,7 +67,8 @@ class Head(nn.Module):
         device = torch.get_default_device()
         self.linears = nn.ModuleList(skip_init(nn.Linear, *pair, device=device) for pair in pairwise(widths))
         self.prelu = nn.PReLU() if activation == "prelu" and layers > 1 else None
-        self.reset_parameters()
+        if draws:
+            self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew from torch's default generator."""

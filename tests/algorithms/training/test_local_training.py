@@ -21,7 +21,7 @@ from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
+from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer, without_denormals
 from shoal.storage.store.view import View
 
 ADAM = {"lr": 0.02, "weight_decay": 0.01}
@@ -342,3 +342,10 @@ def test_flat_step_equals_torch_to_the_bit(options: dict[str, Any]) -> None:
             assert torch.equal(moment, theirs[name])
             assert moment.dtype == theirs[name].dtype
         before = found
+
+
+def test_denormals_are_zero_inside_the_block_alone() -> None:
+    small = torch.full((2,), 1e-30)
+    with without_denormals():
+        assert not (small * 1e-9).any()
+    assert (small * 1e-9).all()

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.adafgl import knowledge as adafgl_knowledge
 from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Received
-from shoal.algorithms.methods.adafgl.branches import signed_messages
 from shoal.algorithms.methods.adafgl.knowledge import knowledge, propagated
+from shoal.algorithms.methods.adafgl.signed_messages import signed_messages
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.dropout import drop
 from shoal.algorithms.rng import key
