@@ -1,7 +1,7 @@
 """What a client's visit costs by method, in processor time: training and upload, and scoring, beside Local.
 
-    python benchmarks/method_visits.py [--graphs cora computers] [--methods adafgl fedpg fedgkc] [--model gcn] [--trainer auto]
-                                [--epochs 3] [--rounds 12] [--repeats 3]
+    python benchmarks/method_visits.py [--graphs cora computers] [--methods adafgl fedpg fedgkc] [--model gcn]
+                                       [--trainer auto] [--epochs 3] [--rounds 12] [--repeats 3]
 
 Ten METIS clients of real graphs of $SHOAL_DATA; a model of two layers of width 64, FedGKC's copilot is one, too.
 Methods take turns in one process with one thread. A turn is a short run, and its time is the median, over the rounds
