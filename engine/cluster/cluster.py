@@ -30,7 +30,7 @@ from shoal.storage.files.places import cache_folder, remove_temporary, short_fol
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
-START_SECONDS, SECONDS_IN_SILENCE, SECONDS_BETWEEN_LOOKS = 120.0, 15.0, 0.2
+START_SECONDS, SECONDS_IN_SILENCE, SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 120.0, 15.0, 0.2, 30.0
 RAYLET_ENDED = "the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
 # A socket has at most 107 bytes, of which Ray names 66 below its folder.
 LONGEST_FOLDER = 41
@@ -187,25 +187,60 @@ def _from_array(array: np.ndarray) -> torch.Tensor:
 
 
 def _require_resources(config: Config) -> None:
-    """Refuses, with a ShoalError, hosts that can never be placed: Ray would wait for ever."""
-    share = config.resources
-    deadline = time.monotonic() + (10 if config.ray.address else 0)
+    """Waits for machines with room for all hosts in a cluster that is joined; raises a ShoalError if none come."""
+    share, hosts = config.resources, config.engine.hosts
+    waits = Patience(config.ray.start_timeout if config.ray.address else 0)
+    asked = False
     while True:
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         room = _room(machines, share)
-        if room >= config.engine.hosts:
-            return
-        if time.monotonic() > deadline:
+        if room >= hosts:
             break
+        have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
+        beside = f" beside the server (resources.server_cpus {share.server_cpus:g}, server_gpus {share.server_gpus:g})"
+        line = (
+            f"the cluster has room for {room:g}{beside if share.server_cpus or share.server_gpus else ''} "
+            f"({len(machines)} machines, {have})"
+        )
+        if not waits.on(f"{hosts} hosts: {line}"):
+            raise ShoalError(
+                f"engine.hosts {hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
+                f"{share.gpus_per_host:g}: {line}; use fewer hosts or smaller shares"
+            )
+        if not asked:
+            _ask_autoscaler(hosts, share)
+            asked = True
         time.sleep(0.5)
-    have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
-    beside = f" beside the server (resources.server_cpus {share.server_cpus:g}, server_gpus {share.server_gpus:g})"
-    raise ShoalError(
-        f"engine.hosts {config.engine.hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
-        f"{share.gpus_per_host:g}: the cluster has room for {room:g}"
-        f"{beside if share.server_cpus or share.server_gpus else ''} ({len(machines)} machines, {have}); "
-        "use fewer hosts or smaller shares"
-    )
+    if asked:
+        # From now on the hosts themselves are what machines are kept for.
+        _ask_autoscaler(0, share)
+
+
+def _ask_autoscaler(hosts: int, share: ResourcesConfig) -> None:
+    """Asks for machines; without an autoscaler nobody hears it."""
+    from ray.autoscaler.sdk import request_resources  # only where something is missing: takes half a second
+
+    one = {"CPU": share.cpus_per_host, "GPU": share.gpus_per_host}
+    request_resources(bundles=[{kind: count for kind, count in one.items() if count}] * hosts)
+
+
+class Patience:
+    """Waits up to a limit, and says every half a minute what for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._next = SECONDS_IN_SILENCE
+
+    def on(self, what: str) -> bool:
+        """Whether to wait on."""
+        waited = time.monotonic() - self._began
+        if waited >= self._seconds:
+            return False
+        if waited >= self._next:
+            self._next = waited + SECONDS_BETWEEN_LINES
+            say(f"waiting for {what}; {self._seconds - waited:.0f} s more (ray.start_timeout)")
+        return True
 
 
 def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> float:

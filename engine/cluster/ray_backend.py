@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.cluster import RAYLET_ENDED, START_SECONDS, connect, gpu_places, share_tensors
+from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.config.config import Config
@@ -97,13 +97,20 @@ def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) 
     ]
 
 
-def await_hosts(hosts: Sequence[Any]) -> None:
+def await_hosts(hosts: Sequence[Any], seconds: float) -> None:
     """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
+    waits = Patience(seconds)
+    pings = [host.ping.remote() for host in hosts]
+    found: Sequence[Any] = []
+    while len(found) < len(hosts) and waits.on(f"{len(hosts) - len(found)} of {len(hosts)} hosts to start"):
+        found, _ = ray.wait(pings, num_returns=len(pings), timeout=BETWEEN_BEATS)
     try:
-        ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
+        ray.get(pings, timeout=BETWEEN_BEATS)
     except (GetTimeoutError, RayError) as error:
         raise ShoalError(
-            "engine.hosts", f"{len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
+            "engine.hosts",
+            f"{len(hosts) - len(found)} of {len(hosts)} host actors did not start in {seconds:.0f} s "
+            f"({' '.join(str(error).split())[:200]}); raise ray.start_timeout",
         ) from error
 
 
@@ -170,7 +177,7 @@ class RayBackend:
         """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
         if not self._up:
             try:
-                await_hosts(self.hosts)
+                await_hosts(self.hosts, self._config.ray.start_timeout)
             except ShoalError:
                 self._health.require(now=True)
                 raise

@@ -224,9 +224,16 @@ class ResourcesConfig:
 
 @dataclass(frozen=True, config=CLOSED)
 class RayConfig:
-    """Address of an existing cluster (`auto`, `host:port`); null starts Ray on this machine."""
+    """The cluster that a run joins.
+
+    Attributes:
+        address: Of an existing cluster (`auto`, `host:port`); null starts Ray on this machine.
+        start_timeout: Seconds to wait for machines with room for all hosts, which an autoscaler is asked for, and as
+            many for the hosts to start there.
+    """
 
     address: str | None = None
+    start_timeout: Positive = 120
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -264,7 +264,7 @@ def hosts() -> Iterator[list[Any]]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     share_tensors()
     actors = start_hosts(2, cpus=1, gpus=0)
-    await_hosts(actors)
+    await_hosts(actors, 120)
     yield actors
     ray.shutdown()
 

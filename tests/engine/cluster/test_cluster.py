@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 from ray._private.utils import set_sigterm_handler
+from ray.cluster_utils import Cluster
 from support.errors import refused
 from support.small_runs import small_run
 
+from shoal.engine.cluster import cluster as cluster_module
 from shoal.engine.cluster.cluster import _room, _signals_kept, connect, places
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import ResourcesConfig
@@ -71,6 +74,30 @@ def test_room_reserves_the_servers_share(machines: Machines, share: dict[str, fl
 def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> None:
     with refused("ray.address", says="no Ray cluster can be reached at 127.0.0.1:1 "):
         connect(configure({"engine.backend": "ray", "ray.address": "127.0.0.1:1"}))
+
+
+def test_machines_that_come_later_are_waited_for(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster_module, "SECONDS_IN_SILENCE", 0.0)
+    keys = {"engine.backend": "ray", "engine.hosts": 2, "resources.cpus_per_host": 1.0}
+    later: subprocess.Popen[bytes] | None = None
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        joined = {**keys, "ray.address": cluster.address}
+        with refused(says="the cluster has room for 1 (1 machines, 1 CPU, 0 GPU)"):
+            connect(configure({**joined, "ray.start_timeout": 1}))
+        add = ["start", f"--address={cluster.address}", "--num-cpus=1", "--block", "--disable-usage-stats"]
+        later = subprocess.Popen([sys.executable, "-m", "ray.scripts.scripts", *add], stdout=subprocess.DEVNULL)
+        connect(configure(joined))
+        assert sum(node["Resources"].get("CPU", 0) for node in ray.nodes()) == 2
+    finally:
+        ray.shutdown()
+        if later is not None:
+            later.terminate()
+            later.wait()
+        cluster.shutdown()
+    assert "waiting for 2 hosts: the cluster has room for 1 (1 machines, 1 CPU, 0 GPU); " in capsys.readouterr().err
 
 
 def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path) -> None:
