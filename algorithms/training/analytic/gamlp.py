@@ -50,7 +50,9 @@ class GAMLPGradients:
         first = self._linears[0]
         products = self._products(hops)
         scores = {k: score_NR for k, (_, score_NR) in products.items()}
-        sum_NF = self._buffers("sum", len(label_N), first.weight.shape[1] if hops.summed else 0)
+        sum_NF = first.weight.new_empty(len(label_N), 0)
+        if hops.summed:
+            sum_NF = self._buffers("sum", len(label_N), first.weight.shape[1])
         gate_NK, weight_NK = weigh_hops(self._module, hops, scores, len(inputs), sum_NF)
         out = self._buffers("out", len(label_N), len(first.weight)).copy_(first.bias)
         if hops.summed:

@@ -157,6 +157,15 @@ def test_gradients_of_gamlp(attention: str, layers: int, dropout: float, hops: i
         check(model, closed, inputs, torch.arange(rows) % CLASSES)
 
 
+def test_gradients_of_gamlp_of_clients_with_other_hops_sparse() -> None:
+    """Some clients' hops are denser than others'."""
+    model = model_of("gamlp", 0.5, 2, 2, by_column=True)
+    closed = analytic(model)
+    for turned in ((), (0, 1, 2), (0, 1), (2,), ()):
+        inputs: list[Features] = [sparse(hop) if k in turned else hop for k, hop in enumerate(rows_of(9, 2))]
+        check(model, closed, inputs, torch.arange(9) % CLASSES)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
