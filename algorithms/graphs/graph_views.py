@@ -66,7 +66,7 @@ class GraphViews:
 def _some_entries(
     indptr: np.ndarray, indices: np.ndarray, pair: np.ndarray, kept: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts and columns, int32, of the entries whose pair, of `pairs`, is kept, bool `[E / 2]`."""
+    """Row starts and columns, int32, of the entries of pairs that are kept, bool `[E / 2]`."""
     starts, columns = np.zeros(len(indptr), np.int32), np.empty(len(indices), np.int32)
     count = 0
     for row in range(len(indptr) - 1):

@@ -191,33 +191,39 @@ def _require_resources(config: Config) -> None:
     share, hosts = config.resources, config.engine.hosts
     waits = Patience(config.ray.start_timeout if config.ray.address else 0)
     asked = False
-    while True:
-        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = _room(machines, share)
-        if room >= hosts:
-            break
-        have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
-        beside = f" beside the server (resources.server_cpus {share.server_cpus:g}, server_gpus {share.server_gpus:g})"
-        line = (
-            f"the cluster has room for {room:g}{beside if share.server_cpus or share.server_gpus else ''} "
-            f"({len(machines)} machines, {have})"
-        )
-        if not waits.on(f"{hosts} hosts: {line}"):
-            raise ShoalError(
-                f"engine.hosts {hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
-                f"{share.gpus_per_host:g}: {line}; use fewer hosts or smaller shares"
-            )
-        if not asked:
-            _ask_autoscaler(hosts, share)
-            asked = True
-        time.sleep(0.5)
-    if asked:
-        # From now on the hosts themselves are what machines are kept for.
-        _ask_autoscaler(0, share)
+    try:
+        while (missing := _missing(hosts, share)) is not None:
+            if not waits.on(f"{hosts} hosts: {missing}"):
+                raise ShoalError(
+                    f"engine.hosts {hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
+                    f"{share.gpus_per_host:g}: {missing}; use fewer hosts or smaller shares"
+                )
+            if not asked:
+                _ask_autoscaler(hosts, share)
+                asked = True
+            time.sleep(0.5)
+    finally:
+        # Machines are kept for hosts that start now, and for none where the run ends here.
+        if asked:
+            _ask_autoscaler(0, share)
+
+
+def _missing(hosts: int, share: ResourcesConfig) -> str | None:
+    """For how many hosts there is room, where there is not enough; else None."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = _room(machines, share)
+    if room >= hosts:
+        return None
+    have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
+    beside = f" beside the server (resources.server_cpus {share.server_cpus:g}, server_gpus {share.server_gpus:g})"
+    return (
+        f"the cluster has room for {room:g}{beside if share.server_cpus or share.server_gpus else ''} "
+        f"({len(machines)} machines, {have})"
+    )
 
 
 def _ask_autoscaler(hosts: int, share: ResourcesConfig) -> None:
-    """Asks for machines; without an autoscaler nobody hears it."""
+    """Asks for machines for so many hosts in the place of what was asked for; without an autoscaler nothing happens."""
     from ray.autoscaler.sdk import request_resources  # only where something is missing: takes half a second
 
     one = {"CPU": share.cpus_per_host, "GPU": share.gpus_per_host}

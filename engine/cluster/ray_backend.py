@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.algorithms.protocol import Tree
@@ -104,13 +104,15 @@ def await_hosts(hosts: Sequence[Any], seconds: float) -> None:
     found: Sequence[Any] = []
     while len(found) < len(hosts) and waits.on(f"{len(hosts) - len(found)} of {len(hosts)} hosts to start"):
         found, _ = ray.wait(pings, num_returns=len(pings), timeout=BETWEEN_BEATS)
-    try:
-        ray.get(pings, timeout=BETWEEN_BEATS)
-    except (GetTimeoutError, RayError) as error:
+    if late := len(hosts) - len(found):
         raise ShoalError(
-            "engine.hosts",
-            f"{len(hosts) - len(found)} of {len(hosts)} host actors did not start in {seconds:.0f} s "
-            f"({' '.join(str(error).split())[:200]}); raise ray.start_timeout",
+            "engine.hosts", f"{late} of {len(hosts)} did not start in {seconds:.0f} s; raise ray.start_timeout"
+        )
+    try:
+        ray.get(pings)
+    except RayError as error:
+        raise ShoalError(
+            "engine.hosts", f"{len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
         ) from error
 
 

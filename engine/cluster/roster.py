@@ -79,18 +79,22 @@ class Roster:
         self._job_ref = ray.put(job)
         self._known: dict[int, DataLocality] = {}
         self._grouped: dict[frozenset[int], list[int]] | None = None
+        self._joined: dict[tuple[frozenset[int], ...], list[int]] = {}
         self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
 
     def hosts_with(self, clients: Iterable[int]) -> list[int]:
         """Ready hosts that can read the data of all these clients; while none is ready, hosts that could before."""
-        wanted, groups = frozenset(clients), self._groups()
-        able = [hosts for readable, hosts in groups.items() if wanted <= readable]
-        return able[0] if len(able) == 1 else [host for hosts in able for host in hosts]
+        wanted = frozenset(clients)
+        able = tuple(readable for readable in self._groups() if wanted <= readable)
+        # The same list for the same groups: `place` takes cells of one list together.
+        if able not in self._joined:
+            self._joined[able] = [host for readable in able for host in self._groups()[readable]]
+        return self._joined[able]
 
     def _groups(self) -> dict[frozenset[int], list[int]]:
         """Ready hosts by the clients that they can read; the same lists until a host comes or goes."""
         if self._grouped is None:
-            self._grouped = {}
+            self._grouped, self._joined = {}, {}
             for host, locality in (self.ready or self._known).items():
                 self._grouped.setdefault(locality.clients, []).append(host)
         return self._grouped

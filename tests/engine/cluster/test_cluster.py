@@ -80,6 +80,8 @@ def test_machines_that_come_later_are_waited_for(
     configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster_module, "SECONDS_IN_SILENCE", 0.0)
+    asked, ask = [], cluster_module._ask_autoscaler
+    monkeypatch.setattr(cluster_module, "_ask_autoscaler", lambda *args: (asked.append(args[0]), ask(*args)))
     keys = {"engine.backend": "ray", "engine.hosts": 2, "resources.cpus_per_host": 1.0}
     later: subprocess.Popen[bytes] | None = None
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -87,6 +89,8 @@ def test_machines_that_come_later_are_waited_for(
         joined = {**keys, "ray.address": cluster.address}
         with refused(says="the cluster has room for 1 (1 machines, 1 CPU, 0 GPU)"):
             connect(configure({**joined, "ray.start_timeout": 1}))
+        # What was asked for is withdrawn: an autoscaler would keep machines for it.
+        assert asked == [2, 0]
         add = ["start", f"--address={cluster.address}", "--num-cpus=1", "--block", "--disable-usage-stats"]
         later = subprocess.Popen([sys.executable, "-m", "ray.scripts.scripts", *add], stdout=subprocess.DEVNULL)
         connect(configure(joined))
