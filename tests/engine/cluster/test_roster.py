@@ -69,6 +69,8 @@ def test_roster_starts_empty_and_hosts_enter_when_called(hosts: list[Any], job_o
     assert found == dict.fromkeys((0, 1), (EVERYONE, machine()))
     assert (roster.entering, roster.events, roster.unreadable([2, 7])) == ({}, [], {7})
     assert (sorted(roster.hosts_with([0, 5])), roster.hosts_with([0, 7])) == ([0, 1], [])
+    # Cells of the same hosts are placed together by their one list.
+    assert roster.hosts_with([0, 5]) is roster.hosts_with([5])
     roster.leaves(1)
     assert roster.hosts_with([3]) == [0]
     roster.leaves(0)
