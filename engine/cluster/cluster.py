@@ -31,6 +31,7 @@ from shoal.storage.files.places import cache_folder, remove_temporary, short_fol
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
 START_SECONDS, SECONDS_IN_SILENCE, SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 120.0, 15.0, 0.2, 30.0
+SECONDS_TO_LEAVE = 5.0
 RAYLET_ENDED = "the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
 # A socket has at most 107 bytes, of which Ray names 66 below its folder.
 LONGEST_FOLDER = 41
@@ -113,7 +114,9 @@ def _in_time(where: str) -> Iterator[None]:
             waited = time.monotonic() - began
             with suppress(psutil.Error):
                 started = [child for child in psutil.Process().children() if child.pid not in earlier]
-                if any(child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE for child in started):
+                ended = any(child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE for child in started)
+                # An interrupt ends Ray's processes, and then this one, by itself.
+                if ended and not done.wait(SECONDS_TO_LEAVE):
                     _end(RAYLET_ENDED)
             if waited > START_SECONDS:
                 _end(f"did not start at {where} in {START_SECONDS:.0f} s; look there, or set engine.backend=local")
