@@ -131,12 +131,12 @@ def differing(there: FederationState, here: FederationState, exact: bool) -> str
     worst, name = 0.0, ""
     for place, t in mine.items():
         other = others[place]
+        if t.shape != other.shape:
+            return f"{place}: other shapes"
         same = torch.equal(t, other) if exact else torch.allclose(t.double(), other.double(), rtol=1e-4, atol=1e-5)
-        if not same and t.shape == other.shape:
+        if not same:
             distance = float((t.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30))
             worst, name = max((worst, name), (distance, place))
-        elif not same:
-            return f"{place}: other shapes"
     return f"{name}: {worst:.2g}" if name else ""
 
 

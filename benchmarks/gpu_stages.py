@@ -1,6 +1,7 @@
 """The stages of `gpu.py`: `gpu_stages.py NAME DEVICE SMALLEST ROWS` runs one and writes its rows as it goes."""
 
 import importlib.util
+import itertools
 import json
 import platform
 import subprocess
@@ -122,9 +123,41 @@ def compared(where: Where, cases: dict[str, Row]) -> Iterator[Row]:
             yield row
 
 
+def bare_loop(where: Where, clients: int, shape: tuple[int, int, int, int]) -> float:
+    """Milliseconds a client of a round written out in torch: three steps of Adam on each client, one after another.
+
+    All data lies on the device, training rows alone, a fifth of the nodes. Nothing is checked, recorded or fetched.
+    """
+    hidden, nodes, features, classes = shape
+    device, rows = where.device, max(1, nodes // 5)
+    sizes = (features, hidden, classes) if hidden else (features, classes)
+    layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())][:-1]).to(device)
+    weights = list(model.parameters())
+    shared = [w.detach().clone() for w in weights]
+    x_NF = [torch.randn(rows, features, device=device) for _ in range(clients)]
+    y_N = [torch.randint(classes, (rows,), device=device) for _ in range(clients)]
+
+    def round_of_all() -> None:
+        sums = [torch.zeros_like(w) for w in shared]
+        for x, y in zip(x_NF, y_N):
+            with torch.no_grad():
+                torch._foreach_copy_(weights, shared)
+            optimizer = torch.optim.Adam(weights, lr=0.01, weight_decay=5e-4, fused=True)
+            for _ in range(3):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            torch._foreach_add_(sums, [w.detach() for w in weights])
+        for mine, total in zip(shared, sums):
+            mine.copy_(total / clients)
+
+    return 1000 * time_of(round_of_all, device, times=2) / clients
+
+
 def paths(where: Where) -> Iterator[Row]:
-    """Autograd and batched: seconds of a client-round, and its launches, waits and copies."""
-    clients = 8 if where.smallest else 128
+    """A bare loop, autograd and batched: seconds of a client-round, and its launches, waits and copies."""
+    clients = 8 if where.smallest else 500 if where.device.type == "cuda" else 128
     names = ("linear",) if where.smallest else (*SHAPES, "sgc", "gamlp", "gcn")
     for name in names:
         hidden, nodes, features, classes = SHAPES.get(name, (64, 200, 64, 10))
@@ -136,6 +169,9 @@ def paths(where: Where) -> Iterator[Row]:
             model = {"name": name}
         keys: Row = {"options": {"features": features, "classes": classes}, "model": model}
         keys["propagation"] = {"hops": 0 if name in SHAPES else 2}
+        if name in SHAPES:
+            loop = bare_loop(where, clients, (hidden, nodes, features, classes))
+            yield {"case": name, "nodes": nodes, "path": "bare loop", "precision": "float32", "ms a client": loop}
         with folder() as place:
             for path, cell, precision in ways(where):
                 if name == "gcn" and precision == "bfloat16":
@@ -229,7 +265,7 @@ STAGES = {
     "versions": Stage(versions, 30),
     "ceilings": Stage(ceilings, 40),
     "models": Stage(models, 90),
-    "paths": Stage(paths, 150),
+    "paths": Stage(paths, 240),
     "uploads": Stage(uploads, 60),
     "propagation": Stage(propagation, 30),
     "faults": Stage(faults, 60),

@@ -360,10 +360,10 @@ def _features(rows: Rows) -> StoredFeatures:
 
 
 def _chosen(hop: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """Some rows of a hop in the map, as stored; for a GPU in memory that it can read by itself."""
-    if device.type != "cuda":
+    """Some rows of a hop where it lies, as stored; from the map for a GPU in memory that it can read by itself."""
+    if hop.device.type == device.type:
         return hop.index_select(0, rows)
-    out = torch.empty(len(rows), hop.shape[1], dtype=hop.dtype, device="cpu", pin_memory=True)
+    out = torch.empty(len(rows), hop.shape[1], dtype=hop.dtype, device="cpu", pin_memory=device.type == "cuda")
     return torch.index_select(hop, 0, rows, out=out)
 
 

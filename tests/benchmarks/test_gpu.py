@@ -22,8 +22,9 @@ def test_gpu_stages_on_a_processor_are_done_or_named(tmp_path: Path) -> None:
     found = figures(tmp_path, "--stages", "paths", "faults")
     assert found["device"] == "cpu"
     assert {name: stage["state"] for name, stage in found["stages"].items()} == {"paths": "done", "faults": "done"}
-    loop, stacked = found["stages"]["paths"]["rows"]
-    assert (loop["path"], stacked["path"]) == ("autograd", "batched")
+    bare, loop, stacked = found["stages"]["paths"]["rows"]
+    assert (bare["path"], loop["path"], stacked["path"]) == ("bare loop", "autograd", "batched")
+    assert bare["ms a client"] > 0
     assert 0 < stacked["launches a client"] < loop["launches a client"]
     assert found["stages"]["faults"]["rows"][0]["found"] == "not done: they need a GPU"
     assert "paths: done" in (tmp_path / "gpu.txt").read_text()
