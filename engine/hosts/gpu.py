@@ -1,15 +1,15 @@
-"""What a host does on a GPU to wait for it seldom. Not measured on a GPU.
+"""What a host does on a GPU to wait for it seldom.
 
-Values of a cell come in one copy, results of its clients go back in one copy, and their predictions are counted
-together. On a processor nothing of this runs.
+Values of a cell come in one copy, results of its clients go back in one copy, large means as their sum alone, and
+predictions are counted together. On a processor nothing of this runs.
 
 Axes: J parts of clients, S items of all of them one behind the other, C classes.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,19 +20,22 @@ from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import MODEL, Tree, Upload
+from shoal.algorithms.protocol import MODEL, Reduce, Tree, Upload
 from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded, size_groups
 from shoal.algorithms.training.batched.batched_training import evaluated, outputs
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.config.sections import ACCURACY
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
+from shoal.engine.rounds.reduction import require_numbers
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, require_winner, scores_in_form
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.
 MAX_RESULT_BYTES = 2**28
+# Bytes of an entry from which adding it up on the device costs less than its copy.
+LEAST_TO_ADD = 2**16
 
 
 class Visited(Protocol):
@@ -56,10 +59,14 @@ class Deferred:
         """Of the host's job (`shoal.engine.hosts.host.OpenedJob`) and its cache."""
         self._opened, self._cache = opened, cache
         self._results: list[ClientResult] = []
+        self._bytes = 0
         self._scored: dict[int, Scored] = {}
         self._next: Cell | None = None
         self._begun = False
         self._values: Cell | None = None
+        self._means: set[str] = set()
+        # Nothing of the present cell was fetched before its end.
+        self._is_whole = True
 
     def sent(self, tree: Tree) -> Tree:
         """Copies of a download on the device."""
@@ -68,6 +75,7 @@ class Deferred:
     def receive(self, cell: Cell, following: Cell | None) -> Cell:
         """A cell with its clients' values on the device, where those of the following one come at its end."""
         values, begun = self._values, self._begun
+        self._means = {entry for entry, how in cell.up.items() if how is Reduce.MEAN}
         self._values, self._begun, self._next = None, False, following
         if not begun:
             self._cache.begin_turn()
@@ -91,11 +99,12 @@ class Deferred:
     def keep(self, result: "ClientResult") -> None:
         """Keeps a result on the device until `flush`."""
         self._results.append(result)
+        self._bytes += sum(t.nbytes for t in result.tensors())
 
     @property
     def is_full(self) -> bool:
         """Whether results take so much memory that they are to be fetched."""
-        return sum(t.nbytes for result in self._results for t in result.tensors()) > MAX_RESULT_BYTES
+        return self._bytes > MAX_RESULT_BYTES
 
     def flush(
         self,
@@ -113,7 +122,7 @@ class Deferred:
             last: They are the last of the cell: what the next one trains on is sent before the wait.
         """
         began = working_clock()
-        waiting, self._results = self._results, []
+        waiting, self._results, self._bytes = self._results, [], 0
         scored, self._scored = self._scored, {}
         try:
             if scored:
@@ -126,22 +135,38 @@ class Deferred:
                 spent = working_clock() - before
                 seconds["train"] += spent
                 seconds["upload"] -= spent
-            away = {id(t): t for one in waiting for t in one.tensors() if t.device.type != "cpu"}
-            here = dict(zip(away, fetched(list(away.values()))))
+            # What is added up where it is needs no copy, only to be known as finite.
+            stays = [self._stays(one) if last and self._is_whole else {} for one in waiting]
+            staying = {id(t): t for of in stays for t in of.values()}
+            here, finite = _fetched_but(staying, waiting)
             found = [one.mapped(lambda t: here.get(id(t), t)) for one in waiting]
         except Exception as error:
             # Which client is at fault cannot be known.
             for one in waiting:
                 fail(one.client, error)
             return
-        for one in found:
+        for one, added in zip(found, stays):
             try:
+                for name, t in added.items():
+                    # What has no weight is not read.
+                    read = one.upload is None or one.upload.weight.get(name, 1.0)
+                    require_numbers(name, not read or id(t) in finite or bool(t.isfinite().all()))
                 loss = bounded_loss(float(one.loss)) if isinstance(one.loss, Tensor) else one.loss
                 counts = without_lost(one.counts.numpy()) if isinstance(one.counts, Tensor) else one.counts
-                take(replace(one, loss=loss, counts=counts))
+                take(replace(one, loss=loss, counts=counts, checked=frozenset(added)))
             except Exception as error:
                 fail(one.client, error)
+        self._is_whole = last
         seconds["upload"] += working_clock() - began
+
+    def _stays(self, result: "ClientResult") -> Tree:
+        """What of an upload is added up on the device: large entries of means whose weight is a number."""
+        if result.upload is None:
+            return {}
+        entries, weight = result.upload.entries, result.upload.weight
+        large = {name: t for name, t in entries.items() if name in self._means and t.nbytes >= LEAST_TO_ADD}
+        on_device = {name: t for name, t in large.items() if t.device.type != "cpu" and t.is_floating_point()}
+        return {name: t for name, t in on_device.items() if not isinstance(weight.get(name), Tensor)}
 
     def _bring(self) -> None:
         """Sends values and training data of the next cell, where its clients are trained in batches.
@@ -179,6 +204,7 @@ class ClientResult:
         upload: What it sends; None where it was only evaluated.
         state: What it keeps.
         counts: Of its predictions, where it was evaluated; a tensor as `counts_of` gives it.
+        checked: Entries of the upload that are known to be finite; they lie on the device.
     """
 
     client: int
@@ -186,6 +212,7 @@ class ClientResult:
     upload: Upload | None
     state: Tree
     counts: np.ndarray | Tensor | None
+    checked: frozenset[str] = frozenset()
 
     def tensors(self) -> Iterator[Tensor]:
         """All of them, wherever they are."""
@@ -208,6 +235,16 @@ class ClientResult:
         )
 
 
+def _fetched_but(staying: Mapping[int, Tensor], results: Sequence[ClientResult]) -> tuple[dict[int, Tensor], set[int]]:
+    """Copies of results, by id, but of tensors that stay, and the ids of those that are known to be finite."""
+    tensors = {id(t): t for one in results for t in one.tensors() if t.device.type != "cpu" and id(t) not in staying}
+    # A norm that overflows is a false alarm.
+    norms = [torch.stack(torch._foreach_norm(list(staying.values())))] if staying else []
+    copies = fetched([*tensors.values(), *norms])
+    found = copies.pop().tolist() if norms else []
+    return dict(zip(tensors, copies)), {key for key, norm in zip(staying, found) if math.isfinite(norm)}
+
+
 # Bytes; where a tensor starts on a device.
 APART = 64
 
@@ -216,13 +253,13 @@ def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Asynchronous copies to the device; the results do not alias for version counting."""
     if not tensors:
         return []
-    *starts, size = accumulate((-(-t.nbytes // APART) * APART for t in tensors), initial=0)
-    bytes_here = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
-    for tensor, place in zip(tensors, _places(bytes_here, tensors, starts)):
+    layout = _Layout(tensors, APART)
+    bytes_here = torch.empty(layout.size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+    for tensor, place in zip(tensors, layout.places(bytes_here)):
         place.copy_(tensor)
     bytes_there = bytes_here.to(device, non_blocking=True)
     # Views count their writes together; `data` begins a count of its own.
-    return [place.data for place in _places(bytes_there, tensors, starts)]
+    return [place.data for place in layout.places(bytes_there)]
 
 
 def brought(cell: Cell, device: torch.device) -> Cell:
@@ -246,21 +283,47 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of a device's tensors on the processor, with one wait."""
     if not tensors:
         return []
-    # Wide numbers first: so each tensor starts at a multiple of its numbers' width.
-    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
-    ordered = [tensors[i] for i in order]
-    *starts, size = accumulate((t.nbytes for t in ordered), initial=0)
-    bytes_there = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in ordered])
-    bytes_here = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=bytes_there.device.type == "cuda")
+    layout = _Layout(tensors)
+    flat = [torch.cat([tensors[i].detach().reshape(-1) for i in of]).view(torch.uint8) for of in layout.groups]
+    bytes_there = torch.cat(flat)
+    bytes_here = torch.empty(layout.size, dtype=torch.uint8, device="cpu", pin_memory=bytes_there.device.type == "cuda")
     bytes_here.copy_(bytes_there)
     # Each for itself: a client's state must not hold the memory of its cell.
-    places = [place.clone() for place in _places(bytes_here, ordered, starts)]
-    return [place for _, place in sorted(zip(order, places), key=lambda pair: pair[0])]
+    return [place.clone() for place in layout.places(bytes_here)]
 
 
-def _places(bundle: Tensor, tensors: Sequence[Tensor], starts: Sequence[int]) -> list[Tensor]:
-    """Views of a bundle, in the types and shapes of tensors."""
-    return [bundle[start : start + t.nbytes].view(t.dtype).view(t.shape) for t, start in zip(tensors, starts)]
+class _Layout:
+    """Where tensors lie one behind the other, those of one type together, wide numbers first.
+
+    Attributes:
+        groups: Places of the tensors of each type.
+        size: Bytes of all.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], apart: int = 1) -> None:
+        """Each starts at a multiple of `apart` bytes, and of its numbers' width."""
+        self._tensors = tensors
+        by_type: dict[torch.dtype, list[int]] = {}
+        for i, t in enumerate(tensors):
+            by_type.setdefault(t.dtype, []).append(i)
+        self._types = sorted(by_type, key=lambda dtype: -dtype.itemsize)
+        self.groups = [by_type[dtype] for dtype in self._types]
+        steps = [max(1, apart // dtype.itemsize) for dtype in self._types]
+        self._rooms = [[-(-tensors[i].numel() // n) * n for i in of] for n, of in zip(steps, self.groups)]
+        self.size = sum(sum(rooms) * dtype.itemsize for rooms, dtype in zip(self._rooms, self._types))
+
+    def places(self, bundle: Tensor) -> list[Tensor]:
+        """Views of a bundle of bytes, in the types and shapes of the tensors."""
+        found: list[Tensor] = list(self._tensors)
+        start = 0
+        for dtype, of, rooms in zip(self._types, self.groups, self._rooms):
+            stop = start + sum(rooms) * dtype.itemsize
+            for i, room, place in zip(of, rooms, bundle[start:stop].view(dtype).split(rooms)):
+                t = self._tensors[i]
+                place = place if room == t.numel() else place[: t.numel()]
+                found[i] = place if t.dim() == 1 else place.view(t.shape)
+            start = stop
+        return found
 
 
 # Beside the kinds of `scoring`: items whose largest score is not finite, which have no class.

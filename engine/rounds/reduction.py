@@ -43,7 +43,7 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Ou
         weights = [upload.weight.get(entry, 1.0) for upload in uploads]
         products = (counted(tensor, weight) * _double(weight) for tensor, weight in zip(tensors, weights))
         # That of one client is sent as it is: nothing was added that would need more digits.
-        outcome.sums[entry] = _added(products) if len(uploads) > 1 else next(products)
+        outcome.sums[entry] = (_added(products) if len(uploads) > 1 else next(products)).cpu()
         outcome.weights[entry] = torch.as_tensor(sum(map(_double, weights)), dtype=torch.float64)
 
 
@@ -141,7 +141,7 @@ def _added(terms: Iterable[Tensor]) -> Tensor:
     """Their sum in float64, in their order; a new tensor."""
     total: Tensor | None = None
     for term in terms:
-        total = term.to(torch.float64, copy=True) if total is None else total.add_(term)
+        total = term.to(torch.float64, copy=True) if total is None else total.add_(term.to(total.device))
     assert total is not None
     return total
 
@@ -176,8 +176,13 @@ def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is Reduce.MEAN:
             read = counted(read, weight)
-        if not (_finite(read) and _finite(weight)):
-            raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
+        require_numbers(entry, _finite(read) and _finite(weight))
+
+
+def require_numbers(entry: str, finite: bool) -> None:
+    """Raises a ShoalError unless what a client sends as an entry is finite."""
+    if not finite:
+        raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
 
 
 def require_finite(tree: Tree, where: str) -> None:

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 # What travels in one copy is put together and taken apart there. Training rows of every class are counted there, so
 # that nobody waits for how much an upload weighs.
 ON_PROCESSOR = {
-    "from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select",
+    "from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "split_with_sizes", "index_select",
     "sparse_compressed_tensor", "crow_indices", "col_indices", "values", "uniform_", "zero_", "fill_", "ones",
     "sum", "ne", "all", "where", "zeros_like", "empty", "copy_", "gt", "lt", "any", "unsqueeze",
 }  # fmt: skip

@@ -4,7 +4,7 @@ The device is made of the processor's memory; launches, waits and copies are cou
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Received
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import Reduce
+from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.config.config import parse_config
 from shoal.engine.hosts import gpu, host
 from shoal.engine.hosts.backend import LocalBackend
@@ -229,6 +229,61 @@ def test_scores_that_are_not_finite_name_client_and_part(run: Run, part: str) ->
         run(keys, rounds=1)
     server = run({**keys, "engine.on_client_error": "skip"}, rounds=1)
     assert server.state.scores["global"].keys() == {0, 1, 3, 4, 5}
+
+
+ADDED = {"engine.cell_size": 4, "train.dropout": 0.3, "model.name": "mlp"}
+
+
+@pytest.mark.parametrize("trainer", ["autograd", "batched"])
+@pytest.mark.parametrize("room", [2**28, 1])
+def test_large_means_are_added_up_where_they_are(run: Run, request: Any, trainer: str, room: int) -> None:
+    """To the bit as on the processor, also where a cell's results are fetched in several copies."""
+    keys = {**ADDED, "engine.trainer": trainer}
+    patch, _ = request.getfixturevalue("monkeypatch"), request.getfixturevalue("there")
+    patch.setattr(gpu, "MAX_RESULT_BYTES", room)
+    fetched_alone = run(keys, rounds=2)
+    added, stays = [], Deferred._stays
+
+    def noted(self: Deferred, result: gpu.ClientResult) -> dict[str, Tensor]:
+        found = stays(self, result)
+        added.extend(found)
+        return found
+
+    patch.setattr(gpu, "LEAST_TO_ADD", 0)
+    patch.setattr(Deferred, "_stays", noted)
+    here = run(keys, rounds=2)
+    assert ("w" in added) == (room == 2**28)
+    assert_equal(list(here.state.server.values()), list(fetched_alone.state.server.values()))
+    assert all(t.device.type == "cpu" for t in here.state.server.values())
+
+
+@dataclass(frozen=True)
+class Infinite(FedAvg):
+    """Client 2 sends an infinite number, client 3 one whose square is."""
+
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        upload = super().upload(client, received, phase)
+        w = upload.entries["w"].clone()
+        if client.info.client in (2, 3):
+            w[1] = float("inf") if client.info.client == 2 else 1e30
+        return replace(upload, entries={"w": w})
+
+
+@pytest.mark.usefixtures("there")
+def test_infinite_numbers_are_not_added_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "LEAST_TO_ADD", 0)
+    keys = {**ADDED, "algorithm.name": f"{__file__}:Infinite", "engine.trainer": "autograd"}
+    with refused("round 1, client 2", says="NaN or infinity in 'w'"):
+        run(keys, rounds=1)
+    server = run({**keys, "engine.on_client_error": "skip"}, rounds=1)
+    assert 1e28 < float(server.state.server["w"].max()) < 1e30
+
+
+def test_a_large_mean_costs_one_more_wait(count: Count, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its sum; no copy of any client's."""
+    monkeypatch.setattr(gpu, "LEAST_TO_ADD", 0)
+    counts = count(MANY)
+    assert (counts.synchronisations, counts.copies) == (2, 4)
 
 
 KEYS: dict[str, Any] = {"algorithm.name": "local", "engine.trainer": "batched", "train.dropout": 0.3}
