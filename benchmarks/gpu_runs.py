@@ -1,5 +1,6 @@
 """Short runs on a device for `gpu.py`: their parameters, seconds, and what the profiler counts."""
 
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -29,8 +30,8 @@ class Played:
 
     Attributes:
         state: After the last round.
-        seconds: Of the last round.
-        counts: Of the last round, `launches`, `synchronisations` and `copies`; empty where nothing was counted.
+        seconds: Of a round after the first, the median.
+        counts: Of a round, `launches`, `synchronisations` and `copies`; empty where nothing was counted.
     """
 
     state: FederationState
@@ -57,25 +58,24 @@ def config_of(store: Path, device: str, clients: int, nodes: int, keys: dict[str
 
 
 def played(plain: dict[str, Any], rounds: int, count: bool = False) -> Played:
-    """Runs some rounds; the last one is timed or, where things are counted, profiled."""
+    """Runs some rounds and times them; where things are counted, one more is profiled."""
     config = parse_config(plain, "gpu.py")
     job = make_job(config, prepare(config), "gpu")
     backend = open_backend(config)
     backend.open(job, plan_of(config), None)
     device = torch.device(str(plain["engine"]["device"]))
+    seconds, counts = [], {}
     try:
-        for _ in range(rounds - 1):
+        for _ in range(rounds):
+            began = time.perf_counter()
             backend.round(unwatched)
-        wait(device)
-        began, counts = time.perf_counter(), {}
+            wait(device)
+            seconds.append(time.perf_counter() - began)
         if count:
             with profile(activities=activities(device)) as profiler:
                 backend.round(unwatched)
             counts = counted(profiler)
-        else:
-            backend.round(unwatched)
-        wait(device)
-        return Played(backend.state(), time.perf_counter() - began, counts)
+        return Played(backend.state(), statistics.median(seconds[1:] or seconds), counts)
     finally:
         backend.close()
 

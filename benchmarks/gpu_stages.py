@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def ceilings(where: Where) -> Iterator[Row]:
     source = torch.ones(size * size)
     from_where = {"pageable": source, **({"pinned": source.pin_memory()} if device.type == "cuda" else {})}
     for name, x in from_where.items():
-        seconds = time_of(lambda x=x: x.to(device, copy=True, non_blocking=True), device)
+        seconds = time_of(partial(x.to, device, copy=True, non_blocking=True), device)
         yield {"what": f"copy to the device, {name}", "GB/s": x.nbytes / seconds / 1e9}
     there = source.to(device)
     yield {"what": "copy on the device", "GB/s": 2 * there.nbytes / time_of(there.clone, device) / 1e9}
@@ -72,7 +73,7 @@ def ceilings(where: Where) -> Iterator[Row]:
     ):
         torch.set_float32_matmul_precision(setting)
         a = torch.ones(size, size, dtype=dtype, device=device)
-        yield {"what": f"product, {name}", "TFLOP/s": 2 * size**3 / time_of(lambda a=a: a @ a, device) / 1e12}
+        yield {"what": f"product, {name}", "TFLOP/s": 2 * size**3 / time_of(partial(torch.mm, a, a), device) / 1e12}
 
 
 def time_of(work: Callable[[], Any], device: torch.device, times: int = 5) -> float:
@@ -131,8 +132,10 @@ def bare_loop(where: Where, clients: int, shape: tuple[int, int, int, int]) -> f
     hidden, nodes, features, classes = shape
     device, rows = where.device, max(1, nodes // 5)
     sizes = (features, hidden, classes) if hidden else (features, classes)
-    layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
-    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())][:-1]).to(device)
+    layers: list[torch.nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers[:-1]).to(device)
     weights = list(model.parameters())
     shared = [w.detach().clone() for w in weights]
     x_NF = [torch.randn(rows, features, device=device) for _ in range(clients)]
@@ -157,10 +160,10 @@ def bare_loop(where: Where, clients: int, shape: tuple[int, int, int, int]) -> f
 
 def paths(where: Where) -> Iterator[Row]:
     """A bare loop, autograd and batched: seconds of a client-round, and its launches, waits and copies."""
-    clients = 8 if where.smallest else 500 if where.device.type == "cuda" else 128
     names = ("linear",) if where.smallest else (*SHAPES, "sgc", "gamlp", "gcn")
     for name in names:
         hidden, nodes, features, classes = SHAPES.get(name, (64, 200, 64, 10))
+        clients = 8 if where.smallest else 500 if name in SHAPES and where.device.type == "cuda" else 128
         if where.smallest or where.device.type == "cpu":
             # Every client needs training nodes of some class.
             nodes, classes = min(nodes, 60), min(classes, 4)
@@ -171,30 +174,72 @@ def paths(where: Where) -> Iterator[Row]:
         keys["propagation"] = {"hops": 0 if name in SHAPES else 2}
         if name in SHAPES:
             loop = bare_loop(where, clients, (hidden, nodes, features, classes))
-            yield {"case": name, "nodes": nodes, "path": "bare loop", "precision": "float32", "ms a client": loop}
+            yield {"case": name, "nodes": nodes, "path": "bare loop", "moments": "reset", "ms a client": loop}
         with folder() as place:
-            for path, cell, precision in ways(where):
+            for path, cell, precision, moments in ways(where):
                 if name == "gcn" and precision == "bfloat16":
                     continue
                 engine = {"trainer": path, "cell_size": cell, "precision": precision}
-                plain = config_of(Path(place), where.device.type, clients, nodes, {**keys, "engine": engine})
+                of_way = {"engine": engine, "train": {"dropout": 0.0, "opt_state": moments}}
+                plain = config_of(Path(place), where.device.type, clients, nodes, {**keys, **of_way})
                 row: Row = {"case": name, "nodes": nodes, "path": path, "cell": cell, "precision": precision}
+                row["moments"] = moments
                 try:
-                    row["ms a client"] = 1000 * played(plain, 2).seconds / clients
-                    counts = played(plain, 2, count=True).counts
-                    row |= {f"{what} a client": n / clients for what, n in counts.items()}
+                    found = played(plain, 2 if where.smallest else 4, count=True)
+                    row["ms a client"] = 1000 * found.seconds / clients
+                    row |= {f"{what} a client": n / clients for what, n in found.counts.items()}
                 except Exception as error:
                     row["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:160]
                 yield row
 
 
-def ways(where: Where) -> list[tuple[str, int, str]]:
-    """Path, clients of a cell, precision."""
+def ways(where: Where) -> list[tuple[str, int, str, str]]:
+    """Path, clients of a cell, precision, and whether Adam's moments are kept or, as in the bare loop, begun anew."""
+    plain = (
+        [("autograd", 4), ("batched", 4)] if where.smallest else [("autograd", 15), ("batched", 64), ("batched", 128)]
+    )
+    found = [(path, cell, "float32", "keep") for path, cell in plain]
     if where.smallest:
-        return [("autograd", 4, "float32"), ("batched", 4, "float32")]
-    cells = [("autograd", 15, "float32"), *(("batched", cell, "float32") for cell in (15, 64, 128))]
+        return found
     rounded = ("tf32", "bfloat16") if where.device.type == "cuda" else ("bfloat16",)
-    return [*cells, *(("batched", 64, precision) for precision in rounded)]
+    return [*found, ("batched", 128, "float32", "reset"), *(("batched", 128, name, "keep") for name in rounded)]
+
+
+def graphs(where: Where) -> Iterator[Row]:
+    """A round of GCN on whole graphs, beside the same steps of plain torch on one of them."""
+    nodes, features, hidden, classes = (60, 16, 8, 4) if where.smallest else (50_000, 128, 256, 40)
+    with folder() as place:
+        keys: Row = {"options": {"features": features, "classes": classes, "degree": 14.0}}
+        for name in ("gcn", "sage"):
+            keys |= {"model": {"name": name, "hidden": hidden}, "engine": {"trainer": "autograd"}}
+            found = played(config_of(Path(place), where.device.type, 4, nodes, keys), 2 if where.smallest else 4, True)
+            yield {"case": name, "nodes": nodes, "ms a client": 1000 * found.seconds / 4, **found.counts}
+    ends_2E = torch.randint(nodes, (2, 14 * nodes), device=where.device)
+    ends_2E = torch.cat([ends_2E, torch.arange(nodes, device=where.device).expand(2, -1)], 1)
+    matrix = torch.sparse_coo_tensor(ends_2E, torch.full((ends_2E.shape[1],), 1 / 15, device=where.device)).coalesce()
+    matrix, transposed = matrix.to_sparse_csr(), matrix.t().to_sparse_csr()
+    x_NF = torch.randn(nodes, features, device=where.device)
+    y_N = torch.randint(classes, (nodes // 5,), device=where.device)
+    layers = torch.nn.ModuleList([torch.nn.Linear(features, hidden), torch.nn.Linear(hidden, classes)]).to(where.device)
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(matrix, x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(transposed, gradient.contiguous())
+
+    def client() -> None:
+        optimizer = torch.optim.Adam(layers.parameters(), lr=0.01, weight_decay=5e-4, fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            h_NH = Product.apply(layers[0](x_NF)).relu()
+            torch.nn.functional.cross_entropy(Product.apply(layers[1](h_NH))[: len(y_N)], y_N).backward()
+            optimizer.step()
+
+    yield {"case": "gcn in plain torch", "nodes": nodes, "ms a client": 1000 * time_of(client, where.device)}
 
 
 def uploads(where: Where) -> Iterator[Row]:
@@ -204,9 +249,8 @@ def uploads(where: Where) -> Iterator[Row]:
         for name in ("fedavg", "fedgta", "fedpg"):
             keys = {"algorithm": {"name": name}, "options": {"classes": 4 if where.smallest else 172}}
             plain = config_of(Path(place), where.device.type, 4, nodes, keys)
-            counts = played(plain, 2, count=True).counts
-            seconds = played(plain, 2).seconds
-            yield {"case": name, "nodes": nodes, "ms a client": 1000 * seconds / 4, **counts}
+            found = played(plain, 2 if where.smallest else 4, count=True)
+            yield {"case": name, "nodes": nodes, "ms a client": 1000 * found.seconds / 4, **found.counts}
 
 
 def propagation(where: Where) -> Iterator[Row]:
@@ -218,7 +262,7 @@ def propagation(where: Where) -> Iterator[Row]:
     for device in dict.fromkeys((where.device, torch.device("cpu"))):
         there, x_NF = matrix.to(device), torch.ones(nodes, width, device=device)
         degree_N = torch.full((nodes,), float(degree), device=device)
-        seconds = time_of(lambda a=there, d=degree_N, x=x_NF: smoothed(a, d, x), device)
+        seconds = time_of(partial(smoothed, there, degree_N, x_NF), device)
         yield {"device": str(device), "entries": nodes * degree, "ms": 1000 * seconds}
 
 
@@ -250,7 +294,7 @@ def shares(where: Where) -> Iterator[Row]:
         for hosts, share in ((1, 1.0), (4, 0.25)):
             plain = config_of(Path(place), "cuda", 64, 400, {"engine": {"backend": "ray", "hosts": hosts}})
             plain["resources"] = {"gpus_per_host": share}
-            yield {"case": f"{hosts} x {share}", "ms a client": 1000 * played(plain, 3).seconds / 64}
+            yield {"case": f"{hosts} x {share}", "ms a client": 1000 * played(plain, 6).seconds / 64}
 
 
 @dataclass(frozen=True)
@@ -266,6 +310,7 @@ STAGES = {
     "ceilings": Stage(ceilings, 40),
     "models": Stage(models, 90),
     "paths": Stage(paths, 240),
+    "graphs": Stage(graphs, 60),
     "uploads": Stage(uploads, 60),
     "propagation": Stage(propagation, 30),
     "faults": Stage(faults, 60),

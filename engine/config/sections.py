@@ -167,7 +167,8 @@ class EngineConfig:
             models, and of gcn, gin, sage and gcnii on whole graphs. `auto` takes `batched` on GPUs, and on processors
             for rounds of 64 clients and more with at most 128 features and 16,384 numbers a step, but for small sgc and
             mlp of one or two layers; else `analytic` where it can, else `autograd`.
-        device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
+        device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits, and what clients
+            draw (dropout, noise, views).
         precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models, parameters, sums
             and losses stay float32. On processors it needs amx_bf16 (`shoal doctor`) and pays from about 16 million
             multiplications of a layer in a step; sparse rows are multiplied in float32. Changes numbers, and its last
