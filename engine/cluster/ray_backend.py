@@ -4,25 +4,28 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
+from shoal.engine.cluster.states import LOST_STATES, handed_over, take_states, with_states, write_in_parallel
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
 from shoal.engine.hosts.device import DeviceLost, resident
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.cell import Cell, Kept
 from shoal.engine.messages.job import Job
+from shoal.engine.records.checkpoint import write_clients
 from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
@@ -53,14 +56,18 @@ class HostActor(Host):
         beside = raylet.children() if raylet is not None else []
         return max(1, sum(map(_is_host, beside)))
 
-    def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
+    def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree, *kept: Tree, results: int = 0) -> Any:
         """Runs the cells of one call; their outcomes have the memory that the process holds afterwards.
 
         A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
+
+        Args:
+            kept: States at the places that `Cell.kept` names.
+            results: How many results of their own clients' new states may have, beside the outcomes.
         """
         before = seconds_of_kernels()
         try:
-            outcomes = list(self.run_cells(job_id, cells, shared))
+            outcomes = list(self.run_cells(job_id, [with_states(cell, kept) for cell in cells], shared))
         except DeviceLost:
             traceback.print_exc()
             os._exit(1)
@@ -68,7 +75,14 @@ class HostActor(Host):
         for outcome in outcomes:
             if outcome is not None:
                 outcome.memory, outcome.kernels = held, kernels / len(outcomes)
-        return outcomes
+        if not results:
+            return outcomes
+        trees = take_states(outcomes)
+        return [outcomes, *trees, *[None] * (results - len(trees))]
+
+    def write_states(self, path: Path, ids: Sequence[int], *trees: Tree) -> str | None:
+        """Writes states of clients into a file and gives its digest; None where the folder is not on this machine."""
+        return write_clients(path, dict(zip(ids, trees))) if path.parent.is_dir() else None
 
     def enter(self, job: Job) -> DataLocality:
         """Opens a job, unless its machine has the files of no client; returns the clients whose files it has."""
@@ -170,6 +184,8 @@ class RayBackend:
         """Starts a server and waits until every client has a host that can read its data; see `Backend.open`."""
         self.end()
         self._health = ClusterHealth()
+        if state is not None:
+            state.kept |= handed_over(state.clients)
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
@@ -193,6 +209,12 @@ class RayBackend:
 
     def state(self) -> FederationState:
         return self._get(self._server.state.remote())
+
+    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
+        try:
+            return write_in_parallel(folder, kept, self.hosts)
+        except ObjectLostError as error:
+            raise ServerLost(LOST_STATES) from error
 
     def end(self) -> None:
         if self._server is not None:
@@ -240,6 +262,8 @@ class RayBackend:
                     self._health.require(now=True)
                     raise ServerLost(f"the server was silent for {silence:.0f} s")
         except RayTaskError as error:
+            if isinstance(error.cause, ServerLost):
+                raise error.cause from error
             raise plain_error(error, "the server") from error
         except RayError as error:
             self._health.require(now=True)

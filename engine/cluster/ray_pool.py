@@ -2,17 +2,21 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.queues import Queues, Task, place
 from shoal.engine.cluster.roster import Roster, plain_error
+from shoal.engine.cluster.states import LOST_STATES, SENT_WITH_A_CALL, handed_over, placed
+from shoal.engine.hosts.backend import ServerLost
+from shoal.engine.hosts.device import give_back_memory
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.reduction import merge, tree_bytes
@@ -51,9 +55,13 @@ def few_cells(cells: int, hosts: int) -> list[str]:
     return [f"{hosts - cells} of {hosts} hosts have no work: a round has {cells} cells; lower engine.cell_size"]
 
 
+def most_common(home: Mapping[int, int], clients: Sequence[int]) -> int | None:
+    """The host that visited most of these clients last; None: they are new."""
+    hosts = Counter(home[i] for i in clients if i in home)
+    return hosts.most_common(1)[0][0] if hosts else None
+
+
 CALLS_IN_FLIGHT = 2
-# Bytes that Ray sends with a call; larger arguments would enter the object store again for every call.
-SENT_WITH_A_CALL = 96_000
 SECONDS_OF_A_WAIT = 1.0
 COME_BACK_SECONDS = 120.0
 LOSSES_OF_A_WHOLE_CELL = 2
@@ -75,12 +83,14 @@ class RayPool:
         """
         self.roster = Roster(hosts, job)
         self.job, self.timeout, self.retries = job, cell_timeout, retries
-        # Host that ran a cell last, by the cell's first client; seconds per unit of cost, by phase.
+        # Host that visited a client last; seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
         self.pace: dict[str, float] = {}
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
+        # States have been so large that they stay with the hosts.
+        self.keeps = False
         self._counted = False
 
     @property
@@ -114,8 +124,11 @@ class RayPool:
             self._counted = True
             self.roster.events += few_cells(len(cells), len(self.roster.hosts))
         with self.transferring():
-            sent = shared if tree_bytes(shared) < SENT_WITH_A_CALL else ray.put(shared)
+            large = tree_bytes(shared) >= SENT_WITH_A_CALL
+            self.keeps |= large
+            sent = ray.put(shared) if large else shared
         yield from _Phase(self, sent).run(cells)
+        give_back_memory()
 
     @contextmanager
     def transferring(self) -> Iterator[None]:
@@ -127,11 +140,12 @@ class RayPool:
 
 @dataclass
 class _Call:
-    """Tasks sent to a host, which runs them one after another."""
+    """Tasks sent to a host, which runs them one after another; `states` are results that new states may become."""
 
     tasks: Sequence[Task]
     host: int
     deadline: float
+    states: Sequence[Any]
 
 
 class _Phase:
@@ -173,9 +187,8 @@ class _Phase:
         places = place(
             [task.cell.cost for task in tasks],
             [self._roster.hosts_with(task.cell.ids) or everyone for task in tasks],
-            [home.get(task.cell.ids[0]) for task in tasks],
+            [most_common(home, task.cell.ids) for task in tasks],
         )
-        home.update({task.cell.ids[0]: host for task, host in zip(tasks, places)})
         self._queues = Queues(tasks, places, len(self._roster.hosts))
 
     def _as_readable(self, task: Task) -> list[Task]:
@@ -200,9 +213,16 @@ class _Phase:
                 )
                 if not tasks:
                     break
-                cells = [task.cell for task in tasks]
-                ref = self._roster.hosts[host].run_call.remote(self._pool.job.id, cells, self._shared)
-                self._calls[ref] = calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout)
+                ref, *states = self._sent(host, [task.cell for task in tasks])
+                self._calls[ref] = calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout, states)
+
+    def _sent(self, host: int, cells: Sequence[Cell]) -> list[Any]:
+        """Calls a host; the call's results: the outcomes, and new states where these stay with hosts."""
+        cells, kept = placed(cells)
+        results = sum(len(cell.ids) for cell in cells) if self._pool.keeps and cells[0].phase else 0
+        call = self._roster.hosts[host].run_call.options(num_returns=1 + results)
+        refs = call.remote(self._pool.job.id, cells, self._shared, *kept, results=results)
+        return refs if results else [refs]
 
     def _end(self, ref: Any) -> _Call:
         """Takes a call that is over from its host, which may take another one."""
@@ -216,6 +236,8 @@ class _Phase:
         try:
             outcomes = ray.get(ref)
         except RayTaskError as error:
+            if isinstance(error.cause, ObjectLostError):
+                raise ServerLost(LOST_STATES) from error
             raise plain_error(error) from error
         except RayError as error:
             self._lose(call, type(error).__name__)
@@ -231,7 +253,14 @@ class _Phase:
         for task, outcome in zip(call.tasks, outcomes):
             self._pool.pace[task.cell.phase] = sum(outcome.seconds.values()) / max(task.cell.cost, 1.0)
             # Copies: what stays after the round must not hold memory of the object store.
+            outcome.kept = {
+                i: replace(one, ref=call.states[one.ref], host=call.host) for i, one in outcome.kept.items()
+            }
+            # The first ones come with the call.
+            outcome.kept |= handed_over(outcome.states, call.host)
+            self._pool.keeps |= bool(outcome.kept)
             outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
+            self._pool.home.update(dict.fromkeys(task.cell.ids, call.host))
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self._pool.memory[call.host] = outcome.memory
             self._finish(task, outcome)

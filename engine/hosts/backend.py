@@ -1,6 +1,7 @@
 """What a driver steps through the rounds of a run: a server, and hosts that stay warm between runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
@@ -10,7 +11,7 @@ from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.device import take_device
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.cell import Cell, Kept, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Watch
 from shoal.engine.rounds.evaluation import Columns
@@ -44,6 +45,14 @@ class Backend(Protocol):
 
     def state(self) -> FederationState:
         """The state after the last committed round."""
+        ...
+
+    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
+        """Writes states that are in a cluster's memory into files of a folder; gives their names and digests.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
         ...
 
     def end(self) -> None:
@@ -103,6 +112,10 @@ class LocalBackend:
     def state(self) -> FederationState:
         assert self._server is not None, "open() comes first"
         return self._server.state
+
+    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
+        assert not kept, "states are in this process"
+        return {}
 
     def end(self) -> None:
         self._server = None

@@ -127,6 +127,38 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
 
 
+OF_MALLINFO = (
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+)
+
+
+class _MallInfo2(ctypes.Structure):
+    """As `mallinfo2` of glibc gives it; `fordblks` are bytes of free pieces."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in OF_MALLINFO]
+
+
+def give_back_memory() -> None:
+    """Gives freed pieces back to the system where they are over 512 MiB in all; does nothing without glibc 2.33.
+
+    States of large models leave holes between them, which only tensors of the same size fill again.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallinfo2"):
+        libc.mallinfo2.restype = _MallInfo2
+        if libc.mallinfo2().fordblks > 2 * KEPT:
+            libc.malloc_trim(KEPT)
+
+
 def resident() -> int:
     """Bytes that this process has in memory, mapped files included."""
     return psutil.Process().memory_info().rss

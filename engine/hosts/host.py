@@ -23,7 +23,14 @@ from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.local_training import LocalTrainer, bounded_loss
 from shoal.engine.config.sizes import machine_memory
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
-from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
+from shoal.engine.hosts.device import (
+    DeviceLost,
+    cache_bytes,
+    give_back_memory,
+    keep_freed_memory,
+    lost,
+    take_device,
+)
 from shoal.engine.hosts.gpu import ClientResult, Deferred
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -571,6 +578,7 @@ class Host:
                 cell = deferred.receive(cell, cells[place + 1] if place + 1 < len(cells) else None)
             try:
                 yield _CellAtWork(opened, cell, shared, guard, deferred).run()
+                give_back_memory()
             except MethodFault:
                 # What was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)

@@ -3,11 +3,29 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Tree
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a client keeps where it was visited last, in a cluster's memory.
+
+    Attributes:
+        ref: Reference to the tensors by name.
+        names: Their names.
+        nbytes: Bytes of all of them.
+        host: Number of the host that made them.
+    """
+
+    ref: Any
+    names: tuple[str, ...]
+    nbytes: int
+    host: int
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,7 @@ class Cell:
         batched: Clients train in one batch, so that the last bits depend on which clients are in the cell.
         again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
+        kept: States that are in a cluster's memory, by client; a host has them in `states`.
     """
 
     round: int
@@ -42,6 +61,7 @@ class Cell:
     batched: bool = False
     again: int | None = None
     first_loss: float = math.inf
+    kept: Mapping[int, Kept] = field(default_factory=dict)
 
 
 @dataclass
@@ -53,6 +73,7 @@ class Outcome:
         failures: Clients whose code or upload failed: the error's line and the traceback.
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
+        kept: New states that stay in a cluster's memory.
         sums: Weighted sums of `Reduce.MEAN` entries, float64 if there is more than one client, and their weights.
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked.
         lists: `Reduce.GATHER` entries, one tensor a client.
@@ -68,6 +89,7 @@ class Outcome:
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     states: dict[int, Tree] = field(default_factory=dict)
+    kept: dict[int, Kept] = field(default_factory=dict)
     sums: Tree = field(default_factory=dict)
     weights: Tree = field(default_factory=dict)
     tensors: Tree = field(default_factory=dict)
@@ -89,6 +111,7 @@ def one_by_one(cell: Cell) -> list[Cell]:
             private={i: cell.private[i]} if i in cell.private else {},
             states={i: cell.states[i]} if i in cell.states else {},
             inboxes={i: cell.inboxes[i]} if i in cell.inboxes else {},
+            kept={i: cell.kept[i]} if i in cell.kept else {},
             score=cell.score & {i},
             cost=cell.cost / len(cell.ids),
         )

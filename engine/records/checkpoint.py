@@ -22,11 +22,17 @@ from shoal.storage.files.digest import digest
 from shoal.storage.files.reading import read_bytes
 
 if TYPE_CHECKING:
+    from shoal.algorithms.protocol import Tree
+    from shoal.engine.messages.cell import Kept
     from shoal.engine.rounds.state import FederationState
 
 log = logging.getLogger(__name__)
 FORMAT = 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
+SUFFIX = ".safetensors"
+# How the names of what clients keep begin; bytes of a file of these.
+OF_CLIENTS = ("client/", "inbox/")
+PART_BYTES = 2**26
 # The folder of the checkpoints of best rounds.
 BEST = "best"
 # Raised by reading a damaged one.
@@ -41,6 +47,7 @@ class Checkpoint:
         environment: Of the process that wrote it; see `shoal.engine.messages.environment`.
         inputs: Digests of what the run reads; see `shoal.engine.records.inputs`.
         passed_over: A line for each newer checkpoint that cannot be used.
+        write_states: Writes states that are in a cluster's memory; see `shoal.engine.hosts.backend.Backend`.
     """
 
     state: "FederationState"
@@ -48,6 +55,7 @@ class Checkpoint:
     inputs: dict[str, str]
     metrics: str
     passed_over: tuple[str, ...] = ()
+    write_states: "Callable[[Path, Mapping[int, Kept]], dict[str, str]] | None" = None
 
 
 def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
@@ -88,19 +96,25 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         with suppress(FileNotFoundError):
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
-        write_tensors(unfinished / TENSORS, tensors)
+        files = {}
+        for name, part in _parts(tensors).items():
+            write_tensors(unfinished / name, part)
+            files[name] = digest(unfinished / name)
+        if checkpoint.state.kept:
+            assert checkpoint.write_states is not None
+            files |= checkpoint.write_states(unfinished, checkpoint.state.kept)
         (unfinished / METRICS).write_text(checkpoint.metrics)
         run = run_of(root.parent)
         record = {
             "format": FORMAT,
             **({} if run is None else {OF_RUN: run}),
-            "files": {name: digest(unfinished / name) for name in (TENSORS, METRICS)},
+            "files": {**files, METRICS: digest(unfinished / METRICS)},
             "environment": checkpoint.environment,
             "inputs": checkpoint.inputs,
             "state": plain,
         }
         (unfinished / PLAIN).write_text(sealed(record))
-        for path in (*(unfinished / name for name in (TENSORS, METRICS, PLAIN)), unfinished):
+        for path in (*(unfinished / name for name in (*files, METRICS, PLAIN)), unfinished):
             _to_disk(path)
         os.replace(unfinished, folder)
         _to_disk(folder.parent)
@@ -108,6 +122,33 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ShoalError(folder, f"the checkpoint cannot be written ({error}); free space and use --resume") from error
     return folder
+
+
+def write_clients(path: Path, trees: "Mapping[int, Tree]") -> str:
+    """Writes states of clients as a file of a checkpoint; gives its digest. Raises OSError: it cannot be written."""
+    write_tensors(path, {f"client/{i}/{name}": t for i, tree in trees.items() for name, t in tree.items()})
+    _to_disk(path)
+    return digest(path)
+
+
+def _parts(tensors: "Tree") -> "dict[str, Tree]":
+    """Tensors by file: all in one, or, where they are many bytes, those of clients in files of their own.
+
+    A file is copied in memory before it is written.
+    """
+    if sum(t.nbytes for t in tensors.values()) <= PART_BYTES:
+        return {TENSORS: tensors}
+    parts: dict[str, Tree] = {TENSORS: {}}
+    name, size = "", PART_BYTES
+    for entry, t in tensors.items():
+        if not entry.startswith(OF_CLIENTS):
+            parts[TENSORS][entry] = t
+            continue
+        if size + t.nbytes > PART_BYTES:
+            name, size = f"clients-{len(parts):04d}.safetensors", 0
+        parts.setdefault(name, {})[entry] = t
+        size += t.nbytes
+    return parts
 
 
 def _to_disk(path: Path) -> None:
@@ -159,7 +200,8 @@ def load_round(root: Path, number: int) -> Checkpoint:
     try:
         record = _record(folder)
         # Old checkpoints are deleted while their values may still be in use.
-        tensors = {name: t.clone() for name, t in read_tensors(folder / TENSORS).items()}
+        files = [folder / name for name in record["files"] if name.endswith(SUFFIX)]
+        tensors = {name: t.clone() for file in files for name, t in read_tensors(file).items()}
         state = FederationState.from_tensors(tensors, record["state"])
         return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
     except UNUSABLE as error:

@@ -113,8 +113,9 @@ def newest(state: FederationState) -> dict[str, Mapping[int, np.ndarray]]:
 
 def _holds_own(client: int, next_state: FederationState) -> bool:
     """Whether the client keeps anything that may make its model differ from a download."""
-    kept = next_state.clients.get(client, {})
-    return client in next_state.inboxes or not all(is_moment(name) for name in kept)
+    elsewhere = next_state.kept.get(client)
+    names = next_state.clients.get(client, {}) if elsewhere is None else elsewhere.names
+    return client in next_state.inboxes or not all(map(is_moment, names))
 
 
 def _digest(tree: Tree) -> str:

@@ -58,6 +58,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
         merged.kernels += single.kernels
         merged.failures.update(single.failures)
         merged.states.update(single.states)
+        merged.kept.update(single.kept)
         merged.scores.update(single.scores)
         for name, spent in single.seconds.items():
             merged.seconds[name] = merged.seconds.get(name, 0.0) + spent
@@ -114,6 +115,7 @@ def combine(
     if not outcomes:
         return Replies([], {}, {}), {}
     order = sorted(range(len(ids)), key=ids.__getitem__)
+    place_of = {ids[place]: rank for rank, place in enumerate(order)}
     entries: Tree = {}
     weights: Tree = {}
     held: Tree = {}
@@ -130,9 +132,11 @@ def combine(
         else:
             _require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
             _require_one_type(entry, [(o.ids[0], o.tensors[entry]) for o in outcomes])
-            joined = torch.cat([o.tensors[entry] for o in outcomes])
-            if order != list(range(len(ids))):
-                joined = joined[order]
+            first = outcomes[0].tensors[entry]
+            joined = first.new_empty(len(ids), *first.shape[1:])
+            for outcome in outcomes:
+                # Each goes when it is there: both together would be two copies of all models.
+                joined[[place_of[i] for i in outcome.ids]] = outcome.tensors.pop(entry)
             (held if how is Reduce.MIX else entries)[entry] = joined
     return Replies(sorted(ids), entries, weights, lists), held
 

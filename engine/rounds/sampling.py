@@ -9,7 +9,7 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Tree, is_moment
 from shoal.algorithms.rng import key
 from shoal.engine.config.sections import ParticipationOptions
-from shoal.engine.messages.cell import Cell
+from shoal.engine.messages.cell import Cell, Kept
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
@@ -145,9 +145,11 @@ def evaluation_cell(
     states: Mapping[int, Tree],
     inboxes: Mapping[int, Tree],
     cost: float = 0.0,
+    kept: Mapping[int, Kept] | None = None,
 ) -> Cell:
     """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
     models = {i: {name: t for name, t in states[i].items() if not is_moment(name)} for i in ids if i in states}
+    elsewhere = {i: kept[i] for i in ids if i in kept} if kept else {}
     return Cell(
         round_number,
         ids,
@@ -159,6 +161,7 @@ def evaluation_cell(
         inboxes={i: inboxes[i] for i in ids if i in inboxes},
         score=frozenset(ids),
         cost=cost,
+        kept={i: one for i, one in elsewhere.items() if not all(map(is_moment, one.names))},
     )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,8 +37,9 @@ from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluatio
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 
-# Of a product of `Mix`.
-COLUMNS_AT_A_TIME = 2**20
+TreeT = TypeVar("TreeT")
+# Of a product of `Mix`, at a time.
+NUMBERS_AT_A_TIME = 2**24
 
 
 class Server:
@@ -323,13 +324,14 @@ class Exchange:
                 batched=self._batched and ask.train,
                 again=again,
                 first_loss=next_state.first_losses.get(ask.phase, math.inf),
+                kept=_pick(next_state.kept, cell),
             )
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]
         self._meter.sent(ask, ids)
         outcomes, sums = self._run(cells, ask.shared)
         for outcome in outcomes:
-            next_state.clients.update(outcome.states)
+            next_state.keep(outcome.states, outcome.kept)
             next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
             trained = next_state.scores.setdefault("trained", {})
             if ask.train:
@@ -348,8 +350,8 @@ class Exchange:
         self._held.update(held)
         return replies
 
-    def mix(self, mix: Mix) -> Tensor:
-        """The product of a matrix with held uploads, `[rows, …]`; rows of clients are put into their inboxes.
+    def mix(self, mix: Mix) -> Tensor | None:
+        """The product of a matrix with held uploads, `[rows, …]`; rows of clients go to their inboxes instead.
 
         Raises:
             ShoalError: No client uploaded the entry, the matrix does not fit those that did, or it holds NaN.
@@ -363,24 +365,30 @@ class Exchange:
         if rows.shape[-1] != len(held) or (mix.dst is not None and rows.shape[:-1] != (len(mix.dst),)):
             wanted = [len(held)] if mix.dst is None else [len(mix.dst), len(held)]
             raise ShoalError(f"the matrix of Mix({mix.entry!r}) is {list(rows.shape)}, expected {wanted}")
-        result = torch.empty(*rows.shape[:-1], flat.shape[1])
-        for start in range(0, flat.shape[1], COLUMNS_AT_A_TIME):
-            result[..., start : start + COLUMNS_AT_A_TIME] = rows @ flat[:, start : start + COLUMNS_AT_A_TIME]
-        result = result.reshape((*rows.shape[:-1], *held.shape[1:]))
-        require_finite({mix.entry: result}, "the result of Mix")
-        for row, client in enumerate(mix.dst or ()):
-            # A copy, so that a client's inbox does not hold the whole product in memory.
-            part = result[row].clone()
-            self.next_state.put_into_inbox(client, mix.entry, part)
+        # Each row for itself: a client's inbox does not hold the whole product in memory.
+        count = 1 if rows.dim() == 1 else len(rows)
+        parts = [torch.empty(flat.shape[1]) for _ in range(count)]
+        width = max(1, NUMBERS_AT_A_TIME // max(count, 1))
+        for start in range(0, flat.shape[1], width):
+            block = rows @ flat[:, start : start + width]
+            for part, row in zip(parts, block.reshape(count, -1)):
+                part[start : start + width] = row
+        for part in parts:
+            require_finite({mix.entry: part}, "the result of Mix")
+        if mix.dst is None:
+            return torch.stack(parts).reshape((*rows.shape[:-1], *held.shape[1:]))
+        for part, client in zip(parts, mix.dst):
+            self.next_state.put_into_inbox(client, mix.entry, part.reshape((*held.shape[1:],)))
             self._meter.mixed(part.nbytes)
-        return result
+        return None
 
     def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
         """Counts of some clients after a download; `fresh` ones have neither state nor inbox."""
-        states = {} if fresh else self.next_state.clients
-        inboxes = {} if fresh else self.next_state.inboxes
+        state = FederationState() if fresh else self.next_state
         cells = [
-            evaluation_cell(self.next_state.round, cell, states, inboxes, self._cost(cell))
+            evaluation_cell(
+                self.next_state.round, cell, state.clients, state.inboxes, self._cost(cell), kept=state.kept
+            )
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]
         outcomes, _ = self._run(cells, download)
@@ -415,5 +423,5 @@ class Exchange:
         return float(sum(info.nodes + 10 * info.train * info.nodes / max(info.items, 1) for info in infos))
 
 
-def _pick(trees: Mapping[int, Tree], ids: Sequence[int]) -> dict[int, Tree]:
+def _pick(trees: Mapping[int, TreeT], ids: Sequence[int]) -> dict[int, TreeT]:
     return {i: trees[i] for i in ids if i in trees}

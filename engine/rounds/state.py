@@ -1,6 +1,6 @@
 """Everything a run is between two rounds, as values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
+from shoal.engine.messages.cell import Kept
 
 Scores = dict[str, dict[int, np.ndarray]]
 
@@ -21,6 +22,7 @@ class FederationState:
         round: Number of the last committed round; 0 before the first.
         server: The method's server state.
         clients: What every client kept: model, optimizer moments, what the method adds.
+        kept: The same of clients whose state is in a cluster's memory.
         inboxes: Results of mixing that wait for the client's next visit.
         downloads: Models of the server that some client was given last, by the round they come from.
         newest: The round of the model that a client was given last.
@@ -34,6 +36,7 @@ class FederationState:
     round: int = 0
     server: Tree = field(default_factory=dict)
     clients: dict[int, Tree] = field(default_factory=dict)
+    kept: dict[int, Kept] = field(default_factory=dict)
     inboxes: dict[int, Tree] = field(default_factory=dict)
     downloads: dict[int, Tree] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class FederationState:
             round=round_number,
             server={name: t.clone() for name, t in self.server.items()},
             clients=dict(self.clients),
+            kept=dict(self.kept),
             inboxes={i: dict(tree) for i, tree in self.inboxes.items()},
             downloads=dict(self.downloads),
             newest=dict(self.newest),
@@ -56,6 +60,14 @@ class FederationState:
             touched=dict(self.touched),
             first_losses=dict(self.first_losses),
         )
+
+    def keep(self, states: Mapping[int, Tree], kept: Mapping[int, Kept]) -> None:
+        """New states of clients, here or elsewhere."""
+        for client in states.keys() | kept.keys():
+            self.clients.pop(client, None)
+            self.kept.pop(client, None)
+        self.clients.update(states)
+        self.kept.update(kept)
 
     def put_into_inbox(self, client: int, entry: str, value: Tensor) -> None:
         """Leaves a result of mixing for a client's next visit."""
@@ -74,6 +86,9 @@ class FederationState:
 
     def restore(self, client: int, before: "FederationState") -> None:
         """A client is as it was before the round, whatever it did in it."""
+        self.kept.pop(client, None)
+        if client in before.kept:
+            self.kept[client] = before.kept[client]
         for mine, earlier in ((self.clients, before.clients), (self.inboxes, before.inboxes)):
             mine.pop(client, None)
             if client in earlier:
@@ -87,7 +102,7 @@ class FederationState:
             trained[client] = earlier_trained[client]
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
-        """The state as flat named tensors and plain values, ready for a file."""
+        """The state as flat named tensors and plain values, ready for a file; what is `Kept` elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
         for kind, trees in (("client", self.clients), ("inbox", self.inboxes), ("download", self.downloads)):
             for number, tree in trees.items():

@@ -151,9 +151,11 @@ class Driver:
     def _save(self) -> None:
         checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
         self._saved = time.monotonic()
+        self._servers_lost = 0
 
     def _current(self) -> Checkpoint:
-        return Checkpoint(self.backend.state(), self.environment, self.inputs, self.folder.metrics.text)
+        state, write_states = self.backend.state(), self.backend.write_states
+        return Checkpoint(state, self.environment, self.inputs, self.folder.metrics.text, write_states=write_states)
 
     def _serve(self, state: FederationState | None) -> int:
         """Opens a server from a state, a new one if it is lost; returns how many rounds are finished."""
@@ -171,7 +173,8 @@ class Driver:
         log.warning("server lost: %s", error)
         if self._servers_lost > SERVERS_LOST:
             raise ShoalError(
-                f"the server was lost {self._servers_lost} times ({error}); the newest checkpoint is kept, use --resume"
+                f"the server was lost {self._servers_lost} times in a row ({error}); the newest checkpoint is kept, "
+                "use --resume"
             ) from error
         found = checkpoint.load_newest(self.folder.checkpoints)
         done = found.state.round if found else 0

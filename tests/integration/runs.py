@@ -85,8 +85,8 @@ class Runs:
 
 def last_state(run: Path, rounds: int) -> dict[str, bytes]:
     """The state after the last round."""
-    state = load_file(run / "checkpoints" / f"round-{rounds:06d}" / "state.safetensors")
-    return {name: tensor.tobytes() for name, tensor in state.items()}
+    files = (run / "checkpoints" / f"round-{rounds:06d}").glob("*.safetensors")
+    return {name: tensor.tobytes() for file in files for name, tensor in load_file(file).items()}
 
 
 def assert_same_numbers(run: Path, other: Path) -> None:

@@ -1,9 +1,13 @@
 """Hosts on Ray, and the server in this process."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.messages.cell import Kept
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -22,6 +26,9 @@ class ServerHere(LocalBackend):
         pool = RayPool(self.ray.hosts, job, cell_timeout=60.0, retries=3)
         pool.require_data(range(len(job.model_of)))
         self._server = Server(job, plan, pool, state)
+
+    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
+        return self.ray.write_states(folder, kept)
 
     def close(self) -> None:
         self.ray.close()

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -80,6 +81,26 @@ def test_disturbed_in_mid_round(
     assert process.returncode == 0, errors.decode()
     assert_same_numbers(runs.run, long_undisturbed)
     assert noticed(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disturbance", ["kill machine", "kill host actor", "kill server actor"])
+def test_disturbed_where_states_stay_with_hosts(
+    cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, disturbance: str
+) -> None:
+    """States of 100 kB and more: a machine takes those of its clients with it, the run goes back to a checkpoint."""
+    keys: dict[str, Any] = {"model": {"name": "mlp", "hidden": 1000}, "train": {"epochs": 20}}
+    root = tmp_path_factory.getbasetemp() / "data"
+    undisturbed = Runs(tmp_path_factory.mktemp("undisturbed"), root, **keys).here()
+    runs = Runs(tmp_path, root, cluster, **keys)
+    process = runs.start(*ON_CLUSTER)
+    until(lambda: runs.rounds() >= 3, process)
+    until(lambda: cluster.process(1, BUSY) and cluster.process(2, BUSY), process)
+    DISTURBANCES[disturbance](cluster)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors.decode()
+    assert len(list((runs.run / "checkpoints").glob("*/clients-*.safetensors"))) > 1
+    assert_same_numbers(runs.run, undisturbed)
 
 
 @pytest.mark.slow

@@ -1,0 +1,118 @@
+"""States of clients that stay with hosts: the bits of one process, also after a host is killed and after a resume."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.exceptions import ObjectLostError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.cluster.states import LOST_STATES, handed_over, write_in_parallel
+from shoal.engine.hosts.backend import ServerLost
+from shoal.engine.records import checkpoint
+from shoal.engine.records.checkpoint import Checkpoint, load_round, write
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+
+# 80 kB of parameters, with two moments of Adam.
+LARGE = {"model.name": "mlp", "model.hidden": 2000, "participation.ratio": 0.7, "rounds": 6, "evaluation.every": 2}
+
+
+def all_of(state: FederationState) -> dict[str, Tensor]:
+    """Everything a state has, wherever it is."""
+    here = FederationState(**vars(state))
+    here.clients = {**state.clients, **{i: ray.get(one.ref) for i, one in state.kept.items()}}
+    return here.to_tensors()[0]
+
+
+def require_same(mine: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(t, other[name]) for name, t in mine.items())
+
+
+@pytest.mark.parametrize("method", ["fedgta", "local"])
+def test_states_stay_with_hosts(hosts: list[Any], start: Callable[..., Server], tmp_path: Path, method: str) -> None:
+    here = start({**LARGE, "algorithm.name": method})
+    job, plan = replace(here.job, id=f"{tmp_path}"), here.plan
+
+    def server(state: FederationState | None = None) -> Server:
+        pool = RayPool(hosts, job, 60.0, 4)
+        pool.require_data(range(6))
+        return Server(job, plan, pool, state)
+
+    away = server()
+    for _ in range(2):
+        here.round()
+        away.round()
+    # Client 5 has no training node: it keeps next to nothing.
+    assert {i for i in here.state.clients if i != 5} == away.state.kept.keys()
+    require_same(all_of(away.state), here.state.to_tensors()[0])
+    # The process that made a state is not needed any more; another one writes it.
+    ray.kill(hosts[0], no_restart=False)
+    digests = write_in_parallel(tmp_path, away.state.kept, hosts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(digests)
+    written = {name: t for file in digests for name, t in load_file(tmp_path / file).items()}
+    require_same({**away.state.to_tensors()[0], **written}, here.state.to_tensors()[0])
+    here.round()
+    away.round()
+    require_same(all_of(away.state), here.state.to_tensors()[0])
+    # Another server goes on from what was read from files.
+    state = FederationState.from_tensors(*here.state.to_tensors())
+    state.kept = handed_over(state.clients)
+    assert state.kept
+    again = server(state)
+    here.round()
+    again.round()
+    require_same(all_of(again.state), here.state.to_tensors()[0])
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    """What it puts into the cluster's memory ends with it."""
+
+    def owned(self, trees: list[dict[str, Tensor]]) -> list[Any]:
+        return [ray.put(tree) for tree in trees]
+
+
+def test_lost_states_lose_the_server(hosts: list[Any], start: Callable[..., Server], tmp_path: Path) -> None:
+    """A round that needs them cannot be run, nor a checkpoint be written; the run goes on from one before."""
+    here = start({**LARGE, "algorithm.name": "local", "participation.ratio": 1.0})
+    pool = RayPool(hosts, replace(here.job, id=f"{tmp_path}"), 60.0, 4)
+    pool.require_data(range(6))
+    server = Server(pool.job, here.plan, pool)
+    server.round()
+    kept = server.state.kept
+    owner = Owner.remote()
+    refs = ray.get(owner.owned.remote([ray.get(one.ref) for one in kept.values()]))
+    server.state.kept = {i: replace(one, ref=ref) for (i, one), ref in zip(kept.items(), refs)}
+    ray.kill(owner)
+
+    def write_until_it_is_noticed() -> None:
+        while True:
+            write_in_parallel(tmp_path, server.state.kept, hosts)
+
+    with pytest.raises(ObjectLostError):
+        write_until_it_is_noticed()
+    with pytest.raises(ServerLost, match=LOST_STATES):
+        server.round()
+
+
+def test_large_states_are_written_in_parts(
+    start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 800_000)
+    server = start({**LARGE, "algorithm.name": "fedgta"})
+    server.round()
+    folder = write(tmp_path, Checkpoint(server.state, {}, {}, ""))
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(files) > 2
+    assert all((folder / name).stat().st_size < 801_000 for name in files)
+    require_same(load_round(tmp_path, 1).state.to_tensors()[0], server.state.to_tensors()[0])
+    (folder / files[0]).write_bytes(b"")
+    assert checkpoint.faults(tmp_path) == [f"{folder}: damaged ({files[0]}: checksum does not match)"]
