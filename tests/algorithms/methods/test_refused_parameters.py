@@ -38,7 +38,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "fedpg": {
         "hops": [5, -1], "similar": [0], "alpha": [1.5], "noise": [-0.1], "cross_hop": [2.0], "mu": [-1.0],
         "margin_cap": [-0.1], "temperature": [0.0], "server_steps": [0], "server_lr": [0.0],
-        "attention_lr": [0.0], "attention": ["node"],
+        "attention_lr": [0.0], "attention": ["node"], "hop_mean": ["eq2"],
     },
     "fedproc": {"alpha": [-0.1, 1.1], "temperature": [0, -1]},
     "fedproto": {"lam": [-1]},
@@ -69,6 +69,7 @@ TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     ("fedgkc", {"alpha": 0.0, "mutual": "none", "self_distillation": False}, "alpha must be positive"),
     ("fedgta", {"rows": "raw", "confidence": "normalized"}, "set rows: stochastic"),
     ("fedpg", {"attention": "node", "alignment": "prototype", "hops": 0}, "attention"),
+    ("fedpg", {"hop_mean": "eq2", "alignment": "prototype", "hops": 0}, "hop_mean"),
 ]
 # Just what is still in bounds.
 ALLOWED: list[tuple[str, dict[str, Any]]] = [
