@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.errors import refused
 from support.fixtures import MakeClient, MakeView, Start, Views
 from support.same_bits import assert_same_runs, assert_same_scores
 from support.small_fggp import Entries, PlainClient, newest, summed_up
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.methods.fggp import fggp
 from shoal.algorithms.methods.fggp.fggp import FGGP, Received
 from shoal.algorithms.methods.fggp.prototypes import Bank
 from shoal.algorithms.models.build import build
@@ -121,6 +123,14 @@ def test_a_single_client(run: Start) -> None:
     assert found.state.server["bank.class"].tolist() == [0, 1, 2]
 
 
+def test_all_pairs_of_a_large_client_are_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fggp, "MOST_NODES", 29)
+    start(KEYS)
+    start({**KEYS, "algorithm.random_pairs": "all", "algorithm.gkic": "knn_only"})
+    with refused("algorithm.random_pairs", says="30 nodes"):
+        start({**KEYS, "algorithm.random_pairs": "all"})
+
+
 @pytest.mark.parametrize("name", ["gat", "gin", "sage", "gcnii"])
 def test_neighbours_alone_suit_every_model_that_passes_messages(run: Start, name: str) -> None:
     plain = {key: value for key, value in KEYS.items() if not key.startswith("model.")}
@@ -140,7 +150,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         WHOLE_GCN,
     ),
     "as written": (
-        {"hidden": 5, "gkic": "gen_only", **FGGP.forms["paper"], "k": 4}
+        {"hidden": 5, "gkic": "gen_only", **FGGP.forms["paper"], "random_pairs": "all", "reg_form": "literal", "k": 4}
         | {"edge_temperature": 0.5, "lam": 0.3, "tau": 0.2, "beta": 0.7, "weight": "uniform"},
         {"name": "gcn", "hidden": 8},
     ),
