@@ -115,6 +115,7 @@ PERSONAL = {"algorithm.shared_rounds": 2, "algorithm.hidden": 6}
 SGC: dict[str, Any] = {"model": {"name": "sgc"}}
 GCN: dict[str, Any] = {"model": {"name": "gcn"}}
 DRAWN: dict[str, Any] = {"model": {"name": "gcn", "fanouts": [2, 2]}}
+UNKNOWING = {"algorithm.kama_terms": ["smoothness"], "algorithm.lam": 0.0}
 NO_TERM = {"algorithm.contrast": 0.0, "algorithm.structure": 0.0}
 VISIT = "round 1, client 0"
 # The method, its keys, where the error is, if anywhere, what it says there.
@@ -147,6 +148,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
         for train in ({"train.optimizer": "adam"}, {"train.optimizer": "sgd", "train.momentum": 0.9})
     ),
     ("fedgkc", {**COPILOT, "algorithm.strong": [0.1]}, "algorithm.strong", ""),
+    ("fedgkc", {**COPILOT, **UNKNOWING, "algorithm.floor": False}, "algorithm.floor", ""),
     ("fedgkc", {**COPILOT, "algorithm.kama_terms": ["courage"]}, "algorithm.kama_terms", ""),
     ("fedgpl", {"algorithm.mixing": "all"}, "algorithm.mixing", ""),
     ("fedpg", {"model": {"name": "gcn", "layers": 5}, "algorithm.hops": "depth"}, "algorithm.hops", "gcn reads"),
