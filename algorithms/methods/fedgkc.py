@@ -74,7 +74,7 @@ class FedGKC(WithCopilot):
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
     supports = frozenset({"node"})
-    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False}}
+    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False}}
     alpha: float = 0.6
     beta: float = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"

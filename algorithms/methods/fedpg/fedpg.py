@@ -78,11 +78,11 @@ class FedPG(Algorithm):
 
     Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
     counts walks; attention weights are not divided once more by their number; the margin makes the server's task
-    harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eq. 4 by its first line, eq.
-    6, attention, annotated centres and `hops: depth`; `form: code` is the authors' program but for its choice of two
-    similar clients. In every form prototypes are of embeddings of length one, and the cross-entropy of eq. 6, there a
-    sum without its minus sign, is the mean. The parts that Table X takes out are off with `cross_hop: 0` (context),
-    `margin_cap: 0` (margin; it has no say in eq. 4's first line), and `alpha: 1` (personalisation).
+    harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eq. 2 by `hop_mean`, eq. 4 by
+    its first line, eq. 6, attention, annotated centres and `hops: depth`; `form: code` is the authors' program but for
+    its choice of two similar clients. In every form prototypes are of embeddings of length one, and the cross-entropy
+    of eq. 6, there a sum without its minus sign, is the mean. The parts that Table X takes out are off with `cross_hop:
+    0` (context), `margin_cap: 0` (margin; it has no say in eq. 4's first line), and `alpha: 1` (personalisation).
 
     Attributes:
         hops: 0 (no neighbours) to 4, 2 as in the paper's code, or `depth` as in the paper: the steps from which the
@@ -94,7 +94,7 @@ class FedPG(Algorithm):
             of neighbours; hop 2: the prototype); `prototype`: eq. 6, sum over them of |P - target|, not squared.
         targets: `federated`, or `own`: the self control, a client's own prototypes of its last visit; nothing is sent.
         attention: Neighbours of a centre weigh the same (`none`), or by a learned score of each (`node`, see
-            `neighbour_attention`), which the alignment trains and which therefore needs `alignment: prototype`.
+            `attention_weights`), which the alignment trains and which therefore needs `alignment: prototype`.
         attention_lr: Learning rate of the scorers' Adam.
         hop_mean: `walks`: the mean over centres with such neighbours, each counted once a walk; `eq2`, to the letter:
             neighbours at the distance h once, softmax weights divided by their number again, and by all centres. The
@@ -120,7 +120,7 @@ class FedPG(Algorithm):
 
     forms: ClassVar[Forms] = {
         "paper": {"server_loss": "eq4", "alignment": "prototype", "attention": "node", "pseudo_centres": 0.0}
-        | {"hops": "depth"},
+        | {"hops": "depth", "hop_mean": "eq2"},
         "code": {"margin_cap": 100.0, "mu": 5.0, "cross_hop": 0.0},
     }
     hops: int | Literal["depth"] = 2

@@ -125,7 +125,7 @@ class FGGP(FedAvg):
     supports = frozenset({"node"})
     forms: ClassVar[Forms] = {
         "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
-        | {"finch_min": 1, "head_mode": "personal"},
+        | {"finch_min": 1, "head_mode": "personal", "random_pairs": "all", "reg_form": "literal"},
         "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
     }
     fcpp: bool = True

@@ -289,10 +289,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "margin_cap": 3.0, "server_steps": 2,
     },
     # Its model reads three hops.
-    "as written": {
-        **FedPG.forms["paper"], "hop_mean": "eq2", "attention_lr": 0.1, "margin_cap": 0.6, "cross_hop": 0.5,
-        "server_steps": 3,
-    },
+    "as written": {**FedPG.forms["paper"], "attention_lr": 0.1, "margin_cap": 0.6, "cross_hop": 0.5, "server_steps": 3},
     "equation 7": {"server_loss": "eq7", "margin_cap": 0.1, "server_steps": 4, "server_lr": 0.05},
     "graphs, node": {"similar": 1, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
     "graphs, prototype": {"similar": 4, "alignment": "prototype", "hops": 1, "cross_hop": 1.0, "noise": 0.25},

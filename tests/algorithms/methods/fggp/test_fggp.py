@@ -150,7 +150,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         WHOLE_GCN,
     ),
     "as written": (
-        {"hidden": 5, "gkic": "gen_only", **FGGP.forms["paper"], "random_pairs": "all", "reg_form": "literal", "k": 4}
+        {"hidden": 5, "gkic": "gen_only", **FGGP.forms["paper"], "k": 4}
         | {"edge_temperature": 0.5, "lam": 0.3, "tau": 0.2, "beta": 0.7, "weight": "uniform"},
         {"name": "gcn", "hidden": 8},
     ),
