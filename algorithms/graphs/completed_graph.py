@@ -59,17 +59,14 @@ class Candidates(NamedTuple):
 
 
 def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], rng: torch.Generator) -> Candidates:
-    """All pairs of a graph, and of every node `random_pairs` with other nodes, uniform; one drawn twice counts once.
-
-    `all`: every pair of nodes, N (N - 1) / 2 of them, and nothing is drawn.
-    """
+    """All pairs of a graph, and of every node `random_pairs`, uniform, or all; one drawn twice counts once."""
     nodes, pairs_2M = graph.nodes, graph.pairs_2M
     if random_pairs == "all":
         every_2S = torch.triu_indices(nodes, nodes, 1, dtype=torch.int32, device=pairs_2M.device)
         i, j = pairs_2M.long()
-        is_known_S = torch.zeros(every_2S.shape[1], dtype=torch.bool, device=pairs_2M.device)
-        is_known_S[i * (2 * nodes - i - 1) // 2 + j - i - 1] = True
-        return Candidates(every_2S, is_known_S)
+        all_known_S = torch.zeros(every_2S.shape[1], dtype=torch.bool, device=pairs_2M.device)
+        all_known_S[i * (2 * nodes - i - 1) // 2 + j - i - 1] = True
+        return Candidates(every_2S, all_known_S)
     device = pairs_2M.device
     count = random_pairs * nodes if nodes > 1 else 0
     one = torch.arange(count, device=device) // max(random_pairs, 1)

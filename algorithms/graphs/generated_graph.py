@@ -25,8 +25,7 @@ class EdgeOptions:
     """How likely an edge is, and how it is drawn.
 
     Attributes:
-        random_pairs: Pairs of every node with a random other one that may become edges in addition to those of A';
-            `all`: every pair of nodes may, as eq. 7 is written.
+        random_pairs: Random pairs of every node that may become edges beside those of A'; `all`, as eq. 7 is written.
         lam: Lambda: the weight of A' against the similarity of two nodes, in [0, 1].
         similarity: Omega: `cosine`, relu(cos(F_i, F_j)); `max`, <F_i, F_j> over the largest one (authors' code); or
             `sigmoid` of <F_i, F_j>, as eq. 7 is written: never below a half where F is not negative.

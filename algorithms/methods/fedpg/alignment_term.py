@@ -70,8 +70,7 @@ class Reach(NamedTuple):
 def reach_of(nodes: Annotated, targets: Targets, literal: bool) -> Reach | None:
     """The nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
     target_LCH, known_LC = targets
-    found = nodes.graph, nodes.class_N, nodes.centre_N
-    weight_LN, counts_LC = hop_weights(*found, len(known_LC) - 1, literal=literal)
+    weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1, literal=literal)
     present_LC = (counts_LC > 0) & known_LC
     if not bool(present_LC.any()):
         return None

@@ -165,9 +165,9 @@ def hop_weights(
         counts.append(torch.bincount(class_S[found_S], minlength=classes))
         g_N = ones_N if attention_HN is None else attention_HN[hop].double()
         mass_S = torch.where(found_S, count_S if attention_HN is None else walks.mass(g_N), 1)
-        share_S = found_S / (mass_S * counts[0 if literal else -1].clamp_min(1)[class_S])
         if literal:
-            share_S = share_S / count_S.clamp_min(1)
+            mass_S = mass_S * count_S.clamp_min(1)
+        share_S = found_S / (mass_S * counts[0 if literal else -1].clamp_min(1)[class_S])
         weights.append((g_N * walks.spread(share_S)).clamp_min(0).float())
     return torch.stack(weights), torch.stack(counts).int()
 
@@ -194,7 +194,7 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
 
 
 def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
-    """The nodes at a distance of one step, then of two, as many as `hops`, annotated like their centre."""
+    """The nodes at a distance of one step, then of two, as many as `hops`, that are annotated like their centre."""
     adjacency, class_N = _adjacency(graph), annotation_N.cpu().numpy()
     found: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
     for first, some in enumerate(centres.cpu().split(ROWS_AT_A_TIME)):

@@ -37,7 +37,7 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 
 GENERATOR = "generator"
-# A client of more cannot have all pairs of its nodes in one step: 50 million of some 100 bytes each.
+# A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
 MOST_NODES = 10_000
 
 
@@ -111,8 +111,8 @@ class FGGP(FedAvg):
         lam: Lambda, what A' weighs in addition to the generator.
         random_pairs: Of every node, that may become edges in addition to those of A'; `all`: every pair of nodes may,
             as eq. 7 and L_reg are written, N^2 / 2 of them in each step. With few, drawn graphs stay as sparse as A'.
-        reg_form: L_reg: `balanced`, pairs of A' weigh as much as all others, or `literal`, the cross-entropy H(A', A^g)
-            as it is written, in which the others, nearly all pairs, have the say; see `GeneratedGraph`.
+        reg_form: L_reg, see `GeneratedGraph`: in `balanced` pairs of A' weigh as much as all others; in `literal`,
+            H(A', A^g) as it is written, these have the say.
         similarity: Of two nodes, `cosine`, `max`, or `sigmoid` as eq. 7 is written, see `EdgeOptions`.
         draw: `logistic`, or `gumbel` as eq. 7 is written.
         edge_temperature: Of the relaxed draw.
