@@ -1,6 +1,6 @@
 """A client's graph with edges added between similar nodes, and pairs of nodes that may become edges."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -58,9 +58,15 @@ class Candidates(NamedTuple):
     known_S: Tensor
 
 
-def draw_candidates(graph: CompletedGraph, random_pairs: int, rng: torch.Generator) -> Candidates:
-    """All pairs of a graph, and of every node `random_pairs` with other nodes, uniform; one drawn twice counts once."""
+def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], rng: torch.Generator) -> Candidates:
+    """All pairs of a graph, and of every node `random_pairs`, uniform, or all; one drawn twice counts once."""
     nodes, pairs_2M = graph.nodes, graph.pairs_2M
+    if random_pairs == "all":
+        every_2S = torch.triu_indices(nodes, nodes, 1, dtype=torch.int32, device=pairs_2M.device)
+        i, j = pairs_2M.long()
+        all_known_S = torch.zeros(every_2S.shape[1], dtype=torch.bool, device=pairs_2M.device)
+        all_known_S[i * (2 * nodes - i - 1) // 2 + j - i - 1] = True
+        return Candidates(every_2S, all_known_S)
     device = pairs_2M.device
     count = random_pairs * nodes if nodes > 1 else 0
     one = torch.arange(count, device=device) // max(random_pairs, 1)

@@ -25,22 +25,24 @@ class EdgeOptions:
     """How likely an edge is, and how it is drawn.
 
     Attributes:
-        random_pairs: Pairs of every node with a random other one that may become edges in addition to those of A'.
+        random_pairs: Random pairs of every node that may become edges beside those of A'; `all`, as eq. 7 is written.
         lam: Lambda: the weight of A' against the similarity of two nodes, in [0, 1].
         similarity: Omega: `cosine`, relu(cos(F_i, F_j)); `max`, <F_i, F_j> over the largest one (authors' code); or
             `sigmoid` of <F_i, F_j>, as eq. 7 is written: never below a half where F is not negative.
         temperature: T of the relaxation; the drawn edges do not depend on it.
         draw: `logistic`: an edge is there with probability B. `gumbel`: equation 7 as it is written, 1 - exp(-B).
+        reg_form: L_reg: `balanced`, or `literal`, see `GeneratedGraph.regularizer`.
     """
 
-    random_pairs: int = 5
+    random_pairs: int | Literal["all"] = 5
     lam: float = 0.5
     similarity: Similarity = "cosine"
     temperature: float = 1.0
     draw: Literal["logistic", "gumbel"] = "logistic"
+    reg_form: Literal["balanced", "literal"] = "balanced"
 
     def __post_init__(self) -> None:
-        if self.random_pairs < 0:
+        if self.random_pairs != "all" and self.random_pairs < 0:
             raise ValueError("random_pairs must not be negative")
         if not 0 <= self.lam <= 1:
             raise ValueError("lam must lie in [0, 1]")
@@ -64,17 +66,25 @@ class GeneratedGraph:
         """Draws candidates of A', and edges by the generator's output F, float32, on the device of the pairs."""
         self.candidates = draw_candidates(graph, options.random_pairs, rng)
         self._dot_S: Tensor = PairDots.apply(f_NH, self.candidates.pairs_2S)
-        self._width = f_NH.shape[1]
-        kept_S = draw_edges(edge_probability(self.candidates, f_NH, self._dot_S, options), rng, options)
+        self._width, self._literal = f_NH.shape[1], options.reg_form == "literal"
+        score_S = edge_scores(edge_probability(self.candidates, f_NH, self._dot_S, options), rng, options)
+        self._soft_S = score_S / options.temperature
+        kept_S = draw_edges(score_S, self._soft_S)
         self.operator = DrawnOperator(self.candidates.pairs_2S, kept_S, graph.nodes)
 
     def regularizer(self) -> Tensor:
-        """L_reg, a scalar: how badly F tells the pairs of A' from the random ones (equation 9; sampled).
+        """L_reg, a scalar: how badly F tells the pairs of A' from the other candidates (equation 9).
 
         The mean over pairs of A' of -log sigmoid(l), and that over the others of -log(1 - sigmoid(l)), averaged;
         l = <F_i, F_j> / sqrt(H). A mean over no pairs is left out; without any pair L_reg is 0.
+
+        `literal`, H(A', A^g) as it is written: one mean over all candidates of the same logarithms, with the sigmoid
+        that equation 7 rounds in the place of sigmoid(l). What it rounds to is 0 or 1, whose logarithm may be infinite.
         """
-        scaled_S, known_S = self._dot_S / math.sqrt(self._width), self.candidates.known_S
+        known_S = self.candidates.known_S
+        if self._literal and len(known_S):
+            return F.binary_cross_entropy_with_logits(self._soft_S, known_S.float())
+        scaled_S = self._dot_S / math.sqrt(self._width)
         parts = F.softplus(-scaled_S[known_S]), F.softplus(scaled_S[~known_S])
         means = [part.mean() for part in parts if len(part)]
         return torch.stack(means).mean() if means else self._dot_S.sum()
@@ -94,14 +104,17 @@ def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, option
     return mixed_S.clamp(LEAST_CHANCE, 1 - LEAST_CHANCE)
 
 
-def draw_edges(probability_S: Tensor, rng: torch.Generator, options: EdgeOptions) -> Tensor:
-    """Zeros and ones, float32 `[S]`, with the gradients of what they were rounded from."""
+def edge_scores(probability_S: Tensor, rng: torch.Generator, options: EdgeOptions) -> Tensor:
+    """Drawn numbers, float32 `[S]`, whose sigmoid with temperature is rounded to an edge or none."""
     u_S = torch.rand(len(probability_S), generator=rng, device=probability_S.device)
     if options.draw == "logistic":
-        score_S = torch.logit(probability_S) + torch.logit(u_S)
-    else:
-        score_S = torch.log(probability_S) - torch.log(-torch.log(u_S))
-    soft_S = torch.sigmoid(score_S / options.temperature)
+        return torch.logit(probability_S) + torch.logit(u_S)
+    return torch.log(probability_S) - torch.log(-torch.log(u_S))
+
+
+def draw_edges(score_S: Tensor, scaled_S: Tensor) -> Tensor:
+    """Zeros and ones, float32 `[S]`, with the gradients of the sigmoid of the scores over the temperature."""
+    soft_S = torch.sigmoid(scaled_S)
     return (score_S.detach() >= 0).float() + (soft_S - soft_S.detach())
 
 

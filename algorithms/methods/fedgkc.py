@@ -52,7 +52,7 @@ class FedGKC(WithCopilot):
     detached. The client's own model adds self distillation from a weak to a strong view of its graph (eq. 4, see
     `GraphViews`; drawn anew in every epoch), with weight 1 (eq. 5). The server averages copilots by
     w_k = (N_k / sum N + P_k / sum P) / 2, P_k being what the copilot of k knows after training (KAMA, eqs. 6 to 12, see
-    `knowledge`; at least 0.001, since it may be negative).
+    `knowledge`; at least 0.001, see `floor`).
 
     Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. alpha = 1 without self distillation
     trains the own model as Local, to the bit with `engine.trainer: autograd`.
@@ -67,12 +67,14 @@ class FedGKC(WithCopilot):
         weak, strong: Shares of the edges, and of the features, that the views lack; the paper gives none.
         weights: How the server weighs copilots: `kama`, by size alone (`size`), or all equal (`uniform`).
         kama_terms, clarity, lam: What counts as knowledge, see `knowledge`; lambda is 0.1 in the paper.
+        floor: P_k counts as 0.001 at least. As eq. 10 is written, that of a copilot that knows next to nothing may be
+            negative: its model is subtracted then, and all are multiplied by much where sum P is near 0.
         ramp: Rounds over which all weights of distillation rise linearly; 0: none.
     """
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
     supports = frozenset({"node"})
-    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False}}
+    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False}}
     alpha: float = 0.6
     beta: float = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"
@@ -86,6 +88,7 @@ class FedGKC(WithCopilot):
     kama_terms: tuple[Term, ...] = TERMS
     clarity: Clarity = "literal"
     lam: float = 0.1
+    floor: bool = True
     ramp: int = 0
 
     def __post_init__(self) -> None:
@@ -137,7 +140,9 @@ class FedGKC(WithCopilot):
         weight_B = volume_B.double() / volume_B.sum()
         if self.weights == "kama":
             known_B = got["knowledge"].double()
-            counted_B = known_B.clamp_min(LEAST_KNOWLEDGE)
+            counted_B = known_B.clamp_min(LEAST_KNOWLEDGE) if self.floor else known_B
+            if not counted_B.sum():
+                raise ShoalError("algorithm.floor", "equation 10 divides by the sum of knowledge, which is 0; set true")
             weight_B = (weight_B + counted_B / counted_B.sum()) / 2
             ctx.notes["knowledge"] = float(known_B.mean())
             ctx.notes["clamped"] = float((known_B < LEAST_KNOWLEDGE).double().mean())

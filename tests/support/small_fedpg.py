@@ -61,7 +61,8 @@ class PlainClient:
     def look(self) -> tuple[Slots, Tensor, Tensor]:
         """What the present model says, without dropout: ends of walks, embeddings, and centres of every class.
 
-        For every slot, how often a walk from a centre (row) ends in a node of its class (column), where any does.
+        For every slot, how often a walk from a centre (row) ends in a node of its class (column), where any does; once
+        for a node at the distance itself with `hop_mean: eq2`.
         """
         self.module.eval()
         logits, z = self.output(slice(None))
@@ -72,13 +73,17 @@ class PlainClient:
         for v in self.view.train.tolist():
             annotation[v], centre[v] = self.view.label[v], True
         near, slots = self.near(z), {}
+        closer = torch.zeros_like(near, dtype=torch.bool)
         for level in range(self.options.hops + 1):
             walks = torch.linalg.matrix_power(near, level)
             walks = walks - walks.diag().diag() if level else walks
+            if self.options.hop_mean == "eq2":
+                walks = (walks > 0) & ~closer
+                closer = closer | walks
             for c in range(CLASSES):
                 ends = walks[centre & (annotation == c)] * (annotation == c)
                 if ends.any():
-                    slots[level, c] = ends[ends.any(1)]
+                    slots[level, c] = ends[ends.any(1)].float()
         return slots, z, torch.bincount(annotation[centre], minlength=CLASSES)
 
     def means(self, slot: Slot, ends: Tensor, z: Tensor, seen: Tensor) -> Tensor:
@@ -89,10 +94,16 @@ class PlainClient:
             score = F.leaky_relu(torch.tanh(seen @ inner.T) @ outer, 0.2)
         return (score + ends.log()).softmax(1) @ z
 
+    def prototype(self, slot: Slot, ends: Tensor, means: Tensor, counts: Tensor) -> Tensor:
+        """Equation 2; to the letter it divides by the number of neighbours, too, and by all centres."""
+        if self.options.hop_mean == "walks":
+            return means.mean(0)
+        return (means / ends.sum(1, keepdim=True)).sum(0) / counts[slot[1]]
+
     def visit(self, number: int, targets: Slots) -> float:
         """Trains; returns the mean loss of the last epoch."""
         options, view = self.options, self.view
-        slots, seen, _ = self.look()
+        slots, seen, counts = self.look()
         both = [slot for slot in slots if slot in targets]
         if not len(view.train):
             return math.nan
@@ -110,7 +121,7 @@ class PlainClient:
                 for slot in both:
                     means = self.means(slot, slots[slot][:, reached], z, seen[reached])
                     if options.alignment == "prototype":
-                        distances.append((means.mean(0) - targets[slot]).norm())
+                        distances.append((self.prototype(slot, slots[slot], means, counts) - targets[slot]).norm())
                     elif slot[0] >= 2:
                         distances.append((means.mean(0) - targets[slot]).square().sum())
                     else:
@@ -135,7 +146,9 @@ class PlainClient:
     def upload(self, number: int) -> tuple[Slots, Tensor]:
         """Prototypes and counts."""
         slots, z, counts = self.look()
-        self.own = {slot: self.means(slot, ends, z, z).mean(0) for slot, ends in slots.items()}
+        self.own = {
+            slot: self.prototype(slot, ends, self.means(slot, ends, z, z), counts) for slot, ends in slots.items()
+        }
         if not self.options.noise:
             return self.own, counts
         stream = torch.Generator().manual_seed(key(0, number, self.number, "noise"))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -172,8 +173,10 @@ class PlainClient:
         p_NN = dense_operator("symmetric", a_NN)
         w1, w2 = self.generator.parameters()
         f_NH = (p_NN @ (p_NN @ (self.x_NF @ w1.T) @ w2.T)).relu()
-        drawn = torch.randint(n - 1, (r * n,), generator=self.rng).tolist()
-        pairs = {tuple(sorted((i // r, j + (j >= i // r)))) for i, j in enumerate(drawn)}
+        pairs = set(combinations(range(n), 2))
+        if r != "all":
+            drawn = torch.randint(n - 1, (r * n,), generator=self.rng).tolist()
+            pairs = {tuple(sorted((i // r, j + (j >= i // r)))) for i, j in enumerate(drawn)}
         pairs = sorted(pairs | {(int(i), int(j)) for i, j in a_NN.triu(1).nonzero()})
         u = torch.rand(len(pairs), generator=self.rng)
         i, j = torch.tensor(pairs).T
@@ -193,8 +196,10 @@ class PlainClient:
         edge_NN = torch.zeros(n, n).index_put((i, j), (score >= 0).float() + soft - soft.detach())
         edge_NN = edge_NN + edge_NN.T
         told = (dot / math.sqrt(f_NH.shape[1])).sigmoid()
+        if o.reg_form == "literal":
+            told = (score.double() / o.edge_temperature).sigmoid()
         terms = [-told[known].log(), -(1 - told[~known]).log()]
-        means = [found.mean() for found in terms if len(found)]
+        means = [found.mean() for found in ([torch.cat(terms)] if o.reg_form == "literal" else terms) if len(found)]
         return dense_operator("symmetric", edge_NN), sum(means) / len(means)
 
     def certain(self, logits_NC: Tensor) -> list[tuple[int, float]]:

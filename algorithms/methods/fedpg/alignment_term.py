@@ -56,6 +56,7 @@ class Reach(NamedTuple):
     Attributes:
         rows: Nodes with weight in any prototype, ascending, int64 `[R]`.
         present_LC: Prototypes that the client has and that have a target.
+        literal: As in `hop_weights`.
     """
 
     nodes: Annotated
@@ -63,17 +64,18 @@ class Reach(NamedTuple):
     weight_LR: Tensor
     target_LCH: Tensor
     present_LC: Tensor
+    literal: bool
 
 
-def reach_of(nodes: Annotated, targets: Targets) -> Reach | None:
+def reach_of(nodes: Annotated, targets: Targets, literal: bool) -> Reach | None:
     """The nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
     target_LCH, known_LC = targets
-    weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1)
+    weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1, literal=literal)
     present_LC = (counts_LC > 0) & known_LC
     if not bool(present_LC.any()):
         return None
     rows = (weight_LN > 0).any(0).nonzero()[:, 0]
-    return Reach(nodes, rows, weight_LN[:, rows], target_LCH, present_LC)
+    return Reach(nodes, rows, weight_LN[:, rows], target_LCH, present_LC, literal)
 
 
 # The alignment of a visit, a scalar, for embeddings `[R, H]` of the rows of a `Reach`.
@@ -135,6 +137,6 @@ def attended_weights(client: Client, reach: Reach, lr: float) -> Callable[[], Te
     def weights() -> Tensor:
         train_scorer(client.state, lr)
         g_HN = attention_weights(client.state[SCORER], z_NH)
-        return hop_weights(graph, class_N, centre_N, hops, g_HN)[0][:, reach.rows]
+        return hop_weights(graph, class_N, centre_N, hops, g_HN, reach.literal)[0][:, reach.rows]
 
     return weights

@@ -78,10 +78,11 @@ class FedPG(Algorithm):
 
     Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
     counts walks; attention weights are not divided once more by their number; the margin makes the server's task
-    harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eq. 4 by its first line, eq.
-    6, attention, annotated centres and `hops: depth`; `form: code` is the authors' program but for its choice of two
-    similar clients. The parts that Table X takes out are off with `cross_hop: 0` (context), `margin_cap: 0` (margin;
-    it has no say in eq. 4's first line), and `alpha: 1` (personalisation).
+    harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eq. 2 by `hop_mean`, eq. 4 by
+    its first line, eq. 6, attention, annotated centres and `hops: depth`; `form: code` is the authors' program but for
+    its choice of two similar clients. In every form prototypes are of embeddings of length one, and the cross-entropy
+    of eq. 6, there a sum without its minus sign, is the mean. The parts that Table X takes out are off with `cross_hop:
+    0` (context), `margin_cap: 0` (margin; it has no say in eq. 4's first line), and `alpha: 1` (personalisation).
 
     Attributes:
         hops: 0 (no neighbours) to 4, 2 as in the paper's code, or `depth` as in the paper: the steps from which the
@@ -93,8 +94,11 @@ class FedPG(Algorithm):
             of neighbours; hop 2: the prototype); `prototype`: eq. 6, sum over them of |P - target|, not squared.
         targets: `federated`, or `own`: the self control, a client's own prototypes of its last visit; nothing is sent.
         attention: Neighbours of a centre weigh the same (`none`), or by a learned score of each (`node`, see
-            `neighbour_attention`), which the alignment trains and which therefore needs `alignment: prototype`.
+            `attention_weights`), which the alignment trains and which therefore needs `alignment: prototype`.
         attention_lr: Learning rate of the scorers' Adam.
+        hop_mean: `walks`: the mean over centres with such neighbours, each counted once a walk; `eq2`, to the letter:
+            neighbours at the distance h once, softmax weights divided by their number again, and by all centres. The
+            default's length does not depend on degrees. `eq2` needs `alignment: prototype`, and holds pairs of nodes.
         alpha: Share of the universal prototype in a target; the paper tunes it in [0, 1], moderate is best.
         lam: Least cosine of two clients' prototypes that are mixed; the paper tunes it in [0, 1], large is best.
         pseudo_centres: Least predicted probability at which other nodes count as nodes of the class too; None: never.
@@ -116,7 +120,7 @@ class FedPG(Algorithm):
 
     forms: ClassVar[Forms] = {
         "paper": {"server_loss": "eq4", "alignment": "prototype", "attention": "node", "pseudo_centres": 0.0}
-        | {"hops": "depth"},
+        | {"hops": "depth", "hop_mean": "eq2"},
         "code": {"margin_cap": 100.0, "mu": 5.0, "cross_hop": 0.0},
     }
     hops: int | Literal["depth"] = 2
@@ -126,6 +130,7 @@ class FedPG(Algorithm):
     targets: Literal["federated", "own"] = "federated"
     attention: Literal["none", "node"] = "none"
     attention_lr: float = 0.01
+    hop_mean: Literal["walks", "eq2"] = "walks"
     alpha: float = 0.5
     lam: float = 0.8
     pseudo_centres: float | None = None
@@ -150,8 +155,10 @@ class FedPG(Algorithm):
             raise ValueError("mu and margin_cap must not be negative, temperature must be positive")
         if self.server_steps < 1 or self.server_lr <= 0 or self.attention_lr <= 0:
             raise ValueError("server_steps must be at least 1, server_lr and attention_lr positive")
-        if self.attention == "node" and (self.alignment != "prototype" or not self.hops):
-            raise ValueError("attention: node is trained by alignment: prototype, with hops of at least 1")
+        chosen = {"attention: node": self.attention == "node", "hop_mean: eq2": self.hop_mean == "eq2"}
+        for option, is_chosen in chosen.items():
+            if is_chosen and (self.alignment != "prototype" or not self.hops):
+                raise ValueError(f"{option} needs alignment: prototype, and hops of at least 1")
 
     def setup(self, ctx: Context) -> Tree:
         if self.hops != "depth":
@@ -261,7 +268,7 @@ class FedPG(Algorithm):
         """Rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
         if not self.mu or targets is None or not client.info.train:
             return None
-        if (reach := reach_of(self._annotated(client, len(targets[0]) - 1), targets)) is None:
+        if (reach := reach_of(self._annotated(client, len(targets[0]) - 1), targets, self.hop_mean == "eq2")) is None:
             return None
         if self.alignment == "node":
             alignment = by_node(client, reach)
@@ -278,7 +285,7 @@ class FedPG(Algorithm):
         class_N, centre_N, z_NH, graph = self._annotated(client, received.hops)
         scorer = client.state.get(SCORER)
         g_HN = None if scorer is None else attention_weights(scorer.detach(), z_NH)
-        weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, received.hops, g_HN)
+        weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, received.hops, g_HN, self.hop_mean == "eq2")
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
         present_LC = counts_LC > 0
         if self.targets == "own":

@@ -11,6 +11,10 @@ weight v_hu for every node, computed once a round. Walks are counted by way of p
 of c: of the entries of w's row in the last step just those matter that end in c, so that for two steps never more
 entries are held than the adjacency has, and for more at most C times as many.
 
+Equation 2 as it is written (`literal`) has for W_h the nodes at a distance of h steps, each once, divides the mean of a
+centre by their number L = sum_u W_h[v, u] 1[a_u = c] once more, though g_u / M_v sums to one, and the sum over centres
+by the number of all nodes of c. Then every pair of a centre and such a node is held.
+
 Where items are not nodes, nodes here are items, and A is that of `item_graph`. No label outside the training rows is
 read.
 
@@ -128,7 +132,12 @@ class Walks(NamedTuple):
 
 
 def hop_weights(
-    graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, hops: int, attention_HN: Tensor | None = None
+    graph: ItemGraph,
+    annotation_N: Tensor,
+    centre_N: Tensor,
+    hops: int,
+    attention_HN: Tensor | None = None,
+    literal: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Weight of every node in the prototypes of its annotation, and how many centres each prototype rests on.
 
@@ -138,6 +147,7 @@ def hop_weights(
         centre_N: Nodes whose class is trusted, bool.
         hops: 0 to `MOST_HOPS`.
         attention_HN: g of every hop, positive, differentiable, `[hops, N]`; 1 if left out.
+        literal: Whether neighbours and divisors are those of equation 2 as it is written.
 
     Returns:
         Weights, float32 `[L, N]`, and counts, int32 `[L, C]`.
@@ -148,13 +158,16 @@ def hop_weights(
     weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
     # Differences of sums: float64 makes counts exact and what should vanish vanish.
     ones_N = torch.ones(graph.items, dtype=torch.float64)
-    for hop, walks in enumerate(_walks(graph, annotation_N, centres, hops)):
+    ways = _at_distance if literal else _walks
+    for hop, walks in enumerate(ways(graph, annotation_N, centres, hops)):
         count_S = walks.mass(ones_N)
         found_S = count_S > 0.5
         counts.append(torch.bincount(class_S[found_S], minlength=classes))
         g_N = ones_N if attention_HN is None else attention_HN[hop].double()
         mass_S = torch.where(found_S, count_S if attention_HN is None else walks.mass(g_N), 1)
-        share_S = found_S / (mass_S * counts[-1].clamp_min(1)[class_S])
+        if literal:
+            mass_S = mass_S * count_S.clamp_min(1)
+        share_S = found_S / (mass_S * counts[0 if literal else -1].clamp_min(1)[class_S])
         weights.append((g_N * walks.spread(share_S)).clamp_min(0).float())
     return torch.stack(weights), torch.stack(counts).int()
 
@@ -178,6 +191,30 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
         if hop < hops:
             owner, near = _neighbours(graph, pairs // classes)
             class_E = (pairs % classes)[owner]
+
+
+def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
+    """The nodes at a distance of one step, then of two, as many as `hops`, that are annotated like their centre."""
+    adjacency, class_N = _adjacency(graph), annotation_N.cpu().numpy()
+    found: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
+    for first, some in enumerate(centres.cpu().split(ROWS_AT_A_TIME)):
+        own = np.arange(len(some)), some.numpy()
+        seen = ends = csr_matrix((np.ones(len(some), np.bool_), own), shape=(len(some), graph.items))
+        for pairs in found:
+            ends = ends @ adjacency > seen
+            seen = seen + ends
+            row, column = ends.nonzero()
+            same = class_N[column] == class_N[own[1]][row]
+            pairs.append(np.stack([row[same] + first * ROWS_AT_A_TIME, column[same]]))
+    for pairs in found:
+        row, column = torch.from_numpy(np.concatenate(pairs, axis=1).astype(np.int64)).to(centres.device)
+        step = row, column, len(centres), graph.items
+        yield Walks([step], centres, torch.zeros(len(centres), dtype=torch.float64, device=centres.device))
+
+
+def _adjacency(graph: ItemGraph) -> csr_matrix:
+    starts, columns = (t.cpu().numpy() for t in graph.edges)
+    return csr_matrix((np.ones(len(columns), np.bool_), columns, starts), shape=(graph.items, graph.items))
 
 
 def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step:
@@ -224,8 +261,7 @@ def _last_steps(
 
 def _closed(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
     """How many walks of so many steps, two at least, lead from every centre back to it, float64 `[S]`."""
-    starts, columns = (t.cpu().numpy() for t in graph.edges)
-    adjacency = csr_matrix((np.ones(len(columns)), columns, starts), shape=(graph.items, graph.items))
+    adjacency = _adjacency(graph).astype(np.float64)
     found = [torch.zeros(0, dtype=torch.float64)]
     for some in centres.cpu().split(ROWS_AT_A_TIME):
         near = ends = adjacency[some.numpy()]

@@ -37,6 +37,8 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 
 GENERATOR = "generator"
+# A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
+MOST_NODES = 10_000
 
 
 @dataclass
@@ -107,7 +109,10 @@ class FGGP(FedAvg):
         neighbours: k'.
         knn_every: Rounds.
         lam: Lambda, what A' weighs in addition to the generator.
-        random_pairs: Of every node, that may become edges in addition to those of A'.
+        random_pairs: Of every node, that may become edges in addition to those of A'; `all`: every pair of nodes may,
+            as eq. 7 and L_reg are written, N^2 / 2 of them in each step. With few, drawn graphs stay as sparse as A'.
+        reg_form: L_reg, see `GeneratedGraph`: in `balanced` pairs of A' weigh as much as all others; in `literal`,
+            H(A', A^g) as it is written, these have the say.
         similarity: Of two nodes, `cosine`, `max`, or `sigmoid` as eq. 7 is written, see `EdgeOptions`.
         draw: `logistic`, or `gumbel` as eq. 7 is written.
         edge_temperature: Of the relaxed draw.
@@ -120,7 +125,7 @@ class FGGP(FedAvg):
     supports = frozenset({"node"})
     forms: ClassVar[Forms] = {
         "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
-        | {"finch_min": 1, "head_mode": "personal"},
+        | {"finch_min": 1, "head_mode": "personal", "random_pairs": "all", "reg_form": "literal"},
         "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
     }
     fcpp: bool = True
@@ -143,7 +148,8 @@ class FGGP(FedAvg):
     neighbours: int = 3
     knn_every: int = 10
     lam: float = 0.5
-    random_pairs: int = 5
+    random_pairs: int | Literal["all"] = 5
+    reg_form: Literal["balanced", "literal"] = "balanced"
     similarity: Similarity = "cosine"
     draw: Literal["logistic", "gumbel"] = "logistic"
     edge_temperature: float = 1.0
@@ -162,7 +168,8 @@ class FGGP(FedAvg):
 
     @property
     def _edges(self) -> EdgeOptions:
-        return EdgeOptions(self.random_pairs, self.lam, self.similarity, self.edge_temperature, self.draw)
+        drawn = self.similarity, self.edge_temperature, self.draw
+        return EdgeOptions(self.random_pairs, self.lam, *drawn, self.reg_form)
 
     @property
     def _generates(self) -> bool:
@@ -208,6 +215,13 @@ class FGGP(FedAvg):
             raise ShoalError(
                 "algorithm.gkic",
                 f"the generator makes matrices for gcn and gcnii, not for {name}; take one of these, knn_only, or off",
+            )
+        largest = max(ctx.clients, key=lambda info: info.nodes)
+        if self._generates and self.random_pairs == "all" and largest.nodes > MOST_NODES:
+            raise ShoalError(
+                "algorithm.random_pairs",
+                f"client {largest.client} has {largest.nodes:,} nodes, and all pairs of {MOST_NODES:,} at most are "
+                "taken; take a number of pairs, as 5, or more clients",
             )
         if coupled.fanouts:
             raise ShoalError(

@@ -14,7 +14,7 @@ from shoal.algorithms.graphs import completed_graph as candidates_module
 from shoal.algorithms.graphs import generated_graph as operator_module
 from shoal.algorithms.graphs import pairs as pairs_module
 from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed, draw_candidates
-from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, draw_edges
+from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, draw_edges, edge_scores
 from shoal.algorithms.graphs.pairs import PairDots, cross_dots
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 
@@ -78,17 +78,19 @@ def dense_view(
     terms: dict[bool, list[Tensor]] = {True: [], False: []}
     for i, j in itertools.combinations(range(n), 2):
         level = gram[i, j] / math.sqrt(f.shape[1])
-        chance = torch.sigmoid(level)
+        chance = soft[i, j] if options.reg_form == "literal" else torch.sigmoid(level)
         is_known = bool(known[i, j])
         terms[is_known].append(-torch.log(chance if is_known else 1 - chance))
-    means = [torch.stack(part).mean() for part in terms.values() if part]
+    parts = [terms[True] + terms[False]] if options.reg_form == "literal" else terms.values()
+    means = [torch.stack(part).mean() for part in parts if part]
     return root @ loops @ root, sum(means) / len(means)  # type: ignore[return-value]
 
 
 def drawn_uniforms(view: GeneratedGraph, options: EdgeOptions, seed: int) -> dict[tuple[int, int], float]:
     """The uniform numbers behind a view: what its generator gave after the candidates."""
     again = rng(seed)
-    torch.randint(NODES - 1, (options.random_pairs * NODES,), generator=again)
+    if options.random_pairs != "all":
+        torch.randint(NODES - 1, (options.random_pairs * NODES,), generator=again)
     numbers = torch.rand(view.candidates.pairs_2S.shape[1], generator=again).tolist()
     return {(i, j): u for (i, j), u in zip(view.candidates.pairs_2S.T.tolist(), numbers)}
 
@@ -99,7 +101,8 @@ OPTIONS = [
     {"lam": 0.8, "temperature": 0.4},
     {"lam": 1.0},
     {"similarity": "max"},
-    {"draw": "gumbel", "similarity": "sigmoid"},
+    {"draw": "gumbel", "similarity": "sigmoid", "random_pairs": "all", "reg_form": "literal"},
+    {"reg_form": "literal", "temperature": 0.4},
     {"draw": "gumbel", "similarity": "max", "temperature": 2.0, "lam": 0.3},
 ]
 
@@ -114,7 +117,7 @@ def test_on_all_pairs_it_is_the_dense_one(
     """Two layers and L_reg: values, and gradients with respect to F and to what is multiplied."""
     if kernels == "torch":
         by_torch(monkeypatch)
-    options = EdgeOptions(random_pairs=ALL, **keys)
+    options = EdgeOptions(**{"random_pairs": ALL, **keys})
     graph = graph_of(pairs)
     f, x = rows().requires_grad_(), torch.randn(NODES, 3, generator=rng(5)).requires_grad_()
     direction = torch.randn(NODES, 3, generator=rng(6))
@@ -149,7 +152,8 @@ def test_how_often_an_edge_is_there(chance: float, draw: Any, temperature: float
     """P = B, and 1 - exp(-B) for equation 7 as it is written; within five standard errors of 200,000 draws."""
     count = 200_000
     options = EdgeOptions(draw=draw, temperature=temperature)
-    edges = draw_edges(torch.full((count,), chance), rng(3), options)
+    score = edge_scores(torch.full((count,), chance), rng(3), options)
+    edges = draw_edges(score, score / temperature)
     wanted = chance if draw == "logistic" else 1 - math.exp(-chance)
     assert set(edges.tolist()) == {0.0, 1.0}
     assert abs(float(edges.mean()) - wanted) < 5 * math.sqrt(wanted * (1 - wanted) / count)
@@ -187,19 +191,20 @@ def test_candidates_by_torch(random_pairs: int, pairs: list[tuple[int, int]], mo
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other))
 
 
+@pytest.mark.parametrize("keys", [{}, {"random_pairs": "all", "reg_form": "literal"}], ids=str)
 @pytest.mark.parametrize("nodes", [1, 2, 5])
-def test_without_any_edge(nodes: int) -> None:
+def test_without_any_edge(nodes: int, keys: dict[str, Any]) -> None:
     """Nodes alone hear themselves; L_reg of no pairs is zero, and has a gradient, of zeros."""
     f = torch.zeros(nodes, WIDTH).requires_grad_()
     x = torch.randn(nodes, 3)
-    view = GeneratedGraph(graph_of([], nodes), f, rng(1), EdgeOptions(random_pairs=0))
+    view = GeneratedGraph(graph_of([], nodes), f, rng(1), EdgeOptions(**{**keys, "random_pairs": 0}))
     out = view.operator @ x
     assert torch.equal(out, x)
     (out.sum() + view.regularizer()).backward()
     assert not view.regularizer()
     assert f.grad is not None
     assert not f.grad.any()
-    drawn = GeneratedGraph(graph_of([], nodes), f, rng(1), EdgeOptions())
+    drawn = GeneratedGraph(graph_of([], nodes), f, rng(1), EdgeOptions(**keys))
     assert drawn.candidates.pairs_2S.shape[1] <= nodes * (nodes - 1) // 2
     drawn.regularizer().backward()
     assert bool(f.grad.isfinite().all())

@@ -38,7 +38,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "fedpg": {
         "hops": [5, -1], "similar": [0], "alpha": [1.5], "noise": [-0.1], "cross_hop": [2.0], "mu": [-1.0],
         "margin_cap": [-0.1], "temperature": [0.0], "server_steps": [0], "server_lr": [0.0],
-        "attention_lr": [0.0], "attention": ["node"],
+        "attention_lr": [0.0], "attention": ["node"], "hop_mean": ["eq2"],
     },
     "fedproc": {"alpha": [-0.1, 1.1], "temperature": [0, -1]},
     "fedproto": {"lam": [-1]},
@@ -69,6 +69,7 @@ TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     ("fedgkc", {"alpha": 0.0, "mutual": "none", "self_distillation": False}, "alpha must be positive"),
     ("fedgta", {"rows": "raw", "confidence": "normalized"}, "set rows: stochastic"),
     ("fedpg", {"attention": "node", "alignment": "prototype", "hops": 0}, "attention"),
+    ("fedpg", {"hop_mean": "eq2", "alignment": "prototype", "hops": 0}, "hop_mean"),
 ]
 # Just what is still in bounds.
 ALLOWED: list[tuple[str, dict[str, Any]]] = [
@@ -114,6 +115,7 @@ PERSONAL = {"algorithm.shared_rounds": 2, "algorithm.hidden": 6}
 SGC: dict[str, Any] = {"model": {"name": "sgc"}}
 GCN: dict[str, Any] = {"model": {"name": "gcn"}}
 DRAWN: dict[str, Any] = {"model": {"name": "gcn", "fanouts": [2, 2]}}
+UNKNOWING = {"algorithm.kama_terms": ["smoothness"], "algorithm.lam": 0.0}
 NO_TERM = {"algorithm.contrast": 0.0, "algorithm.structure": 0.0}
 VISIT = "round 1, client 0"
 # The method, its keys, where the error is, if anywhere, what it says there.
@@ -146,6 +148,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
         for train in ({"train.optimizer": "adam"}, {"train.optimizer": "sgd", "train.momentum": 0.9})
     ),
     ("fedgkc", {**COPILOT, "algorithm.strong": [0.1]}, "algorithm.strong", ""),
+    ("fedgkc", {**COPILOT, **UNKNOWING, "algorithm.floor": False}, "algorithm.floor", ""),
     ("fedgkc", {**COPILOT, "algorithm.kama_terms": ["courage"]}, "algorithm.kama_terms", ""),
     ("fedgpl", {"algorithm.mixing": "all"}, "algorithm.mixing", ""),
     ("fedpg", {"model": {"name": "gcn", "layers": 5}, "algorithm.hops": "depth"}, "algorithm.hops", "gcn reads"),

@@ -8,6 +8,7 @@ import torch
 from support.fixtures import MakeView
 from torch import Tensor
 
+from shoal.algorithms.methods.fedpg import hop_prototypes as hops_module
 from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
 
 N, C, H = 30, 5, 4
@@ -34,33 +35,44 @@ def ends(edges: Sequence[tuple[int, int]], v: int, hop: int) -> list[int]:
     return [u for u in walked if u != v or not hop]
 
 
+def at_distance(edges: Sequence[tuple[int, int]], v: int, hop: int) -> list[int]:
+    """Ends of walks of `hop` steps from v that no shorter walk reaches, each once."""
+    return sorted(set(ends(edges, v, hop)).difference(*(ends(edges, v, less) for less in range(hop))))
+
+
 def brute_force(
-    edges: Sequence[tuple[int, int]], annotation: Tensor, centre: Tensor, z: Tensor, hop: int, g: Tensor
+    edges: Sequence[tuple[int, int]], annotation: Tensor, centre: Tensor, z: Tensor, hop: int, g: Tensor, literal: bool
 ) -> tuple[np.ndarray, list[int]]:
     proto, counts = np.zeros((C, H)), [0] * C
     for c in range(C):
         means = []
         for v in range(N):
-            alike = [u for u in ends(edges, v, hop) if annotation[u] == c]
+            alike = [u for u in (at_distance if literal else ends)(edges, v, hop) if annotation[u] == c]
             if centre[v] and annotation[v] == c and alike:
                 weight = sum(float(g[u]) for u in alike)
-                means.append(sum(float(g[u]) / weight * z[u].double().numpy() for u in alike))
+                mean = sum(float(g[u]) / weight * z[u].double().numpy() for u in alike)
+                means.append(mean / len(alike) if literal else mean)
         counts[c] = len(means)
         if means:
-            proto[c] = np.mean(means, axis=0)
+            every = int((centre & (annotation == c)).sum())
+            proto[c] = np.sum(means, axis=0) / (every if literal else len(means))
     return proto, counts
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("attended", [False, True])
-def test_equals_brute_force(make_view: MakeView, seed: int, attended: bool) -> None:
+@pytest.mark.parametrize(("attended", "literal"), [(False, False), (True, False), (True, True)])
+def test_equals_brute_force(
+    make_view: MakeView, seed: int, attended: bool, literal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hops_module, "ROWS_AT_A_TIME", 4)
     edges, annotation, centre, z = drawn(seed)
     view = make_view(N, edges, annotation.tolist(), [], C)
     g = torch.rand(4, N, generator=torch.Generator().manual_seed(seed)) + 0.1 if attended else torch.ones(4, N)
-    weight, counts = hop_weights(view, annotation, centre, 4, g if attended else None)
+    weight, counts = hop_weights(view, annotation, centre, 4, g if attended else None, literal)
     found = hop_prototypes(z, annotation, weight, C)
     for hop in range(5):
-        expected, number = brute_force(edges, annotation, centre, z, hop, torch.ones(N) if hop == 0 else g[hop - 1])
+        g_N = torch.ones(N) if hop == 0 else g[hop - 1]
+        expected, number = brute_force(edges, annotation, centre, z, hop, g_N, literal)
         np.testing.assert_allclose(found[hop].numpy(), expected, rtol=1e-4, atol=1e-5)
         assert counts[hop].tolist() == number
     assert counts[0, 4] == counts[2, 4] == 0

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.errors import refused
 from support.fixtures import MakeClient, MakeView, Start, Views
 from support.same_bits import assert_same_runs, assert_same_scores
 from support.small_fggp import Entries, PlainClient, newest, summed_up
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.methods.fggp import fggp
 from shoal.algorithms.methods.fggp.fggp import FGGP, Received
 from shoal.algorithms.methods.fggp.prototypes import Bank
 from shoal.algorithms.models.build import build
@@ -119,6 +121,14 @@ def test_who_has_no_label_does_not_train_and_speaks_for_no_class(make_view: Make
 def test_a_single_client(run: Start) -> None:
     found = run({**KEYS, "partition.method": "random", "partition.clients": 1, "data.store": None}, rounds=2)
     assert found.state.server["bank.class"].tolist() == [0, 1, 2]
+
+
+def test_all_pairs_of_a_large_client_are_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fggp, "MOST_NODES", 29)
+    start(KEYS)
+    start({**KEYS, "algorithm.random_pairs": "all", "algorithm.gkic": "knn_only"})
+    with refused("algorithm.random_pairs", says="30 nodes"):
+        start({**KEYS, "algorithm.random_pairs": "all"})
 
 
 @pytest.mark.parametrize("name", ["gat", "gin", "sage", "gcnii"])
