@@ -175,7 +175,7 @@ class EngineConfig:
             bits may differ between processors with and without amx_bf16 and avx512_bf16.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
             autograd`, clamp(cohort // 8, 1, 128), on processors where `auto` trains in batches clamp(cohort // 4, 1,
-            64); changes the last bits.
+            64); changes the last bits of clients that train in batches.
         memory_limit: Bytes or e.g. `8GiB`, on a machine; null: its memory, or that of its container.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: Number of times that a cell may be lost before the run stops.

@@ -26,6 +26,7 @@ class Cell:
         batched: Clients train in one batch, so that the last bits depend on which clients are in the cell.
         again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
+        places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
     round: int
@@ -42,6 +43,24 @@ class Cell:
     batched: bool = False
     again: int | None = None
     first_loss: float = math.inf
+    places: range = range(0)
+
+
+@dataclass
+class PartialSum:
+    """Weighted sums of `Reduce.MEAN` entries over the clients in a range of places.
+
+    Attributes:
+        first: The first of these clients.
+        total: By entry; float64 if there is more than one client.
+        weight: By entry the sum of weights, a number or float64.
+        own: Whether `total` was made by adding up in this process, and may be written to.
+    """
+
+    first: int
+    total: Tree
+    weight: dict[str, float | Tensor]
+    own: bool = False
 
 
 @dataclass
@@ -53,7 +72,7 @@ class Outcome:
         failures: Clients whose code or upload failed: the error's line and the traceback.
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
-        sums: Weighted sums of `Reduce.MEAN` entries, float64 if there is more than one client, and their weights.
+        sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.rounds.reduction.Sums`.
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked.
         lists: `Reduce.GATHER` entries, one tensor a client.
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
@@ -68,8 +87,7 @@ class Outcome:
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     states: dict[int, Tree] = field(default_factory=dict)
-    sums: Tree = field(default_factory=dict)
-    weights: Tree = field(default_factory=dict)
+    sums: dict[range, PartialSum] = field(default_factory=dict)
     tensors: Tree = field(default_factory=dict)
     lists: dict[str, list[Tensor]] = field(default_factory=dict)
     scores: dict[int, np.ndarray] = field(default_factory=dict)
@@ -91,6 +109,8 @@ def one_by_one(cell: Cell) -> list[Cell]:
             inboxes={i: cell.inboxes[i]} if i in cell.inboxes else {},
             score=cell.score & {i},
             cost=cell.cost / len(cell.ids),
+            # Empty places behind the last client are its own.
+            places=cell.places[number : None if number == len(cell.ids) - 1 else number + 1],
         )
-        for i in cell.ids
+        for number, i in enumerate(cell.ids)
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -162,15 +163,32 @@ def evaluation_cell(
     )
 
 
-def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
-    """Groups ascending clients of one model, by a size or a name of `AUTOMATIC`; depends on the clients only."""
+class Group(NamedTuple):
+    """Clients of a cell, ascending, and their places; the last cell of a model has the empty ones behind it, too."""
+
+    ids: list[int]
+    places: range
+
+
+def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[Group]:
+    """Groups ascending clients of one model, by a size or a name of `AUTOMATIC`; depends on the clients only.
+
+    Places depend on the clients only: those of a model follow each other, from a multiple of a power of two on that has
+    room for any model's clients.
+    """
     if isinstance(cell_size, str):
         share, most = AUTOMATIC[cell_size]
         size = min(max(len(clients) // share, 1), most)
     else:
         size = cell_size
-    cells: list[list[int]] = []
-    for model in sorted({infos[i].model for i in clients}):
-        same = [i for i in clients if infos[i].model == model]
-        cells += [same[start : start + size] for start in range(0, len(same), size)]
+    of_models: dict[int, list[int]] = {}
+    for i in clients:
+        of_models.setdefault(infos[i].model, []).append(i)
+    room = 1 << (max(map(len, of_models.values()), default=1) - 1).bit_length()
+    cells = []
+    for number, (_, ids) in enumerate(sorted(of_models.items())):
+        places = range(number * room, (number + 1) * room)
+        for start in range(0, len(ids), size):
+            end = start + size if start + size < len(ids) else room
+            cells.append(Group(ids[start:end], places[start:end]))
     return cells

@@ -310,19 +310,20 @@ class Exchange:
         cells = [
             Cell(
                 next_state.round,
-                cell,
+                cell.ids,
                 ask.phase,
                 ask.up,
                 ask.train,
-                private=_pick(ask.private, cell),
-                states=_pick(next_state.clients, cell),
-                inboxes=_pick(next_state.inboxes, cell),
-                score=score & frozenset(cell),
-                cost=self._cost(cell),
-                score_with=ask.score_with if score & frozenset(cell) else {},
+                private=_pick(ask.private, cell.ids),
+                states=_pick(next_state.clients, cell.ids),
+                inboxes=_pick(next_state.inboxes, cell.ids),
+                score=score & frozenset(cell.ids),
+                cost=self._cost(cell.ids),
+                score_with=ask.score_with if score & frozenset(cell.ids) else {},
                 batched=self._batched and ask.train,
                 again=again,
                 first_loss=next_state.first_losses.get(ask.phase, math.inf),
+                places=cell.places,
             )
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]
@@ -380,7 +381,7 @@ class Exchange:
         states = {} if fresh else self.next_state.clients
         inboxes = {} if fresh else self.next_state.inboxes
         cells = [
-            evaluation_cell(self.next_state.round, cell, states, inboxes, self._cost(cell))
+            evaluation_cell(self.next_state.round, cell.ids, states, inboxes, self._cost(cell.ids))
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]
         outcomes, _ = self._run(cells, download)
@@ -394,7 +395,9 @@ class Exchange:
         for position, outcome in self._pool.run_cells(cells, shared):
             self._meter.waited += working_clock() - asked
             outcomes[position] = outcome
-            sums.take(position, outcome)
+            for places, part in outcome.sums.items():
+                sums.take(places, part)
+            outcome.sums = {}
             self._meter.ran(len(cells[position].ids), outcome)
             asked = working_clock()
         self._meter.waited += working_clock() - asked

@@ -162,7 +162,7 @@ def expected(plan: RunPlan) -> Expected:
     models = [flat for _, flat in starts]
     sizes = Clients(infos, of.features, len(cohort))
     trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train, sizes)
-    cells = form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers))
+    cells = [cell.ids for cell in form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers))]
 
     # A part of a client is measured where memory would not hold the client and the models' work on it.
     mean, edges = infos[0], of.entries // clients

@@ -124,7 +124,7 @@ def test_cells_are_a_partition_into_runs_of_one_model(data: st.DataObject) -> No
     models = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=40))
     cohort = sorted(data.draw(st.sets(st.sampled_from(range(len(models))))))
     size = data.draw(st.one_of(st.just("auto"), st.integers(1, 9)))
-    cells = form_cells(cohort, infos(models), size)
+    cells = [cell.ids for cell in form_cells(cohort, infos(models), size)]
     assert sorted(i for cell in cells for i in cell) == cohort
     for cell in cells:
         assert cell == sorted(cell)
@@ -144,7 +144,7 @@ def test_cells_are_a_partition_into_runs_of_one_model(data: st.DataObject) -> No
     ],
 )
 def test_automatic_size(name: str, sizes: dict[int, int]) -> None:
-    found = {clients: len(form_cells(range(clients), infos([0] * clients), name)[0]) for clients in sizes}
+    found = {clients: len(form_cells(range(clients), infos([0] * clients), name)[0].ids) for clients in sizes}
     assert found == sizes
 
 
