@@ -325,7 +325,7 @@ class Exchange:
                 first_loss=next_state.first_losses.get(ask.phase, math.inf),
                 places=cell.places,
             )
-            for cell in form_cells(ids, self._infos, self._cell_size)
+            for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
         self._meter.sent(ask, ids)
         outcomes, sums = self._run(cells, ask.shared)
@@ -382,7 +382,7 @@ class Exchange:
         inboxes = {} if fresh else self.next_state.inboxes
         cells = [
             evaluation_cell(self.next_state.round, cell.ids, states, inboxes, self._cost(cell.ids))
-            for cell in form_cells(ids, self._infos, self._cell_size)
+            for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
         outcomes, _ = self._run(cells, download)
         return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}

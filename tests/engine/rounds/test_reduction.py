@@ -130,7 +130,7 @@ def by_halves(terms: Sequence[np.ndarray | None]) -> np.ndarray | None:
 @pytest.mark.parametrize("weighs", ["numbers", "tensors", "both"])
 @pytest.mark.parametrize("models", [1, 3])
 def test_cells_change_no_bit(models: int, weighs: str) -> None:
-    """Of whatever size, whole or client by client, some of them failing."""
+    """Of whatever size, for any number of hosts, whole or client by client, some of them failing."""
     infos = [ClientInfo(i, 10, 2, 3, i % 7 % models) for i in range(90)]
     cohort = draw_cohort(90, ParticipationOptions(ratio=0.3), seed=1, round_number=1)
     failed = cohort[4:6] + cohort[-2:]
@@ -152,8 +152,8 @@ def test_cells_change_no_bit(models: int, weighs: str) -> None:
     room = 2 ** math.ceil(math.log2(max(map(len, ordered))))
     padded = [of + [-1] * (room - len(of)) for of in ordered] + [[-1] * room] * (models // 3)
     total, weight = (by_halves([of_client.get(i) for of in padded for i in of]) for of_client in (products, weights))
-    for size in (1, 3, 5, 16, 90, "auto"):
-        groups = form_cells(cohort, infos, size)
+    for size, hosts in [(1, 1), (3, 1), (5, 1), (16, 1), (90, 1), *(("auto", hosts) for hosts in (1, 2, 3, 500))]:
+        groups = form_cells(cohort, infos, size, hosts)
         cells = [cell_of(group.ids, {"s": Reduce.MEAN}, places=group.places) for group in groups]
         for some in (cells, [*one_by_one(cells[0]), *cells[1:]], [one for cell in cells for one in one_by_one(cell)]):
             whole = reduced(some, uploads)[1].whole
@@ -176,10 +176,10 @@ def test_sums_are_joined_as_they_come_and_others_stay_as_they_are() -> None:
     assert [part.total["s"][0].item() for part in parts] == [1e16, 1.0, -1e16, 1.0]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 16])
-def test_an_aligned_cell_sends_one_sum(size: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 4, 16, "auto"])
+def test_an_aligned_cell_sends_one_sum(size: int | str) -> None:
     """Also the last one, and one of which some failed."""
-    for group in form_cells(range(45), [ClientInfo(i, 10, 2, 3, i % 2) for i in range(45)], size):
+    for group in form_cells(range(45), [ClientInfo(i, 10, 2, 3, i % 2) for i in range(45)], size, hosts=3):
         outcome = Outcome(ids=[i for i in group.ids if i % 5])
         cell = cell_of(group.ids, {"s": Reduce.MEAN}, places=group.places)
         reduce_cell([Upload({"s": torch.ones(2)})] * len(outcome.ids), cell, outcome)
