@@ -169,7 +169,8 @@ def _joined(first: PartialSum, second: PartialSum) -> PartialSum:
     joined = PartialSum(first.first, {}, {}, own=True)
     for entry, total in first.total.items():
         term = second.total[entry]
-        _require_one_shape(entry, [(first.first, total.shape), (second.first, term.shape)])
+        if total.shape != term.shape:
+            _require_one_shape(entry, [(first.first, total.shape), (second.first, term.shape)])
         total = total if first.own else total.to(torch.float64, copy=True)
         joined.total[entry] = total.add_(term.to(total.device))
         joined.weight[entry] = first.weight[entry] + second.weight[entry]
