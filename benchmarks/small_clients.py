@@ -24,13 +24,11 @@ from shoal.engine.messages.job import make_job
 from shoal.engine.messages.trainers import ANALYTIC, AUTOGRAD, BATCHED
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.costs import unwatched
-from shoal.engine.rounds.sampling import AUTOMATIC, ONE_BY_ONE, SMALL_IN_BATCHES
 from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError
 
 
 def config_of(root: str, model: str, clients: int, nodes: int, features: int, trainer: str) -> Config:
-    share, most = AUTOMATIC[SMALL_IN_BATCHES if trainer == BATCHED else ONE_BY_ONE]
     graph = {"nodes": clients * nodes, "features": features, "classes": 7, "degree": 6.0}
     plain: dict[str, Any] = {
         "name": "small",
@@ -42,7 +40,7 @@ def config_of(root: str, model: str, clients: int, nodes: int, features: int, tr
         "algorithm": {"name": "fedavg"},
         "model": {"name": model},
         "train": {"epochs": 3},
-        "engine": {"backend": "local", "trainer": trainer, "cell_size": min(max(clients // share, 1), most)},
+        "engine": {"backend": "local", "trainer": trainer},
     }
     return parse_config(plain, "benchmark")
 

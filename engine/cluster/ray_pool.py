@@ -48,11 +48,12 @@ class Assembly:
         return merge([found[i] for i in ids]) if len(found) == len(ids) else None
 
 
-def few_cells(cells: int, hosts: int) -> list[str]:
+def few_cells(cells: Sequence[Cell], hosts: int) -> list[str]:
     """A line where cells are fewer than hosts."""
-    if cells >= hosts:
+    if len(cells) >= hosts:
         return []
-    return [f"{hosts - cells} of {hosts} hosts have no work: a round has {cells} cells; lower engine.cell_size"]
+    key = "cell_size" if any(len(cell.ids) > 1 for cell in cells) else "hosts"
+    return [f"{hosts - len(cells)} of {hosts} hosts have no work: a round has {len(cells)} cells; lower engine.{key}"]
 
 
 def most_common(home: Mapping[int, int], clients: Sequence[int]) -> int | None:
@@ -122,7 +123,7 @@ class RayPool:
         """
         if not self._counted and any(cell.train for cell in cells):
             self._counted = True
-            self.roster.events += few_cells(len(cells), len(self.roster.hosts))
+            self.roster.events += few_cells(cells, len(self.roster.hosts))
         with self.transferring():
             large = tree_bytes(shared) >= SENT_WITH_A_CALL
             self.keeps |= large

@@ -173,9 +173,12 @@ class EngineConfig:
             and losses stay float32. On processors it needs amx_bf16 (`shoal doctor`) and pays from about 16 million
             multiplications of a layer in a step; sparse rows are multiplied in float32. Changes numbers, and its last
             bits may differ between processors with and without amx_bf16 and avx512_bf16.
-        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
-            autograd`, clamp(cohort // 8, 1, 128), on processors where `auto` trains in batches clamp(cohort // 4, 1,
-            64); changes the last bits.
+        cell_size: Clients of one call to a host. `auto` gives every host five cells or more, if the cohort allows it:
+            the largest power of two in clamp(cohort // (3 hosts), 1, 16), and for the last quarter of the clients in
+            clamp(cohort // (12 hosts), 1, 16), so that hosts end together. Where clients train in batches, a cell is
+            the batch: on GPUs, but with `trainer: autograd`, the power of two next to clamp(cohort // 8, 1, 128), on
+            processors where `auto` trains in batches, to clamp(cohort // 4, 1, 64). Changes the last bits of clients in
+            batches alone.
         memory_limit: Bytes or e.g. `8GiB`, on a machine; null: its memory, or that of its container.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: Number of times that a cell may be lost before the run stops.

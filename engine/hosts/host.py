@@ -404,9 +404,9 @@ class _CellAtWork:
     def run(self) -> Outcome:
         """Visits the clients, and reduces their uploads; raises a ShoalError for a failure that may not be skipped."""
         self.visit_clients()
-        # 3. Uploads are added up in the order of clients, on the processor.
+        # 3. Uploads are added up.
         if self._uploads:
-            reduce_cell(self._uploads, self._cell.up, self._outcome)
+            reduce_cell(self._uploads, self._cell, self._outcome)
         return self._outcome
 
     def visit_clients(self) -> None:

@@ -45,6 +45,7 @@ class Cell:
         again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
         kept: States that are in a cluster's memory, by client; a host has them in `states`.
+        places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
     round: int
@@ -62,6 +63,24 @@ class Cell:
     again: int | None = None
     first_loss: float = math.inf
     kept: Mapping[int, Kept] = field(default_factory=dict)
+    places: range = range(0)
+
+
+@dataclass
+class PartialSum:
+    """Weighted sums of `Reduce.MEAN` entries over the clients in a range of places.
+
+    Attributes:
+        first: The first of these clients.
+        total: By entry; float64 if there is more than one client.
+        weight: By entry the sum of weights, a number or float64.
+        own: Whether `total` was made by adding up in this process, and may be written to.
+    """
+
+    first: int
+    total: Tree
+    weight: dict[str, float | Tensor]
+    own: bool = False
 
 
 @dataclass
@@ -74,7 +93,7 @@ class Outcome:
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
         kept: New states that stay in a cluster's memory.
-        sums: Weighted sums of `Reduce.MEAN` entries, float64 if there is more than one client, and their weights.
+        sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.rounds.reduction.Sums`.
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked.
         lists: `Reduce.GATHER` entries, one tensor a client.
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
@@ -90,8 +109,7 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     states: dict[int, Tree] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
-    sums: Tree = field(default_factory=dict)
-    weights: Tree = field(default_factory=dict)
+    sums: dict[range, PartialSum] = field(default_factory=dict)
     tensors: Tree = field(default_factory=dict)
     lists: dict[str, list[Tensor]] = field(default_factory=dict)
     scores: dict[int, np.ndarray] = field(default_factory=dict)
@@ -114,6 +132,8 @@ def one_by_one(cell: Cell) -> list[Cell]:
             kept={i: cell.kept[i]} if i in cell.kept else {},
             score=cell.score & {i},
             cost=cell.cost / len(cell.ids),
+            # Empty places behind the last client are its own.
+            places=cell.places[number : None if number == len(cell.ids) - 1 else number + 1],
         )
-        for i in cell.ids
+        for number, i in enumerate(cell.ids)
     ]

@@ -1,16 +1,17 @@
-"""Reducing uploads: within a cell in client order, over cells in cell order, always in float64.
+"""Reducing uploads: means are added up in float64, along a tree over clients (`Sums`); others lie in client order.
 
 NaN and infinity are refused before anything is added up or committed.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
-from shoal.engine.messages.cell import Outcome
+from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.storage.errors import ShoalError
 
 
@@ -27,9 +28,9 @@ def upload_bytes(upload: Upload) -> int:
     return tensors + 4 * sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights) + sum(given.values())
 
 
-def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Outcome) -> None:
+def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None:
     """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
-    for entry, how in up.items():
+    for entry, how in cell.up.items():
         tensors = [upload.entries[entry] for upload in uploads]
         if how is not Reduce.GATHER:
             _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
@@ -39,16 +40,21 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Ou
                 outcome.lists[entry] = tensors
             else:
                 outcome.tensors[entry] = torch.stack(tensors)
-            continue
-        weights = [upload.weight.get(entry, 1.0) for upload in uploads]
-        products = (counted(tensor, weight) * _double(weight) for tensor, weight in zip(tensors, weights))
+    means = [entry for entry, how in cell.up.items() if how is Reduce.MEAN]
+    sums, place = Sums(), dict(zip(cell.ids, cell.places))
+    for client, upload in zip(outcome.ids, uploads) if means else ():
+        weight = {entry: _double(upload.weight.get(entry, 1.0)) for entry in means}
         # That of one client is sent as it is: nothing was added that would need more digits.
-        outcome.sums[entry] = (_added(products) if len(uploads) > 1 else next(products)).cpu()
-        outcome.weights[entry] = torch.as_tensor(sum(map(_double, weights)), dtype=torch.float64)
+        total = {entry: counted(upload.entries[entry], weight[entry]) * weight[entry] for entry in means}
+        sums.take(range(place[client], place[client] + 1), PartialSum(client, total, weight))
+    sums.close(cell.places)
+    for places, part in sums.parts.items():
+        total = {entry: t.cpu() for entry, t in part.total.items()}
+        outcome.sums[places] = replace(part, total=total, own=False)
 
 
 def merge(singles: Sequence[Outcome]) -> Outcome:
-    """The outcome of a cell whose clients, ascending, ran one by one: to the bit that of the cell in one call."""
+    """The outcome of a cell whose clients, ascending, ran one by one; means are still to be added up."""
     merged = Outcome()
     for single in singles:
         merged.ids += single.ids
@@ -60,14 +66,10 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
         merged.states.update(single.states)
         merged.kept.update(single.kept)
         merged.scores.update(single.scores)
+        merged.sums.update(single.sums)
         for name, spent in single.seconds.items():
             merged.seconds[name] = merged.seconds.get(name, 0.0) + spent
     answered = [single for single in singles if single.ids]
-    for entry in answered[0].sums if answered else ():
-        _require_one_shape(entry, [(single.ids[0], single.sums[entry].shape) for single in answered])
-        merged.sums[entry] = _added(single.sums[entry] for single in answered)
-        weights = [single.weights[entry] for single in answered]
-        merged.weights[entry] = sum(weights[1:], start=weights[0])
     for entry in answered[0].tensors if answered else ():
         _require_one_shape(entry, [(single.ids[0], single.tensors[entry].shape[1:]) for single in answered])
         _require_one_type(entry, [(single.ids[0], single.tensors[entry]) for single in answered])
@@ -78,31 +80,45 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
 
 
 class Sums:
-    """The cells' sums in cell order as cells come back, so that none has to be kept: `total` and `weight`, float64."""
+    """Means added up along a binary tree over the places of clients, so that no bit depends on cells.
+
+    A range of 2**n places, from a multiple of 2**n on, is the sum of its first half plus that of its second, whoever
+    adds them up, in whichever order they come. Where no client of a half answered, it is the sum of the other.
+
+    Attributes:
+        parts: Sums that wait for their other half.
+    """
 
     def __init__(self) -> None:
         """Starts with nothing."""
-        self.total: Tree = {}
-        self.weight: Tree = {}
-        self._first: dict[str, int] = {}
-        self._waiting: dict[int, Outcome] = {}
-        self._next = 0
+        self.parts: dict[range, PartialSum] = {}
 
-    def take(self, position: int, outcome: Outcome) -> None:
-        """Takes a cell's sums, at once if all cells before it are there; raises as `reduce_cell` does."""
-        self._waiting[position] = outcome
-        while (ready := self._waiting.pop(self._next, None)) is not None:
-            self._next += 1
-            for entry in ready.sums:
-                if entry not in self.total:
-                    self._first[entry] = ready.ids[0]
-                    self.total[entry], self.weight[entry] = _added([ready.sums[entry]]), ready.weights[entry].clone()
-                    continue
-                shapes = [(self._first[entry], self.total[entry].shape), (ready.ids[0], ready.sums[entry].shape)]
-                _require_one_shape(entry, shapes)
-                self.total[entry] += ready.sums[entry]
-                self.weight[entry] += ready.weights[entry]
-            ready.sums, ready.weights = {}, {}
+    def take(self, places: range, part: PartialSum) -> None:
+        """Takes a sum, and joins it with those that wait for it; raises as `reduce_cell` does."""
+        while (half := _other_half(places)) in self.parts:
+            other = self.parts.pop(half)
+            part = _joined(part, other) if places.start < half.start else _joined(other, part)
+            places = _both_halves(places)
+        self.parts[places] = part
+
+    def close(self, places: range) -> None:
+        """Joins what waits in a range where nothing else will come: empty halves add nothing."""
+        while inside := [
+            part
+            for part in self.parts
+            if places.start <= _both_halves(part).start and _both_halves(part).stop <= places.stop
+        ]:
+            smallest = min(inside, key=len)
+            self.take(_both_halves(smallest), self.parts.pop(smallest))
+
+    @property
+    def whole(self) -> PartialSum:
+        """The sum of all clients that answered, after which nothing comes."""
+        if len(self.parts) > 1:
+            end = max(places.stop for places in self.parts)
+            self.close(range(1 << (end - 1).bit_length()))
+        (whole,) = self.parts.values()
+        return whole
 
 
 def combine(
@@ -126,7 +142,8 @@ def combine(
             _require_one_type(entry, zip(ids, tensors))
             lists[entry] = [tensors[place] for place in order]
         elif how is Reduce.MEAN:
-            total, weight = sums.total[entry], sums.weight[entry]
+            total = sums.whole.total[entry].double()
+            weight = torch.as_tensor(sums.whole.weight[entry], dtype=torch.float64).clone()
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
         else:
@@ -141,13 +158,27 @@ def combine(
     return Replies(sorted(ids), entries, weights, lists), held
 
 
-def _added(terms: Iterable[Tensor]) -> Tensor:
-    """Their sum in float64, in their order; a new tensor."""
-    total: Tensor | None = None
-    for term in terms:
-        total = term.to(torch.float64, copy=True) if total is None else total.add_(term.to(total.device))
-    assert total is not None
-    return total
+def _other_half(places: range) -> range:
+    """The range that makes a range of 2**n places, from a multiple of 2**n on, one of twice as many."""
+    start = places.start ^ len(places)
+    return range(start, start + len(places))
+
+
+def _both_halves(places: range) -> range:
+    start = places.start & ~len(places)
+    return range(start, start + 2 * len(places))
+
+
+def _joined(first: PartialSum, second: PartialSum) -> PartialSum:
+    joined = PartialSum(first.first, {}, {}, own=True)
+    for entry, total in first.total.items():
+        term = second.total[entry]
+        if total.shape != term.shape:
+            _require_one_shape(entry, [(first.first, total.shape), (second.first, term.shape)])
+        total = total if first.own else total.to(torch.float64, copy=True)
+        joined.total[entry] = total.add_(term.to(total.device))
+        joined.weight[entry] = first.weight[entry] + second.weight[entry]
+    return joined
 
 
 def _double(weight: float | Tensor) -> float | Tensor:

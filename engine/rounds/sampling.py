@@ -1,7 +1,9 @@
 """Which clients take part in a round, and in which cells."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +16,11 @@ from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 
-# Sizes by name: a share of the clients that are visited, and the most. A GPU trains clients of a cell in one batch.
+# Sizes by name: a share of the clients that are visited, of a host's where they train one by one, and the most clients.
 ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
-AUTOMATIC = {ONE_BY_ONE: (32, 16), IN_BATCHES: (8, 128), SMALL_IN_BATCHES: (4, 64)}
+AUTOMATIC = {ONE_BY_ONE: (3, 16), IN_BATCHES: (8, 128), SMALL_IN_BATCHES: (4, 64)}
+# Of the clients of a host that train one by one: those in large cells, and how many small cells make a large one.
+IN_LARGE_CELLS, SMALL_CELLS = 0.75, 4
 
 
 def cell_size_of(size: int | str, trainers: Sequence[str]) -> int | str:
@@ -165,15 +169,45 @@ def evaluation_cell(
     )
 
 
-def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
-    """Groups ascending clients of one model, by a size or a name of `AUTOMATIC`; depends on the clients only."""
-    if isinstance(cell_size, str):
-        share, most = AUTOMATIC[cell_size]
-        size = min(max(len(clients) // share, 1), most)
-    else:
-        size = cell_size
-    cells: list[list[int]] = []
-    for model in sorted({infos[i].model for i in clients}):
-        same = [i for i in clients if infos[i].model == model]
-        cells += [same[start : start + size] for start in range(0, len(same), size)]
+class Group(NamedTuple):
+    """Clients of a cell, ascending, and their places; the last cell of a model has the empty ones behind it, too."""
+
+    ids: list[int]
+    places: range
+
+
+def form_cells(
+    clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str, hosts: int = 1
+) -> list[Group]:
+    """Groups ascending clients of one model, by a size or a name of `AUTOMATIC`, for so many hosts.
+
+    Places depend on the clients only: those of a model follow each other, from a multiple of a power of two on that has
+    room for any model's clients.
+    """
+    large, small = (cell_size,) * 2 if isinstance(cell_size, int) else automatic_sizes(cell_size, len(clients), hosts)
+    of_models: dict[int, list[int]] = {}
+    for i in clients:
+        of_models.setdefault(infos[i].model, []).append(i)
+    room = 1 << (max(map(len, of_models.values()), default=1) - 1).bit_length()
+    cells = []
+    for number, (_, ids) in enumerate(sorted(of_models.items())):
+        places, end = range(number * room, (number + 1) * room), 0
+        while end < len(ids):
+            start = end
+            end += large if start + large <= IN_LARGE_CELLS * len(ids) else small
+            cells.append(Group(ids[start:end], places[start : end if end < len(ids) else room]))
     return cells
+
+
+def automatic_sizes(name: str, clients: int, hosts: int) -> tuple[int, int]:
+    """Clients of the first cells and of the last ones, powers of two, so that a cell sends one sum.
+
+    A cell whose clients train in a batch has last bits of its own, so that it depends on the clients alone. Of others
+    every host has some large ones, and small ones so that hosts end together.
+    """
+    cells, most = AUTOMATIC[name]
+    if name != ONE_BY_ONE:
+        size = 1 << round(math.log2(min(max(clients // cells, 1), most)))
+        return size, size
+    large, small = (min(max(clients // (share * hosts), 1), most) for share in (cells, SMALL_CELLS * cells))
+    return 1 << large.bit_length() - 1, 1 << small.bit_length() - 1

@@ -311,22 +311,23 @@ class Exchange:
         cells = [
             Cell(
                 next_state.round,
-                cell,
+                cell.ids,
                 ask.phase,
                 ask.up,
                 ask.train,
-                private=_pick(ask.private, cell),
-                states=_pick(next_state.clients, cell),
-                inboxes=_pick(next_state.inboxes, cell),
-                score=score & frozenset(cell),
-                cost=self._cost(cell),
-                score_with=ask.score_with if score & frozenset(cell) else {},
+                private=_pick(ask.private, cell.ids),
+                states=_pick(next_state.clients, cell.ids),
+                inboxes=_pick(next_state.inboxes, cell.ids),
+                score=score & frozenset(cell.ids),
+                cost=self._cost(cell.ids),
+                score_with=ask.score_with if score & frozenset(cell.ids) else {},
                 batched=self._batched and ask.train,
                 again=again,
                 first_loss=next_state.first_losses.get(ask.phase, math.inf),
-                kept=_pick(next_state.kept, cell),
+                kept=_pick(next_state.kept, cell.ids),
+                places=cell.places,
             )
-            for cell in form_cells(ids, self._infos, self._cell_size)
+            for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
         self._meter.sent(ask, ids)
         outcomes, sums = self._run(cells, ask.shared)
@@ -387,9 +388,9 @@ class Exchange:
         state = FederationState() if fresh else self.next_state
         cells = [
             evaluation_cell(
-                self.next_state.round, cell, state.clients, state.inboxes, self._cost(cell), kept=state.kept
+                self.next_state.round, cell.ids, state.clients, state.inboxes, self._cost(cell.ids), kept=state.kept
             )
-            for cell in form_cells(ids, self._infos, self._cell_size)
+            for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
         outcomes, _ = self._run(cells, download)
         return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}
@@ -402,7 +403,9 @@ class Exchange:
         for position, outcome in self._pool.run_cells(cells, shared):
             self._meter.waited += working_clock() - asked
             outcomes[position] = outcome
-            sums.take(position, outcome)
+            for places, part in outcome.sums.items():
+                sums.take(places, part)
+            outcome.sums = {}
             self._meter.ran(len(cells[position].ids), outcome)
             asked = working_clock()
         self._meter.waited += working_clock() - asked

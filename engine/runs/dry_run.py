@@ -162,7 +162,8 @@ def expected(plan: RunPlan) -> Expected:
     models = [flat for _, flat in starts]
     sizes = Clients(infos, of.features, len(cohort))
     trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train, sizes)
-    cells = form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers))
+    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
+    cells = [cell.ids for cell in form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers), hosts)]
 
     # A part of a client is measured where memory would not hold the client and the models' work on it.
     mean, edges = infos[0], of.entries // clients
@@ -176,9 +177,9 @@ def expected(plan: RunPlan) -> Expected:
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
 
-    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     evaluations = -(-config.rounds // config.evaluation.every)
     busy = max(1, min(hosts, len(cells)))
+    lower = "cell_size" if len(cells) < len(cohort) else "hosts"
     training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy
     seconds = float(training + 2 * evaluations * forward[model_of].sum() / hosts)
     beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
@@ -204,7 +205,7 @@ def expected(plan: RunPlan) -> Expected:
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
-        + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.cell_size"),
+        + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}"),
         "model": "; ".join(
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),

@@ -52,7 +52,11 @@ class Recorded:
             for row, i in enumerate(outcome.ids):
                 if cells[position].phase:
                     self.uploads[i] = {name: stacked[row] for name, stacked in outcome.tensors.items()}
-                    self.weighted[i] = {name: (total, outcome.weights[name]) for name, total in outcome.sums.items()}
+                    self.weighted[i] = {
+                        name: (total, torch.as_tensor(part.weight[name]))
+                        for part in outcome.sums.values()
+                        for name, total in part.total.items()
+                    }
             yield position, outcome
 
 

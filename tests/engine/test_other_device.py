@@ -112,7 +112,8 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
     def run_cells_there(self: Host, *args: Any) -> Iterator[Outcome | None]:
         for outcome in run_cells(self, *args):
             assert outcome is not None
-            for tree in (outcome.sums, outcome.weights, outcome.tensors, *outcome.states.values()):
+            totals = [part.total for part in outcome.sums.values()]
+            for tree in (*totals, outcome.tensors, *outcome.states.values()):
                 require_on(CPU, tree.values())
             yield outcome
 

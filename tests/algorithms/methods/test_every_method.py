@@ -191,13 +191,10 @@ def test_resumed_runs(start: Start, run: Start, patchy: Keys, name: str, options
         ("fedsage_plus_fedgta", SAGE_PLUS, SAGE),
     ],
 )
-def test_cells_change_nothing_of_clients(run: Start, name: str, options: Keys, model: Any) -> None:
-    """To the last bit; what the server sums up is the same to rounding."""
+def test_cells_change_nothing(run: Start, name: str, options: Keys, model: Any) -> None:
     keys = {**keys_of(name, options, model), "train.dropout": 0.5, "train.epochs": 1, "participation.ratio": 0.7}
     one, other = (run({**keys, "engine.cell_size": size}, rounds=4) for size in ("auto", 3))
-    assert_same_runs(one, other, server=name == "fedpg")
-    for entry, t in one.state.server.items():
-        torch.testing.assert_close(other.state.server[entry], t)
+    assert_same_runs(one, other)
 
 
 @pytest.mark.parametrize("task", ["graph", "edge"])

@@ -31,8 +31,10 @@ class Seen:
         for position, outcome in self.pool.run_cells(cells, shared):
             for i in outcome.ids:
                 tree = {name: rows[0] for name, rows in (*outcome.tensors.items(), *outcome.lists.items())}
-                for name, weight in outcome.weights.items():
-                    tree |= {name: outcome.sums[name] / weight.clamp_min(1e-30), f"{name} weight": weight}
+                for part in outcome.sums.values():
+                    weights = {name: torch.as_tensor(w, dtype=torch.float64) for name, w in part.weight.items()}
+                    tree |= {name: part.total[name] / w.clamp_min(1e-30) for name, w in weights.items()}
+                    tree |= {f"{name} weight": w for name, w in weights.items()}
                 for kept in (self.sent, self.last) if tree else ():
                     kept[i] = {**kept.get(i, {}), **tree}
             yield position, outcome

@@ -126,16 +126,17 @@ def cell(ids: Sequence[int]) -> Cell:
     return cell_of(ids, UP, score=frozenset(ids[::2]))
 
 
-def outcome_of(ids: Sequence[int], uploads: dict[int, Upload], failing: set[int], scored: frozenset[int]) -> Outcome:
-    """The outcome of some clients on a host."""
+def outcome_of(cell: Cell, uploads: dict[int, Upload], failing: set[int]) -> Outcome:
+    """The outcome of a cell on a host."""
+    ids = cell.ids
     answered = [i for i in ids if i not in failing]
     outcome = Outcome(ids=answered, failures={i: (f"client {i}", "traceback") for i in ids if i in failing})
     outcome.losses, outcome.bytes_up = [i / 3 for i in answered], [10 * i for i in answered]
     outcome.states = {i: {"model.w": torch.full((2,), float(i))} for i in answered}
-    outcome.scores = {i: np.full((2, 3, 4), i) for i in answered if i in scored}
+    outcome.scores = {i: np.full((2, 3, 4), i) for i in answered if i in cell.score}
     outcome.seconds = {"train": 0.25 * len(ids), "upload": 0.5, "evaluate": 0.0}
     if answered:
-        reduce_cell([uploads[i] for i in answered], UP, outcome)
+        reduce_cell([uploads[i] for i in answered], cell, outcome)
     return outcome
 
 
@@ -170,11 +171,11 @@ def test_join_of_split_tasks_equals_the_unsplit_cells(data: st.DataObject) -> No
     joined: dict[int, Outcome] = {}
     for task in data.draw(st.permutations(tasks)):
         assert task.position not in joined
-        outcome = assembly.join(task, outcome_of(task.cell.ids, uploads, failing, task.cell.score))
+        outcome = assembly.join(task, outcome_of(task.cell, uploads, failing))
         if outcome is not None:
             joined[task.position] = outcome
     for task in whole:
-        found, expected = joined[task.position], outcome_of(task.cell.ids, uploads, failing, task.cell.score)
+        found, expected = joined[task.position], outcome_of(task.cell, uploads, failing)
         require_same_outcome(found, expected)
         assert (found.failures, found.seconds["train"]) == (expected.failures, 0.25 * len(task.cell.ids))
         torch.testing.assert_close(found.lists, expected.lists, rtol=0, atol=0)

@@ -18,7 +18,7 @@ from support.small_cells import cell_of, require_same_outcome, require_same_scor
 
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
-from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.cluster.ray_pool import RayPool, few_cells
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -114,6 +114,10 @@ def test_hosts_without_a_cell_are_said_once(pool_of: PoolOf, job_of: MakeJob) ->
     run(pool, cells_of([0, 1]))
     run(pool, cells_of([2, 3]))
     assert pool.events() == ["1 of 2 hosts have no work: a round has 1 cells; lower engine.cell_size"]
+
+
+def test_hosts_beyond_the_clients_are_said_so() -> None:
+    assert few_cells(cells_of([0], [1]), 3) == ["1 of 3 hosts have no work: a round has 2 cells; lower engine.hosts"]
 
 
 def test_failing_client_raises_or_is_skipped(pool_of: PoolOf, job_of: MakeJob) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
-from support.small_cells import cell_of, require_same_outcome, require_same_tree, run_cells
+from support.small_cells import cell_of, require_same_outcome, require_same_tree, run_cells, summed
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Trainer, Tree, Upload
@@ -113,7 +113,7 @@ def test_outcomes_follow_the_cells_and_lists_the_clients(job_of: MakeJob) -> Non
     assert [len(last.losses), len(last.bytes_up), len(last.tensors["models"])] == [3, 3, 3]
     assert (list(last.states), list(last.scores), last.failures) == ([1, 2, 3], [2], {})
     assert [t.tolist() for t in last.lists["list"]] == [[1.0] * 2, [1.0] * 3, [1.0] * 4]
-    assert last.weights["w"] == 2 + 3 + 4
+    assert summed(last).weight["w"] == 2 + 3 + 4
     # Client 5 has no training node.
     assert np.isnan(outcomes[0].losses).tolist() == [False, True]
 
@@ -126,7 +126,7 @@ def test_every_client_leaves_its_own_and_the_next_does_not_overwrite_it(job_of: 
         assert torch.equal(models, alone)
     assert torch.equal(together.tensors["head"], alone[:, :3])
     assert not torch.equal(alone[0], alone[1])
-    torch.testing.assert_close(together.sums["w"], torch.arange(1, 4).double() @ alone.double())
+    torch.testing.assert_close(summed(together).total["w"], torch.arange(1, 4).double() @ alone.double())
     # A state that does not hold on to the memory of the host's model.
     assert len({w.untyped_storage().data_ptr() for w in found}) == 3
 
@@ -201,7 +201,7 @@ def test_a_client_that_fails_ends_the_call_or_leaves_nothing(job_of: MakeJob, wh
         require_same_outcome(outcome, run_cells(job, [cell([1, 3], score=frozenset({1, 3}))])[0])
         require_same_outcome(after, run_cells(job, [cell([0])])[0])
     assert (outcome.ids, after.ids) == ([1, 3], [0])
-    assert outcome.weights["w"] == 2 + 4
+    assert summed(outcome).weight["w"] == 2 + 4
     assert len(outcome.tensors["models"]) == len(outcome.losses) == len(outcome.bytes_up) == 2
     assert outcome.states.keys() == outcome.scores.keys() == {1, 3}
 

@@ -1,5 +1,6 @@
 """Sums, stacks and weights of uploads against NumPy in float64 over all clients at once."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,24 +10,36 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
+from support.small_cells import cell_of
 from torch import Tensor
 
+from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
-from shoal.engine.messages.cell import Outcome
+from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.messages.cell import Cell, Outcome, PartialSum, one_by_one
 from shoal.engine.rounds.reduction import Sums, combine, reduce_cell, upload_bytes
+from shoal.engine.rounds.sampling import draw_cohort, form_cells
 
 
 def reduce(cells: Sequence[Sequence[int]], uploads: dict[int, Upload], up: dict[str, Reduce]) -> tuple[Replies, Tree]:
-    outcomes = []
-    for cell in cells:
-        outcome = Outcome(ids=list(cell))
-        reduce_cell([uploads[i] for i in cell], up, outcome)
-        outcomes.append(outcome)
-    sums = Sums()
-    # They come back in any order.
-    for position in np.random.default_rng(0).permutation(len(cells)).tolist():
-        sums.take(position, outcomes[position])
+    places, used = [], 0
+    for ids in cells:
+        places.append(range(used, used := used + len(ids)))
+    outcomes, sums = reduced([cell_of(ids, up, places=of) for ids, of in zip(cells, places)], uploads)
     return combine(outcomes, [i for cell in cells for i in cell], up, sums)
+
+
+def reduced(cells: Sequence[Cell], uploads: dict[int, Upload]) -> tuple[list[Outcome], Sums]:
+    """Cells that come back in any order; clients without an upload failed."""
+    outcomes, sums = [], Sums()
+    for cell in cells:
+        outcome = Outcome(ids=[i for i in cell.ids if i in uploads])
+        reduce_cell([uploads[i] for i in outcome.ids], cell, outcome)
+        outcomes.append(outcome)
+    for position in np.random.default_rng(len(cells)).permutation(len(cells)).tolist():
+        for places, part in outcomes[position].sums.items():
+            sums.take(places, part)
+    return outcomes, sums
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -106,20 +119,71 @@ def test_shapes_and_types_that_differ_are_refused(how: Reduce, last: Tensor, say
         reduce(cells, uploads, {"z": how})
 
 
-def test_sums_are_added_in_cell_order_and_let_go_as_they_come() -> None:
-    outcomes = []
-    for value in (1e16, 1.0, -1e16, 1.0):
-        outcome = Outcome(ids=[0])
-        reduce_cell([Upload({"s": torch.full((3,), value)})], {"s": Reduce.MEAN}, outcome)
-        outcomes.append(outcome)
-    sums = Sums()
-    kept = []
-    for position in (2, 0, 3, 1):
-        sums.take(position, outcomes[position])
-        kept.append([p for p in range(4) if outcomes[p].sums])
-    # In any other order the first 1 would not be lost.
-    assert sums.total["s"].tolist() == [1.0, 1.0, 1.0]
-    assert kept == [[0, 1, 2, 3], [1, 2, 3], [1, 2, 3], []]
+def by_halves(terms: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """The sum of a power of two of terms, of which some are missing."""
+    if len(terms) == 1:
+        return terms[0]
+    first, second = by_halves(terms[: len(terms) // 2]), by_halves(terms[len(terms) // 2 :])
+    return second if first is None else first if second is None else first + second
+
+
+@pytest.mark.parametrize("weighs", ["numbers", "tensors", "both"])
+@pytest.mark.parametrize("models", [1, 3])
+def test_cells_change_no_bit(models: int, weighs: str) -> None:
+    """Of whatever size, for any number of hosts, whole or client by client, some of them failing."""
+    infos = [ClientInfo(i, 10, 2, 3, i % 7 % models) for i in range(90)]
+    cohort = draw_cohort(90, ParticipationOptions(ratio=0.3), seed=1, round_number=1)
+    failed = cohort[4:6] + cohort[-2:]
+    rng = np.random.default_rng(5)
+    uploads: dict[int, Upload] = {}
+    # What is added up of every client: its entry times its weight, and its weight.
+    products, weights = {}, {}
+    for i in cohort:
+        # Of sizes so apart that the order of additions shows.
+        t, w = rng.standard_normal((3, 2)) * 10.0 ** rng.integers(-8, 8, (3, 2)), rng.random((3, 1))
+        entry = torch.from_numpy(t.astype(np.float32))
+        of_tensor = weighs == "tensors" or (weighs == "both" and i % 2)
+        weight = torch.from_numpy(w.astype(np.float32)) if of_tensor else float(w[0, 0])
+        if i not in failed:
+            uploads[i] = Upload({"s": entry}, {"s": weight})
+            products[i] = (entry * (weight.double() if isinstance(weight, Tensor) else weight)).double().numpy()
+            weights[i] = np.float64(weight)
+    ordered = [[i for i in cohort if infos[i].model == model] for model in range(models)]
+    room = 2 ** math.ceil(math.log2(max(map(len, ordered))))
+    padded = [of + [-1] * (room - len(of)) for of in ordered] + [[-1] * room] * (models // 3)
+    total, weight = (by_halves([of_client.get(i) for of in padded for i in of]) for of_client in (products, weights))
+    for size, hosts in [(1, 1), (3, 1), (5, 1), (16, 1), (90, 1), *(("auto", hosts) for hosts in (1, 2, 3, 500))]:
+        groups = form_cells(cohort, infos, size, hosts)
+        cells = [cell_of(group.ids, {"s": Reduce.MEAN}, places=group.places) for group in groups]
+        for some in (cells, [*one_by_one(cells[0]), *cells[1:]], [one for cell in cells for one in one_by_one(cell)]):
+            whole = reduced(some, uploads)[1].whole
+            np.testing.assert_array_equal(whole.total["s"].double().numpy(), total)
+            np.testing.assert_array_equal(np.float64(whole.weight["s"]), weight)
+
+
+def test_sums_are_joined_as_they_come_and_others_stay_as_they_are() -> None:
+    parts = [
+        PartialSum(i, {"s": torch.full((3,), t, dtype=torch.float64)}, {"s": 1.0})
+        for i, t in enumerate((1e16, 1, -1e16, 1))
+    ]
+    sums, waiting = Sums(), []
+    for place in (2, 0, 3, 1):
+        sums.take(range(place, place + 1), parts[place])
+        waiting.append(len(sums.parts))
+    # One after another they are 1.
+    assert sums.whole.total["s"].tolist() == [0.0, 0.0, 0.0]
+    assert waiting == [1, 2, 2, 1]
+    assert [part.total["s"][0].item() for part in parts] == [1e16, 1.0, -1e16, 1.0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 16, "auto"])
+def test_an_aligned_cell_sends_one_sum(size: int | str) -> None:
+    """Also the last one, and one of which some failed."""
+    for group in form_cells(range(45), [ClientInfo(i, 10, 2, 3, i % 2) for i in range(45)], size, hosts=3):
+        outcome = Outcome(ids=[i for i in group.ids if i % 5])
+        cell = cell_of(group.ids, {"s": Reduce.MEAN}, places=group.places)
+        reduce_cell([Upload({"s": torch.ones(2)})] * len(outcome.ids), cell, outcome)
+        assert len(outcome.sums) == bool(outcome.ids)
 
 
 def test_rows_that_stay_at_home_are_not_counted() -> None:

@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from contextlib import nullcontext
 from fractions import Fraction
+from heapq import heapreplace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +126,7 @@ def test_cells_are_a_partition_into_runs_of_one_model(data: st.DataObject) -> No
     models = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=40))
     cohort = sorted(data.draw(st.sets(st.sampled_from(range(len(models))))))
     size = data.draw(st.one_of(st.just("auto"), st.integers(1, 9)))
-    cells = form_cells(cohort, infos(models), size)
+    cells = [cell.ids for cell in form_cells(cohort, infos(models), size)]
     assert sorted(i for cell in cells for i in cell) == cohort
     for cell in cells:
         assert cell == sorted(cell)
@@ -132,20 +134,34 @@ def test_cells_are_a_partition_into_runs_of_one_model(data: st.DataObject) -> No
         assert size == "auto" or 1 <= len(cell) <= size
     for model in {models[i] for i in cohort}:
         of_model = [cell for cell in cells if models[cell[0]] == model]
-        assert all(len(cell) == len(of_model[0]) for cell in of_model[:-1])
+        assert all(len(cell) >= len(later) for cell, later in pairwise(of_model))
         assert [i for cell in of_model for i in cell] == [i for i in cohort if models[i] == model]
 
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("auto", {1: 1, 31: 1, 63: 1, 64: 2, 100: 3, 500: 15, 512: 16, 4000: 16}),
-        (IN_BATCHES, {1: 1, 15: 1, 50: 6, 500: 62, 1024: 128, 4000: 128}),
+        ("auto", {(1, 1): [1], (31, 1): [8, 2], (500, 1): [16], (500, 8): [16, 4], (500, 33): [4, 1], (500, 512): [1]}),
+        (IN_BATCHES, {(1, 1): [1], (15, 1): [1], (50, 1): [8], (500, 64): [64], (1024, 1): [128], (4000, 512): [128]}),
     ],
 )
-def test_automatic_size(name: str, sizes: dict[int, int]) -> None:
-    found = {clients: len(form_cells(range(clients), infos([0] * clients), name)[0]) for clients in sizes}
-    assert found == sizes
+def test_automatic_sizes(name: str, sizes: dict[tuple[int, int], list[int]]) -> None:
+    """For a number of clients on a number of hosts, without the last cell, which has what is left."""
+    for (clients, hosts), expected in sizes.items():
+        cells = [len(cell.ids) for cell in form_cells(range(clients), infos([0] * clients), name, hosts)]
+        assert sorted(set(cells[: len(cells) - 1] or cells), reverse=True) == expected
+
+
+@given(st.integers(1, 40), st.integers(0, 3000))
+def test_hosts_have_cells_and_end_together(hosts: int, more: int) -> None:
+    """Clients of equal cost, each cell to the host that is first done with the larger ones."""
+    clients = 12 * hosts + more
+    sizes = [len(cell.ids) for cell in form_cells(range(clients), infos([0] * clients), "auto", hosts)]
+    load = [0] * hosts
+    for size in sorted(sizes, reverse=True):
+        heapreplace(load, load[0] + size)
+    assert len(sizes) >= 5 * hosts
+    assert max(load) <= 1.1 * clients / hosts + 1
 
 
 def test_moments_stay_behind_at_an_evaluation() -> None:
