@@ -4,7 +4,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.cluster.reports import Prints, RayMetrics, Signs, Work, add_prints
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
@@ -23,7 +24,7 @@ from shoal.engine.hosts.device import DeviceLost, resident
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched
+from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched, working_clock
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -43,6 +44,8 @@ class HostActor(Host):
     def __init__(self) -> None:
         super().__init__()
         share_tensors()
+        self._prints = Prints()
+        self._signs: Signs | None = None
 
     def ping(self) -> int:
         """Process id of the host, once it is up."""
@@ -53,14 +56,20 @@ class HostActor(Host):
         beside = raylet.children() if raylet is not None else []
         return max(1, sum(map(_is_host, beside)))
 
+    def begins(self, client: int) -> None:
+        self._prints.client = client
+        if self._signs is not None:
+            self._signs.give()
+
     def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
-        """Runs the cells of one call; their outcomes have the memory that the process holds afterwards.
+        """Runs the cells of one call; their outcomes have the memory that the process holds afterwards, and prints.
 
         A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
         """
         before = seconds_of_kernels()
         try:
-            outcomes = list(self.run_cells(job_id, cells, shared))
+            with self._prints.captured(cells[0].round):
+                outcomes = list(self._timed(self.run_cells(job_id, cells, shared)))
         except DeviceLost:
             traceback.print_exc()
             os._exit(1)
@@ -68,10 +77,21 @@ class HostActor(Host):
         for outcome in outcomes:
             if outcome is not None:
                 outcome.memory, outcome.kernels = held, kernels / len(outcomes)
+        if outcomes[0] is not None:
+            outcomes[0].printed = self._prints.taken()
         return outcomes
 
-    def enter(self, job: Job) -> DataLocality:
+    def _timed(self, outcomes: Iterator[Outcome | None]) -> Iterator[Outcome | None]:
+        began = working_clock()
+        for outcome in outcomes:
+            if outcome is not None:
+                outcome.busy = working_clock() - began
+            yield outcome
+            began = working_clock()
+
+    def enter(self, job: Job, signs: Signs | None = None) -> DataLocality:
         """Opens a job, unless its machine has the files of no client; returns the clients whose files it has."""
+        self._signs = signs
         locality = local_clients(job, ray.util.get_node_ip_address())
         if locality.clients:
             self.open(job)
@@ -165,11 +185,13 @@ class RayBackend:
         self.hosts = start_hosts(config.engine.hosts, share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self._up = False
         self._server: Any = None
+        self._metrics: RayMetrics | None = None
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         """Starts a server and waits until every client has a host that can read its data; see `Backend.open`."""
         self.end()
         self._health = ClusterHealth()
+        self._metrics = RayMetrics(job.id) if self._config.ray.address else None
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
@@ -187,6 +209,10 @@ class RayBackend:
 
     def round(self, watch: Watch) -> dict[str, Any]:
         return self._get(self._server.round.remote(), watch)
+
+    def publish(self, line: Mapping[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.note(line)
 
     def client_scores(self) -> Columns:
         return self._get(self._server.client_scores.remote())
@@ -253,9 +279,12 @@ class ServerActor:
         share_tensors()
         self._live: Live | None = None
         self._refusal: ShoalError | None = None
+        self._prints = Prints()
+        own = ray.get_runtime_context().current_actor
         try:
-            self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
-            self._server = Server(job, plan, self._pool, state, server_device(config))
+            self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries, own)
+            with self._prints.captured(0):
+                self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
             # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
             self._refusal = ShoalError(*error.args, detail=error.detail)
@@ -267,11 +296,24 @@ class ServerActor:
         self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
 
     def round(self) -> dict[str, Any]:
-        """Runs one round; its line also has the memory of server and hosts, and the events of hosts."""
-        line = self._server.round(self._watch)
+        """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""
+        work = self._pool.work = Work()
+        try:
+            with self._prints.captured(self._server.state.round + 1):
+                line = self._server.round(self._watch)
+        except ShoalError as error:
+            add_prints(error, [text for *_, text in work.printed])
+            raise
         self._live = None
+        work.print(None, *self._prints.taken())
+        line["hosts"] |= work.end(line["seconds"]["round"], line["hosts"]["of"])
         hosts = {str(host): held for host, held in sorted(self._pool.memory.items())}
-        return {**line, "memory": {"server": resident(), "hosts": hosts}, "events": self._pool.events()}
+        memory = {"server": resident(), "hosts": hosts}
+        return {**line, "memory": memory, "printed": work.printed, "events": self._pool.events()}
+
+    def sign(self, host: int) -> None:
+        """A host lives."""
+        self._pool.signed[host] = time.monotonic()
 
     def _watch(self, live: Live) -> None:
         self._live = live

@@ -12,6 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.queues import Queues, Task, place
+from shoal.engine.cluster.reports import SIGNS_IN_A_TIMEOUT, Signs, Work
 from shoal.engine.cluster.roster import Roster, plain_error
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.messages.job import Job
@@ -66,14 +67,18 @@ class RayPool:
         retried: Number of tasks lost with their host so far.
         transfer: Seconds spent on sending cells and reading outcomes so far.
         memory: Resident bytes of every host after its newest cell, mapped files included.
+        work: What hosts did since the server last took it.
+        signed: When each host last gave a sign of life, by the monotonic clock.
     """
 
-    def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
+    def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int, server: Any = None) -> None:
         """Takes host actors, which open the job when they are first called.
 
-        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times.
+        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times. Hosts show
+        the actor `server`, if there is one, that they live, whenever the visit of a client begins.
         """
-        self.roster = Roster(hosts, job)
+        signs = {host: Signs(server, host, cell_timeout) for host in range(len(hosts))} if server else {}
+        self.roster = Roster(hosts, job, signs)
         self.job, self.timeout, self.retries = job, cell_timeout, retries
         # Host that ran a cell last, by the cell's first client; seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
@@ -81,6 +86,8 @@ class RayPool:
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
+        self.work = Work()
+        self.signed: dict[int, float] = {}
         self._counted = False
 
     @property
@@ -234,6 +241,7 @@ class _Phase:
             outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self._pool.memory[call.host] = outcome.memory
+            self._pool.work.note(call.host, task.cell, outcome)
             self._finish(task, outcome)
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
@@ -279,12 +287,17 @@ class _Phase:
         self._queues.put(host, tasks)
         self._asking |= self._roster.ready.keys()
 
+    def _deadline(self, call: _Call) -> float:
+        """When its host counts as silent: of a host that gives signs of life, a client may take the whole time."""
+        signed = self._pool.signed.get(call.host, -math.inf)
+        return max(call.deadline, signed + self._pool.timeout * (1 + 1 / SIGNS_IN_A_TIMEOUT))
+
     def _check_silence(self) -> None:
         now = time.monotonic()
         if now < self._next_check:
             return
         self._next_check = now + SECONDS_OF_A_WAIT
-        for host in {call.host for call in self._calls.values() if now > call.deadline}:
+        for host in {call.host for call in self._calls.values() if now > self._deadline(call)}:
             # A synchronous actor method cannot be cancelled.
             ray.kill(self._roster.hosts[host], no_restart=False)
             for ref in list(self._of_host[host]):

@@ -1,6 +1,6 @@
 """What a driver steps through the rounds of a run: a server, and hosts that stay warm between runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -36,6 +36,10 @@ class Backend(Protocol):
 
     def round(self, watch: Watch) -> dict[str, Any]:
         """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
+        ...
+
+    def publish(self, line: Mapping[str, Any]) -> None:
+        """Shows the whole line of a round where others look at it."""
         ...
 
     def client_scores(self) -> Columns:
@@ -95,6 +99,9 @@ class LocalBackend:
     def round(self, watch: Watch) -> dict[str, Any]:
         assert self._server is not None, "open() comes first"
         return self._server.round(watch)
+
+    def publish(self, line: Mapping[str, Any]) -> None:
+        pass
 
     def client_scores(self) -> Columns:
         assert self._server is not None, "open() comes first"

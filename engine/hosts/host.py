@@ -5,7 +5,7 @@
 
 import math
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -387,10 +387,16 @@ class _CellAtWork:
     """One cell: its clients one after another, trained one by one or, before that, in batches."""
 
     def __init__(
-        self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly | None, deferred: Deferred | None
+        self,
+        opened: OpenedJob,
+        cell: Cell,
+        shared: Tree,
+        guard: ReadOnly | None,
+        deferred: Deferred | None,
+        begins: Callable[[int], None],
     ) -> None:
         self._opened, self._cell, self._shared, self._guard = opened, cell, shared, guard
-        self._deferred = deferred
+        self._deferred, self._begins = deferred, begins
         self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
         self._uploads: list[Upload] = []
 
@@ -440,7 +446,11 @@ class _CellAtWork:
         """
         cell, seconds = self._cell, self._outcome.seconds
         # 1. Its data, its state and the download.
-        visit = self.start_visit(client_id) if trained is None else trained.resume()
+        if trained is None:
+            visit = self.start_visit(client_id)
+        else:
+            self._begins(client_id)
+            visit = trained.resume()
         loss: float | Tensor = float("nan")
         upload: Upload | None = None
         state: Tree = {}
@@ -470,6 +480,7 @@ class _CellAtWork:
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
+        self._begins(client_id)
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
     def _take(self, result: ClientResult) -> None:
@@ -545,6 +556,9 @@ class Host:
         """Hosts that share the memory of this machine."""
         return 1
 
+    def begins(self, client: int) -> None:
+        """The visit of a client begins, or goes on after it was trained in a batch."""
+
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened.
 
@@ -570,7 +584,7 @@ class Host:
             else:
                 cell = deferred.receive(cell, cells[place + 1] if place + 1 < len(cells) else None)
             try:
-                yield _CellAtWork(opened, cell, shared, guard, deferred).run()
+                yield _CellAtWork(opened, cell, shared, guard, deferred, self.begins).run()
             except MethodFault:
                 # What was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)

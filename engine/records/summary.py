@@ -95,9 +95,10 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "round_median": median(line["seconds"]["round"] for line in lines),
             "rounds": sum(line["seconds"]["round"] for line in lines),
             **{part: sum(line["seconds"][part] for line in lines) for part in PARTS},
-            # Beside those of rounds; runs of earlier versions have no such number.
-            "kernels": sum(line["seconds"].get("kernels", 0.0) for line in lines),
+            # Beside those of rounds; runs of earlier versions have no such numbers.
+            **{part: sum(line["seconds"].get(part, 0.0) for line in lines) for part in ("kernels", "checkpoint")},
         },
+        "busy_seconds": _busy(lines),
         "retries": sum(line["retries"] for line in lines),
         "left_out": {
             "visits": sum(len(line.get("failures", ())) for line in lines),
@@ -126,6 +127,15 @@ def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             means[name] = newest if name == "constant_class" or not found else fmean(found)
     return means
+
+
+def _busy(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of all rounds in which each host worked; empty where all is one process."""
+    busy: dict[str, float] = {}
+    for line in lines:
+        for host, share in line["hosts"].get("busy", {}).items():
+            busy[host] = busy.get(host, 0.0) + share * line["seconds"]["round"]
+    return busy
 
 
 def _largest(lines: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -28,6 +28,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
 log = logging.getLogger(__name__)
+prints = logging.getLogger(f"{__name__}.prints")
+prints.setLevel(logging.INFO)
 SERVERS_LOST = 5
 
 
@@ -54,6 +56,9 @@ class Driver:
         self._calls = Calls(plan.callbacks, running, say)
         self._servers_lost = 0
         self._saved = time.monotonic()
+        # Since the last line of a round.
+        self._seconds_of_checkpoints = 0.0
+        self._prints_seen = False
 
     def drive(self, state: FederationState | None) -> None:
         """Runs all remaining rounds, from a state or from the start, and writes the summary.
@@ -76,7 +81,8 @@ class Driver:
                         done = line["round"]
                         self._record(line)
                         if self._best:
-                            self._best.note(line, self._current)
+                            with self._writing_checkpoint():
+                                self._best.note(line, self._current)
                         view.advance(line)
                         with self._keeping(done):
                             self._calls.after(line)
@@ -93,6 +99,7 @@ class Driver:
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
+            summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped
@@ -127,16 +134,19 @@ class Driver:
         return "scopes" in lines[-1] if lines else False
 
     def _record(self, line: dict[str, Any]) -> None:
-        """Writes the line of a round, its records and scores; events and tracebacks of clients go to the log."""
+        """Writes the line of a round, its records and scores; events, prints and tracebacks go to the log."""
+        where = {"round": line["round"]}
+        self._log_prints(where, line.pop("printed", []))
         for event in line.pop("events", []):
-            log.warning(event)
+            log.warning(event, extra=where)
         if halved := line.get("halved_batches"):
             log.warning(
                 f"round {line['round']}: {halved} times the clients of a batch did not fit into a device's memory; "
-                "they were trained in smaller ones, which may change last bits"
+                "they were trained in smaller ones, which may change last bits",
+                extra=where,
             )
         for client, (text, detail) in line.get("failures", {}).items():
-            log.error("%s\n%s", text, detail)
+            log.error("%s\n%s", text, detail, extra={**where, "client": int(client)})
             line["failures"][client] = text
         digests: dict[str, str | None] = {}
         if records := line.pop("records", None):
@@ -146,11 +156,30 @@ class Driver:
         if digests:
             line[DIGESTS] = digests
         line.setdefault("memory", {})["driver"] = resident()
+        line["seconds"]["checkpoint"], self._seconds_of_checkpoints = self._seconds_of_checkpoints, 0.0
         self.folder.metrics.append(line)
+        self.backend.publish(line)
+
+    def _log_prints(self, where: dict[str, int], printed: Sequence[tuple[int | None, int | None, str]]) -> None:
+        for host, client, text in printed:
+            process = "server" if host is None else f"host {host}"
+            who = f"{process}, {self.job.who(client)}" if client is not None else process
+            prints.info("round %d, %s: %s", where["round"], who, text, extra={**where, "host": host, "client": client})
+        if printed and not self._prints_seen:
+            self._prints_seen = True
+            say(f"what hosts and server print is in {self.folder.log}")
 
     def _save(self) -> None:
-        checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
+        with self._writing_checkpoint():
+            checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
         self._saved = time.monotonic()
+
+    @contextmanager
+    def _writing_checkpoint(self) -> Iterator[None]:
+        """Counts the time inside of the block, for the next line of a round."""
+        began = time.monotonic()
+        yield
+        self._seconds_of_checkpoints += time.monotonic() - began
 
     def _current(self) -> Checkpoint:
         return Checkpoint(self.backend.state(), self.environment, self.inputs, self.folder.metrics.text)

@@ -6,6 +6,7 @@ A restart of a host takes seconds: each test kills as few as it can.
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from support.small_cells import cell_of, require_same_outcome, require_same_scor
 
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
-from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.cluster.ray_pool import RayPool, _Call, _Phase
+from shoal.engine.cluster.reports import Signs
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -103,6 +105,44 @@ def test_cells_return_to_their_last_host(pool_of: PoolOf, job_of: MakeJob) -> No
     run(pool, cells_of(*singles))
     assert pool.home == before
     assert pool.events() == []
+
+
+def test_hosts_tell_clients_prints_and_time(hosts: list[Any], job_of: MakeJob) -> None:
+    """A host gives its server a sign for each client, and what it prints comes back with the client."""
+
+    class Server:
+        def __init__(self) -> None:
+            self.signed: list[int] = []
+
+        def sign(self, host: int) -> None:
+            self.signed.append(host)
+
+        def found(self) -> list[int]:
+            return self.signed
+
+    server = ray.remote(Server).options(num_cpus=0).remote()
+    for kind, seconds, signs in (("every", 0.0, 3), ("first", 1e6, 1)):
+        job = job_of(client=4, kind="prints")
+        ray.get(hosts[0].enter.remote(job, Signs(server, 7, seconds)))
+        began = time.perf_counter()
+        outcomes = ray.get(hosts[0].run_call.remote(job.id, [cell_of([0, 4]), cell_of([5])], {}))
+        spent = time.perf_counter() - began
+        while len(ray.get(server.found.remote())) < signs:
+            pass
+        assert ray.get(server.found.remote()) == [7] * signs, kind
+        assert [outcome.printed for outcome in outcomes] == [([(4, "here I am")], 0), ((), 0)]
+        assert all(sum(outcome.seconds.values()) <= outcome.busy < spent for outcome in outcomes)
+        server = ray.remote(Server).options(num_cpus=0).remote()
+    ray.kill(server)
+
+
+def test_a_sign_of_life_moves_the_deadline_of_a_silent_host(hosts: list[Any], job_of: MakeJob) -> None:
+    pool = RayPool([], job_of(), cell_timeout=20.0, retries=4)
+    phase = _Phase(pool, {})
+    assert phase._deadline(_Call([], 1, deadline=50.0)) == 50.0
+    # The next client may have begun a twentieth of the time after the sign.
+    pool.signed = {1: 40.0}
+    assert [phase._deadline(_Call([], host, deadline=50.0)) for host in (0, 1)] == [50.0, 61.0]
 
 
 def test_hosts_of_a_machine_are_counted(hosts: list[Any]) -> None:

@@ -146,8 +146,8 @@ def test_plain_error_keeps_the_line_of_an_error_and_the_traceback_of_a_bug(hosts
     assert plain.places == ("round 1, client 2", path)
     assert str(path) in plain.line
     plain = error_of("nothing", 3)
-    assert str(plain).startswith("a host failed: TypeError: 'int' object is not iterable")
-    assert "in run_cells" in plain.detail
+    assert str(plain).startswith("a host failed: TypeError: 'int' object is not subscriptable")
+    assert "in run_call" in plain.detail
 
 
 def test_host_of_other_versions_is_logged_once(hosts: list[Any], job_of: MakeJob, monkeypatch: Any) -> None:
