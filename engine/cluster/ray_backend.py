@@ -1,10 +1,11 @@
 """The backend on Ray: the server of a run as an actor, beside hosts as actors that stay warm between runs."""
 
+import math
 import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.cluster.reports import Prints, RayMetrics, Signs, Work, add_prints
+from shoal.engine.cluster.reports import Prints, Work, publish
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
@@ -45,7 +46,7 @@ class HostActor(Host):
         super().__init__()
         share_tensors()
         self._prints = Prints()
-        self._signs: Signs | None = None
+        self._server: Any = None
 
     def ping(self) -> int:
         """Process id of the host, once it is up."""
@@ -57,19 +58,23 @@ class HostActor(Host):
         return max(1, sum(map(_is_host, beside)))
 
     def begins(self, client: int) -> None:
-        self._prints.client = client
-        if self._signs is not None:
-            self._signs.give()
+        self._prints.client, now = client, time.monotonic()
+        if self._server is not None and now - self._signed >= self._between_signs:
+            self._signed = now
+            self._server.sign.remote(self._number)
 
     def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
         """Runs the cells of one call; their outcomes have the memory that the process holds afterwards, and prints.
 
         A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
         """
-        before = seconds_of_kernels()
+        before, began, outcomes = seconds_of_kernels(), working_clock(), []
         try:
             with self._prints.captured(cells[0].round):
-                outcomes = list(self._timed(self.run_cells(job_id, cells, shared)))
+                for outcome in self.run_cells(job_id, cells, shared):
+                    if outcome is not None:
+                        outcome.busy, began = working_clock() - began, working_clock()
+                    outcomes.append(outcome)
         except DeviceLost:
             traceback.print_exc()
             os._exit(1)
@@ -81,17 +86,12 @@ class HostActor(Host):
             outcomes[0].printed = self._prints.taken()
         return outcomes
 
-    def _timed(self, outcomes: Iterator[Outcome | None]) -> Iterator[Outcome | None]:
-        began = working_clock()
-        for outcome in outcomes:
-            if outcome is not None:
-                outcome.busy = working_clock() - began
-            yield outcome
-            began = working_clock()
+    def enter(self, job: Job, number: int = 0, server: Any = None, between_signs: float = 0.0) -> DataLocality:
+        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has.
 
-    def enter(self, job: Job, signs: Signs | None = None) -> DataLocality:
-        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has."""
-        self._signs = signs
+        As clients are visited, an actor `server` is shown that the host of this number lives.
+        """
+        self._number, self._server, self._between_signs, self._signed = number, server, between_signs, -math.inf
         locality = local_clients(job, ray.util.get_node_ip_address())
         if locality.clients:
             self.open(job)
@@ -185,13 +185,12 @@ class RayBackend:
         self.hosts = start_hosts(config.engine.hosts, share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self._up = False
         self._server: Any = None
-        self._metrics: RayMetrics | None = None
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         """Starts a server and waits until every client has a host that can read its data; see `Backend.open`."""
         self.end()
         self._health = ClusterHealth()
-        self._metrics = RayMetrics(job.id) if self._config.ray.address else None
+        self._run = job.id
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
@@ -211,8 +210,8 @@ class RayBackend:
         return self._get(self._server.round.remote(), watch)
 
     def publish(self, line: Mapping[str, Any]) -> None:
-        if self._metrics is not None:
-            self._metrics.note(line)
+        if self._config.ray.address is not None:
+            publish(self._run, line)
 
     def client_scores(self) -> Columns:
         return self._get(self._server.client_scores.remote())
@@ -298,18 +297,14 @@ class ServerActor:
     def round(self) -> dict[str, Any]:
         """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""
         work = self._pool.work = Work()
-        try:
-            with self._prints.captured(self._server.state.round + 1):
-                line = self._server.round(self._watch)
-        except ShoalError as error:
-            add_prints(error, [text for *_, text in work.printed])
-            raise
+        with self._prints.captured(self._server.state.round + 1):
+            line = self._server.round(self._watch)
         self._live = None
         work.print(None, *self._prints.taken())
         line["hosts"] |= work.end(line["seconds"]["round"], line["hosts"]["of"])
         hosts = {str(host): held for host, held in sorted(self._pool.memory.items())}
-        memory = {"server": resident(), "hosts": hosts}
-        return {**line, "memory": memory, "printed": work.printed, "events": self._pool.events()}
+        line |= {"memory": {"server": resident(), "hosts": hosts}, "printed": work.printed}
+        return {**line, "events": self._pool.events()}
 
     def sign(self, host: int) -> None:
         """A host lives."""

@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.queues import Queues, Task, place
-from shoal.engine.cluster.reports import SIGNS_IN_A_TIMEOUT, Signs, Work
+from shoal.engine.cluster.reports import Work
 from shoal.engine.cluster.roster import Roster, plain_error
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.messages.job import Job
@@ -57,6 +57,8 @@ CALLS_IN_FLIGHT = 2
 SENT_WITH_A_CALL = 96_000
 SECONDS_OF_A_WAIT = 1.0
 COME_BACK_SECONDS = 120.0
+# Seconds between two signs of life of a host, over those after which it counts as silent.
+BETWEEN_SIGNS = 0.05
 LOSSES_OF_A_WHOLE_CELL = 2
 
 
@@ -74,11 +76,12 @@ class RayPool:
     def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int, server: Any = None) -> None:
         """Takes host actors, which open the job when they are first called.
 
-        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times. Hosts show
-        the actor `server`, if there is one, that they live, whenever the visit of a client begins.
+        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times. Hosts give
+        the actor `server` signs of life.
         """
-        signs = {host: Signs(server, host, cell_timeout) for host in range(len(hosts))} if server else {}
-        self.roster = Roster(hosts, job, signs)
+        self.roster = Roster(hosts, job)
+        if server is not None:
+            self.roster.signs = (server, cell_timeout * BETWEEN_SIGNS)
         self.job, self.timeout, self.retries = job, cell_timeout, retries
         # Host that ran a cell last, by the cell's first client; seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
@@ -290,7 +293,7 @@ class _Phase:
     def _deadline(self, call: _Call) -> float:
         """When its host counts as silent: of a host that gives signs of life, a client may take the whole time."""
         signed = self._pool.signed.get(call.host, -math.inf)
-        return max(call.deadline, signed + self._pool.timeout * (1 + 1 / SIGNS_IN_A_TIMEOUT))
+        return max(call.deadline, signed + self._pool.timeout * (1 + BETWEEN_SIGNS))
 
     def _check_silence(self) -> None:
         now = time.monotonic()

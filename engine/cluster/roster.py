@@ -2,16 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from shoal.engine.cluster.reports import Signs
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import Job
 from shoal.storage.errors import ShoalError
@@ -55,7 +53,6 @@ def _clients(folder: Path) -> frozenset[int]:
 
 
 SECONDS_BETWEEN_CALLS = 0.2
-NO_SIGNS: Mapping[int, Signs] = MappingProxyType({})
 
 
 class Roster:
@@ -67,17 +64,19 @@ class Roster:
         events: Losses and returns of hosts, a line each.
         answered: When a host last answered, by the monotonic clock.
         entered: Hosts that became ready since the pool last looked.
+        signs: For hosts that enter: the actor that they give signs of life, and the seconds between two.
     """
 
-    def __init__(self, hosts: list[Any], job: Job, signs: Mapping[int, Signs] = NO_SIGNS) -> None:
-        """Calls no host yet: all are absent at first; they get `signs` as they enter."""
+    def __init__(self, hosts: list[Any], job: Job) -> None:
+        """Calls no host yet: all are absent at first."""
         self.hosts = hosts
         self.ready: dict[int, DataLocality] = {}
         self.entering: dict[Any, int] = {}
         self.events: list[str] = []
         self.answered = time.monotonic()
         self.entered: set[int] = set()
-        self._store, self._signs = job.store, signs
+        self.signs: tuple[Any, ...] = ()
+        self._store = job.store
         self._named: Callable[[int], str] = lambda i: job.who(i) if job.is_graph(i) else str(i)
         self._job_ref = ray.put(job)
         self._known: dict[int, DataLocality] = {}
@@ -114,7 +113,7 @@ class Roster:
         for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
             if now >= self._next_call[host]:
                 self._next_call[host] = now + SECONDS_BETWEEN_CALLS
-                self.entering[self.hosts[host].enter.remote(self._job_ref, self._signs.get(host))] = host
+                self.entering[self.hosts[host].enter.remote(self._job_ref, host, *self.signs)] = host
 
     def wait(self, refs: Collection[Any], seconds: float) -> list[Any]:
         """Waits for one of these calls or for a host that enters; returns the calls that are done."""

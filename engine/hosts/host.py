@@ -139,6 +139,7 @@ class OpenedJob:
         scored_infos: The same of what clients are scored on, which is more where training sees training nodes alone.
         scored_views: What they are scored on; the same object as `views` where that is what training sees.
         kinds: By the number of a client's model.
+        begins: Is called when the visit of a client begins.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
@@ -150,6 +151,7 @@ class OpenedJob:
         # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
         self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
         self.guarded = checks_always(self.algorithm) or bool(job.texts)
+        self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
@@ -387,16 +389,10 @@ class _CellAtWork:
     """One cell: its clients one after another, trained one by one or, before that, in batches."""
 
     def __init__(
-        self,
-        opened: OpenedJob,
-        cell: Cell,
-        shared: Tree,
-        guard: ReadOnly | None,
-        deferred: Deferred | None,
-        begins: Callable[[int], None],
+        self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly | None, deferred: Deferred | None
     ) -> None:
         self._opened, self._cell, self._shared, self._guard = opened, cell, shared, guard
-        self._deferred, self._begins = deferred, begins
+        self._deferred = deferred
         self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
         self._uploads: list[Upload] = []
 
@@ -446,11 +442,9 @@ class _CellAtWork:
         """
         cell, seconds = self._cell, self._outcome.seconds
         # 1. Its data, its state and the download.
-        if trained is None:
-            visit = self.start_visit(client_id)
-        else:
-            self._begins(client_id)
-            visit = trained.resume()
+        if trained is not None:
+            self._opened.begins(client_id)
+        visit = self.start_visit(client_id) if trained is None else trained.resume()
         loss: float | Tensor = float("nan")
         upload: Upload | None = None
         state: Tree = {}
@@ -480,7 +474,7 @@ class _CellAtWork:
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
-        self._begins(client_id)
+        self._opened.begins(client_id)
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
     def _take(self, result: ClientResult) -> None:
@@ -572,6 +566,7 @@ class Host:
         if opened is None or opened.job.id != job_id:
             yield from (None for _ in cells)
             return
+        opened.begins = self.begins
         opened.plan(cells)
         deferred = None if opened.device == CPU else Deferred(opened, self._cache)
         shared = copied(shared, CPU) if deferred is None else deferred.sent(shared)
@@ -584,7 +579,7 @@ class Host:
             else:
                 cell = deferred.receive(cell, cells[place + 1] if place + 1 < len(cells) else None)
             try:
-                yield _CellAtWork(opened, cell, shared, guard, deferred, self.begins).run()
+                yield _CellAtWork(opened, cell, shared, guard, deferred).run()
             except MethodFault:
                 # What was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)

@@ -52,10 +52,7 @@ class RunFolder:
     """The one writer of a run folder."""
 
     def __init__(self, path: Path, log_format: str = "text") -> None:
-        """Makes and locks the folder; `log_format` is that of the config.
-
-        Raises ShoalError: another run is writing it, or it cannot be made or locked.
-        """
+        """Makes and locks the folder. Raises ShoalError: another run is writing it, or it cannot be made or locked."""
         self.path = path
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")

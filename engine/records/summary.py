@@ -98,7 +98,11 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             # Beside those of rounds; runs of earlier versions have no such numbers.
             **{part: sum(line["seconds"].get(part, 0.0) for line in lines) for part in ("kernels", "checkpoint")},
         },
-        "busy_seconds": _busy(lines),
+        # Of each host, in all rounds; empty where all is one process.
+        "busy_seconds": {
+            host: sum(line["hosts"].get("busy", {}).get(host, 0.0) * line["seconds"]["round"] for line in lines)
+            for host in lines[-1]["hosts"].get("busy", {})
+        },
         "retries": sum(line["retries"] for line in lines),
         "left_out": {
             "visits": sum(len(line.get("failures", ())) for line in lines),
@@ -127,15 +131,6 @@ def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             means[name] = newest if name == "constant_class" or not found else fmean(found)
     return means
-
-
-def _busy(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of all rounds in which each host worked; empty where all is one process."""
-    busy: dict[str, float] = {}
-    for line in lines:
-        for host, share in line["hosts"].get("busy", {}).items():
-            busy[host] = busy.get(host, 0.0) + share * line["seconds"]["round"]
-    return busy
 
 
 def _largest(lines: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -58,7 +58,6 @@ class Driver:
         self._saved = time.monotonic()
         # Since the last line of a round.
         self._seconds_of_checkpoints = 0.0
-        self._prints_seen = False
 
     def drive(self, state: FederationState | None) -> None:
         """Runs all remaining rounds, from a state or from the start, and writes the summary.
@@ -81,8 +80,7 @@ class Driver:
                         done = line["round"]
                         self._record(line)
                         if self._best:
-                            with self._writing_checkpoint():
-                                self._best.note(line, self._current)
+                            self._best.note(line, self._current)
                         view.advance(line)
                         with self._keeping(done):
                             self._calls.after(line)
@@ -136,14 +134,16 @@ class Driver:
     def _record(self, line: dict[str, Any]) -> None:
         """Writes the line of a round, its records and scores; events, prints and tracebacks go to the log."""
         where = {"round": line["round"]}
-        self._log_prints(where, line.pop("printed", []))
+        for host, client, text in line.pop("printed", []):
+            who = "server" if host is None else f"host {host}"
+            who += "" if client is None else f", {self.job.who(client)}"
+            prints.info(f"round {line['round']}, {who}: {text}", extra={**where, "host": host, "client": client})
         for event in line.pop("events", []):
             log.warning(event, extra=where)
         if halved := line.get("halved_batches"):
             log.warning(
                 f"round {line['round']}: {halved} times the clients of a batch did not fit into a device's memory; "
-                "they were trained in smaller ones, which may change last bits",
-                extra=where,
+                "they were trained in smaller ones, which may change last bits"
             )
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail, extra={**where, "client": int(client)})
@@ -160,26 +160,11 @@ class Driver:
         self.folder.metrics.append(line)
         self.backend.publish(line)
 
-    def _log_prints(self, where: dict[str, int], printed: Sequence[tuple[int | None, int | None, str]]) -> None:
-        for host, client, text in printed:
-            process = "server" if host is None else f"host {host}"
-            who = f"{process}, {self.job.who(client)}" if client is not None else process
-            prints.info("round %d, %s: %s", where["round"], who, text, extra={**where, "host": host, "client": client})
-        if printed and not self._prints_seen:
-            self._prints_seen = True
-            say(f"what hosts and server print is in {self.folder.log}")
-
     def _save(self) -> None:
-        with self._writing_checkpoint():
-            checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
-        self._saved = time.monotonic()
-
-    @contextmanager
-    def _writing_checkpoint(self) -> Iterator[None]:
-        """Counts the time inside of the block, for the next line of a round."""
         began = time.monotonic()
-        yield
-        self._seconds_of_checkpoints += time.monotonic() - began
+        checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
+        self._saved = time.monotonic()
+        self._seconds_of_checkpoints += self._saved - began
 
     def _current(self) -> Checkpoint:
         return Checkpoint(self.backend.state(), self.environment, self.inputs, self.folder.metrics.text)

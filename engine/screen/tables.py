@@ -82,9 +82,8 @@ def show_run(run: Path) -> None:
         + (f"; {seconds['checkpoint']:.1f} s writing checkpoints" if "checkpoint" in seconds else "")
     )
     if busy := summary.get("busy_seconds"):
-        least = min(busy, key=busy.__getitem__)
-        share, of_least = (100 * spent / max(seconds["rounds"], 1e-9) for spent in (fmean(busy.values()), busy[least]))
-        _line(f"hosts worked {share:.0f} % of the seconds of all rounds, the least busy one ({least}) {of_least:.0f} %")
+        shares = [100 * spent / max(seconds["rounds"], 1e-9) for spent in busy.values()]
+        _line(f"hosts worked {fmean(shares):.0f} % of the rounds' seconds, the least busy one {min(shares):.0f} %")
     held = ", ".join(f"{process} {size(count)}" for process, count in summary["resident_bytes"].items())
     lost = f"; {summary['retries']} times a cell was lost with its host" if summary["retries"] else ""
     _line(

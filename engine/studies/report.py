@@ -1,11 +1,10 @@
 """A report of runs and sweeps: one page that needs nothing else, and its figures as SVG and PNG."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 import yaml
@@ -15,7 +14,6 @@ from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import PARTS, scopes_apart
 from shoal.engine.studies import figures as drawings
@@ -41,8 +39,6 @@ from shoal.storage.store.manifest import NAME, read_manifest
 
 # A reader cannot tell more lines apart.
 MOST_CURVES = 12
-MOST_CELLS = 3
-OF_CELLS = "the slowest cells of rounds in which hosts were idle, of the first run of each combination"
 MIB = 1 << 20
 
 
@@ -70,7 +66,7 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
         Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named, mean)], note="; ".join(of_curves)),
         Section("Clients", drawings=_clients(named)),
         Section("What the server mixed, and prototypes", drawings=_records(named)),
-        Section("Time and memory", drawings=_costs(named), tables=_slowest(named)),
+        Section("Time and memory", drawings=_costs(named)),
         _how(paths, named),
     ]
     return write_page(folder, title, [s for s in sections if s.drawings or s.tables or s.texts])
@@ -198,42 +194,21 @@ def _costs(named: dict[str, Group]) -> list[Drawing]:
     server = {name: {k: v for k, v in of.items() if k in ("aggregate", "transfer")} for name, of in parts.items()}
     drawings.bars(found, "seconds-of-hosts", "work of the hosts in all rounds", "seconds, summed over hosts", hosts)
     drawings.bars(found, "seconds-of-server", "work of the server in all rounds", "seconds", server)
-    if at_work := _at_work(named):
-        drawings.bars(found, "busy-hosts", "hosts at work in all rounds, the least busy first", "seconds", at_work)
+    # Of the first run of each combination.
+    at_work = {
+        f"{name}, host {host}": {"busy": busy, "idle": group.values("seconds.rounds")[0] - busy}
+        for name, group in named.items()
+        for host, busy in read_summary(_finished(group)[0]).get("busy_seconds", {}).items()
+    }
+    if at_work:
+        least_first = dict(sorted(at_work.items(), key=lambda host: host[1]["busy"]))
+        drawings.bars(found, "busy-hosts", "hosts at work in all rounds, the least busy first", "seconds", least_first)
     memory = {
         name: {"all processes": fmean(group.values("peak_memory_bytes") or [0.0]) / MIB}
         for name, group in named.items()
     }
     drawings.bars(found, "memory", "peak memory of all processes", "MiB", memory)
     return found
-
-
-def _at_work(named: dict[str, Group]) -> dict[str, dict[str, float]]:
-    """Seconds of all rounds in which each host worked, or did not, in the first run of each combination."""
-    found: dict[str, dict[str, float]] = {}
-    for name, group in named.items():
-        summary = read_summary(_finished(group)[0])
-        rounds = summary["seconds"]["rounds"]
-        for host, busy in summary.get("busy_seconds", {}).items():
-            of = f"{name}, host {host}" if len(named) > 1 else f"host {host}"
-            found[of] = {"busy": busy, "idle": max(rounds - busy, 0.0)}
-    return dict(sorted(found.items(), key=lambda of_host: of_host[1]["busy"]))
-
-
-def _slowest(named: dict[str, Group]) -> list[TextTable]:
-    """The slowest cells of rounds in which hosts were idle, in the first run of each combination."""
-    found = []
-    for name, group in named.items():
-        lines = read_metrics(_finished(group)[0])
-        cells = [(line["round"], cell) for line in lines for cell in line["hosts"].get("slowest", ())]
-        cells.sort(key=lambda of_round: -of_round[1]["seconds"])
-        found += [(name, str(number), *_of_cell(cell)) for number, cell in cells[:MOST_CELLS]]
-    heads = ("run", "round", "host", "first client", "clients", "seconds")
-    return [TextTable(heads, tuple(found), 1, notes=(OF_CELLS,))] if found else []
-
-
-def _of_cell(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    return (str(cell["host"]), str(cell["client"]), str(cell["clients"]), f"{cell['seconds']:.3f}")
 
 
 def _how(paths: Sequence[Path], named: dict[str, Group]) -> Section:

@@ -9,7 +9,7 @@ import pytest
 from ray.util import metrics
 from support.small_cells import cell_of
 
-from shoal.engine.cluster.reports import LONGEST_LINE, MOST_LINES, Prints, RayMetrics, Work
+from shoal.engine.cluster.reports import LONGEST_LINE, MOST_LINES, Prints, Work, publish
 from shoal.engine.messages.cell import Outcome
 from shoal.storage.errors import ShoalError
 
@@ -54,29 +54,15 @@ def test_busy_shares_and_slowest_cells() -> None:
     assert worked([(0, [0], 1.0)], hosts=1) == {"busy": {"0": 0.1}}
 
 
-def test_ray_has_the_numbers_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: dict[tuple[str, ...], float] = {}
+def test_ray_has_the_numbers_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, float] = {}
 
-    def metric(name: str, text: str, tag_keys: tuple[str, ...]) -> Any:
-        def add(value: float, tags: dict[str, str], before: int = 1) -> None:
-            assert set(tags) == set(tag_keys)
-            place = (name, *tags.values())
-            shown[place] = before * shown.get(place, 0.0) + value
+    def gauge(name: str, text: str, tag_keys: tuple[str, ...]) -> Any:
+        return SimpleNamespace(set=lambda value, tags: shown.update({f"{name} of {tags['run']}": value}))
 
-        return SimpleNamespace(inc=add, set=lambda value, tags: add(value, tags, 0))
-
-    for kind in ("Counter", "Gauge"):
-        monkeypatch.setattr(metrics, kind, metric)
-    of_ray = RayMetrics("a")
-    for checkpoint, down in ((0.5, 0), (0.0, 20)):
-        seconds = {"round": 2.0, "checkpoint": checkpoint}
-        line = {"hosts": {"busy": {"0": 1.0, "1": 0.5}}, "cohort": [0, 1, 2], "seconds": seconds}
-        of_ray.note({**line, "bytes_up": 10, "bytes_down": down})
-    assert shown == {
-        ("shoal_rounds", "a"): 2.0,
-        ("shoal_bytes", "a", "up"): 20.0,
-        ("shoal_bytes", "a", "down"): 20.0,
-        ("shoal_clients_per_second", "a"): 1.5,
-        ("shoal_busy_share", "a"): 0.75,
-        ("shoal_checkpoint_seconds", "a"): 0.5,
-    }
+    monkeypatch.setattr(metrics, "Gauge", gauge)
+    seconds = {"round": 2.0, "checkpoint": 0.5}
+    sent = {"bytes_up": 10, "bytes_down": 20}
+    publish("a", {"round": 3, "hosts": {"busy": {"0": 1.0, "1": 0.5}}, "cohort": [0, 4, 2], "seconds": seconds, **sent})
+    found = {"round": 3, "clients_per_second": 1.5, "busy_share": 0.75, "checkpoint_seconds": 0.5, **sent}
+    assert shown == {f"shoal_{name} of a": value for name, value in found.items()}
