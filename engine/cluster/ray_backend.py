@@ -47,6 +47,7 @@ class HostActor(Host):
         share_tensors()
         self._prints = Prints()
         self._server: Any = None
+        self._signed = -math.inf
 
     def ping(self) -> int:
         """Process id of the host, once it is up."""
