@@ -80,7 +80,8 @@ class Work:
     def note(self, host: int, cell: Cell, outcome: Outcome) -> None:
         """A cell came back."""
         self._cells.append((outcome.busy, host, cell.ids[0], len(cell.ids)))
-        self.print(host, *outcome.printed)
+        if any(outcome.printed):
+            self.print(host, *outcome.printed)
 
     def print(self, host: int | None, lines: Sequence[tuple[int | None, str]], more: int) -> None:
         """A process printed lines, and so many more that it did not keep."""
