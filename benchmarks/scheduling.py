@@ -30,7 +30,7 @@ class Host:
     """An actor without a process; both of its methods are called by `remote`."""
 
     def __init__(self, locality: DataLocality) -> None:
-        self.enter = SimpleNamespace(remote=lambda job: Reference(locality))
+        self.enter = SimpleNamespace(remote=lambda *_: Reference(locality))
         self.run_call = SimpleNamespace(remote=self._run)
 
     def _run(self, job: str, cells: Collection[Cell], shared: Any) -> Reference:

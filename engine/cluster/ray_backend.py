@@ -1,5 +1,6 @@
 """The backend on Ray: the server of a run as an actor, beside hosts as actors that stay warm between runs."""
 
+import math
 import os
 import socket
 import time
@@ -17,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.cluster.reports import Prints, Work, publish
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.cluster.states import LOST_STATES, handed_over, take_states, with_states, write_in_parallel
 from shoal.engine.config.config import Config
@@ -26,7 +28,7 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Kept
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
-from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched
+from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched, working_clock
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -46,6 +48,9 @@ class HostActor(Host):
     def __init__(self) -> None:
         super().__init__()
         share_tensors()
+        self._prints = Prints()
+        self._server: Any = None
+        self._signed = -math.inf
 
     def ping(self) -> int:
         """Process id of the host, once it is up."""
@@ -56,8 +61,14 @@ class HostActor(Host):
         beside = raylet.children() if raylet is not None else []
         return max(1, sum(map(_is_host, beside)))
 
+    def begins(self, client: int) -> None:
+        self._prints.client, now = client, time.monotonic()
+        if self._server is not None and now - self._signed >= self._between_signs:
+            self._signed = now
+            self._server.sign.remote(self._number)
+
     def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree, *kept: Tree, results: int = 0) -> Any:
-        """Runs the cells of one call; their outcomes have the memory that the process holds afterwards.
+        """Runs the cells of one call; their outcomes have the memory that the process holds afterwards, and prints.
 
         A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
 
@@ -65,9 +76,13 @@ class HostActor(Host):
             kept: States at the places that `Cell.kept` names.
             results: How many results of their own clients' new states may have, beside the outcomes.
         """
-        before = seconds_of_kernels()
+        before, began, outcomes = seconds_of_kernels(), working_clock(), []
         try:
-            outcomes = list(self.run_cells(job_id, [with_states(cell, kept) for cell in cells], shared))
+            with self._prints.captured(cells[0].round):
+                for outcome in self.run_cells(job_id, [with_states(cell, kept) for cell in cells], shared):
+                    if outcome is not None:
+                        outcome.busy, began = working_clock() - began, working_clock()
+                    outcomes.append(outcome)
         except DeviceLost:
             traceback.print_exc()
             os._exit(1)
@@ -75,6 +90,8 @@ class HostActor(Host):
         for outcome in outcomes:
             if outcome is not None:
                 outcome.memory, outcome.kernels = held, kernels / len(outcomes)
+        if outcomes[0] is not None:
+            outcomes[0].printed = self._prints.taken()
         if not results:
             return outcomes
         trees = take_states(outcomes)
@@ -84,8 +101,12 @@ class HostActor(Host):
         """Writes states of clients into a file and gives its digest; None where the folder is not on this machine."""
         return write_clients(path, dict(zip(ids, trees))) if path.parent.is_dir() else None
 
-    def enter(self, job: Job) -> DataLocality:
-        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has."""
+    def enter(self, job: Job, number: int = 0, server: Any = None, between_signs: float = 0.0) -> DataLocality:
+        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has.
+
+        As clients are visited, an actor `server` is shown that the host of this number lives.
+        """
+        self._number, self._server, self._between_signs, self._signed = number, server, between_signs, -math.inf
         locality = local_clients(job, ray.util.get_node_ip_address())
         if locality.clients:
             self.open(job)
@@ -186,6 +207,7 @@ class RayBackend:
         self._health = ClusterHealth()
         if state is not None:
             state.kept |= handed_over(state.clients)
+        self._run = job.id
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
@@ -203,6 +225,10 @@ class RayBackend:
 
     def round(self, watch: Watch) -> dict[str, Any]:
         return self._get(self._server.round.remote(), watch)
+
+    def publish(self, line: Mapping[str, Any]) -> None:
+        if self._config.ray.address is not None:
+            publish(self._run, line)
 
     def client_scores(self) -> Columns:
         return self._get(self._server.client_scores.remote())
@@ -277,9 +303,12 @@ class ServerActor:
         share_tensors()
         self._live: Live | None = None
         self._refusal: ShoalError | None = None
+        self._prints = Prints()
+        own = ray.get_runtime_context().current_actor
         try:
-            self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
-            self._server = Server(job, plan, self._pool, state, server_device(config))
+            self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries, own)
+            with self._prints.captured(0):
+                self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
             # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
             self._refusal = ShoalError(*error.args, detail=error.detail)
@@ -291,11 +320,20 @@ class ServerActor:
         self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
 
     def round(self) -> dict[str, Any]:
-        """Runs one round; its line also has the memory of server and hosts, and the events of hosts."""
-        line = self._server.round(self._watch)
+        """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""
+        work = self._pool.work = Work()
+        with self._prints.captured(self._server.state.round + 1):
+            line = self._server.round(self._watch)
         self._live = None
+        work.print(None, *self._prints.taken())
+        line["hosts"] |= work.end(line["seconds"]["round"], line["hosts"]["of"])
         hosts = {str(host): held for host, held in sorted(self._pool.memory.items())}
-        return {**line, "memory": {"server": resident(), "hosts": hosts}, "events": self._pool.events()}
+        line |= {"memory": {"server": resident(), "hosts": hosts}, "printed": work.printed}
+        return {**line, "events": self._pool.events()}
+
+    def sign(self, host: int) -> None:
+        """A host lives."""
+        self._pool.signed[host] = time.monotonic()
 
     def _watch(self, live: Live) -> None:
         self._live = live

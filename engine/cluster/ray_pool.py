@@ -13,6 +13,7 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.queues import Queues, Task, place
+from shoal.engine.cluster.reports import Work
 from shoal.engine.cluster.roster import Roster, plain_error
 from shoal.engine.cluster.states import LOST_STATES, SENT_WITH_A_CALL, handed_over, placed
 from shoal.engine.hosts.backend import ServerLost
@@ -65,6 +66,8 @@ def most_common(home: Mapping[int, int], clients: Sequence[int]) -> int | None:
 CALLS_IN_FLIGHT = 2
 SECONDS_OF_A_WAIT = 1.0
 COME_BACK_SECONDS = 120.0
+# Seconds between two signs of life of a host, over those after which it counts as silent.
+BETWEEN_SIGNS = 0.05
 LOSSES_OF_A_WHOLE_CELL = 2
 
 
@@ -75,14 +78,19 @@ class RayPool:
         retried: Number of tasks lost with their host so far.
         transfer: Seconds spent on sending cells and reading outcomes so far.
         memory: Resident bytes of every host after its newest cell, mapped files included.
+        work: What hosts did since the server last took it.
+        signed: When each host last gave a sign of life, by the monotonic clock.
     """
 
-    def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
+    def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int, server: Any = None) -> None:
         """Takes host actors, which open the job when they are first called.
 
-        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times.
+        A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times. Hosts give
+        the actor `server` signs of life.
         """
         self.roster = Roster(hosts, job)
+        if server is not None:
+            self.roster.signs = (server, cell_timeout * BETWEEN_SIGNS)
         self.job, self.timeout, self.retries = job, cell_timeout, retries
         # Host that visited a client last; seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
@@ -92,6 +100,8 @@ class RayPool:
         self.memory: dict[int, int] = {}
         # States have been so large that they stay with the hosts.
         self.keeps = False
+        self.work = Work()
+        self.signed: dict[int, float] = {}
         self._counted = False
 
     @property
@@ -146,7 +156,7 @@ class _Call:
     tasks: Sequence[Task]
     host: int
     deadline: float
-    states: Sequence[Any]
+    states: Sequence[Any] = ()
 
 
 class _Phase:
@@ -264,6 +274,7 @@ class _Phase:
             self._pool.home.update(dict.fromkeys(task.cell.ids, call.host))
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self._pool.memory[call.host] = outcome.memory
+            self._pool.work.note(call.host, task.cell, outcome)
             self._finish(task, outcome)
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
@@ -309,12 +320,17 @@ class _Phase:
         self._queues.put(host, tasks)
         self._asking |= self._roster.ready.keys()
 
+    def _deadline(self, call: _Call) -> float:
+        """When its host counts as silent: of a host that gives signs of life, a client may take the whole time."""
+        signed = self._pool.signed.get(call.host, -math.inf)
+        return max(call.deadline, signed + self._pool.timeout * (1 + BETWEEN_SIGNS))
+
     def _check_silence(self) -> None:
         now = time.monotonic()
         if now < self._next_check:
             return
         self._next_check = now + SECONDS_OF_A_WAIT
-        for host in {call.host for call in self._calls.values() if now > call.deadline}:
+        for host in {call.host for call in self._calls.values() if now > self._deadline(call)}:
             # A synchronous actor method cannot be cancelled.
             ray.kill(self._roster.hosts[host], no_restart=False)
             for ref in list(self._of_host[host]):

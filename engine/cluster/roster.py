@@ -64,6 +64,7 @@ class Roster:
         events: Losses and returns of hosts, a line each.
         answered: When a host last answered, by the monotonic clock.
         entered: Hosts that became ready since the pool last looked.
+        signs: For hosts that enter: the actor that they give signs of life, and the seconds between two.
     """
 
     def __init__(self, hosts: list[Any], job: Job) -> None:
@@ -74,6 +75,7 @@ class Roster:
         self.events: list[str] = []
         self.answered = time.monotonic()
         self.entered: set[int] = set()
+        self.signs: tuple[Any, ...] = ()
         self._store = job.store
         self._named: Callable[[int], str] = lambda i: job.who(i) if job.is_graph(i) else str(i)
         self._job_ref = ray.put(job)
@@ -111,7 +113,7 @@ class Roster:
         for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
             if now >= self._next_call[host]:
                 self._next_call[host] = now + SECONDS_BETWEEN_CALLS
-                self.entering[self.hosts[host].enter.remote(self._job_ref)] = host
+                self.entering[self.hosts[host].enter.remote(self._job_ref, host, *self.signs)] = host
 
     def wait(self, refs: Collection[Any], seconds: float) -> list[Any]:
         """Waits for one of these calls or for a host that enters; returns the calls that are done."""

@@ -180,7 +180,7 @@ class EngineConfig:
             processors where `auto` trains in batches, to clamp(cohort // 4, 1, 64). Changes the last bits of clients in
             batches alone.
         memory_limit: Bytes or e.g. `8GiB`, on a machine; null: its memory, or that of its container.
-        cell_timeout: Seconds after which a silent host is replaced.
+        cell_timeout: Seconds after which a host is replaced on which no client begins; as long as the slowest client.
         retries: Number of times that a cell may be lost before the run stops.
         on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
             (`fail`), or is skipped in the round and logged (`skip`).
@@ -255,6 +255,8 @@ class RunConfig:
             are a number for every pair of clients, and prototypes.
         client_scores: Keep the scores of every client at every evaluation, in `clients.arrows`.
         tensorboard: Write TensorBoard events.
+        log_format: Of `run.log`: `text`, or `json`, an object a line with time, level, run, round, host, client and
+            message.
         max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
     """
 
@@ -267,4 +269,5 @@ class RunConfig:
     keep_records: Flag = False
     client_scores: Flag = True
     tensorboard: Flag = True
+    log_format: Literal["text", "json"] = "text"
     max_seconds: Annotated[Number, Field(gt=0)] | None = None

@@ -39,6 +39,10 @@ class Backend(Protocol):
         """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
         ...
 
+    def publish(self, line: Mapping[str, Any]) -> None:
+        """Shows the whole line of a round where others look at it."""
+        ...
+
     def client_scores(self) -> Columns:
         """The scores of every client after the last evaluation."""
         ...
@@ -104,6 +108,9 @@ class LocalBackend:
     def round(self, watch: Watch) -> dict[str, Any]:
         assert self._server is not None, "open() comes first"
         return self._server.round(watch)
+
+    def publish(self, line: Mapping[str, Any]) -> None:
+        pass
 
     def client_scores(self) -> Columns:
         assert self._server is not None, "open() comes first"

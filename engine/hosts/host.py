@@ -5,7 +5,7 @@
 
 import math
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -146,6 +146,7 @@ class OpenedJob:
         scored_infos: The same of what clients are scored on, which is more where training sees training nodes alone.
         scored_views: What they are scored on; the same object as `views` where that is what training sees.
         kinds: By the number of a client's model.
+        begins: Is called when the visit of a client begins.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
@@ -157,6 +158,7 @@ class OpenedJob:
         # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
         self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
         self.guarded = checks_always(self.algorithm) or bool(job.texts)
+        self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
@@ -447,6 +449,8 @@ class _CellAtWork:
         """
         cell, seconds = self._cell, self._outcome.seconds
         # 1. Its data, its state and the download.
+        if trained is not None:
+            self._opened.begins(client_id)
         visit = self.start_visit(client_id) if trained is None else trained.resume()
         loss: float | Tensor = float("nan")
         upload: Upload | None = None
@@ -477,6 +481,7 @@ class _CellAtWork:
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
+        self._opened.begins(client_id)
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
     def _take(self, result: ClientResult) -> None:
@@ -552,6 +557,9 @@ class Host:
         """Hosts that share the memory of this machine."""
         return 1
 
+    def begins(self, client: int) -> None:
+        """The visit of a client begins, or goes on after it was trained in a batch."""
+
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened.
 
@@ -565,6 +573,7 @@ class Host:
         if opened is None or opened.job.id != job_id:
             yield from (None for _ in cells)
             return
+        opened.begins = self.begins
         opened.plan(cells)
         deferred = None if opened.device == CPU else Deferred(opened, self._cache)
         shared = copied(shared, CPU) if deferred is None else deferred.sent(shared)

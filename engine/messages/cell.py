@@ -102,6 +102,8 @@ class Outcome:
         kernels: Seconds in which a host in a process of its own made kernels ready, which are in no other.
         memory: Resident bytes of the host, where it runs in a process of its own.
         halved: How often clients that were to be trained in one batch did not fit into the memory of a device.
+        busy: Seconds of a host in a process of its own, all in all, without `kernels`.
+        printed: What code printed in its process, by client, and how many lines more; on the first outcome of a call.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -118,6 +120,8 @@ class Outcome:
     kernels: float = 0.0
     memory: int = 0
     halved: int = 0
+    busy: float = 0.0
+    printed: tuple[Sequence[tuple[int | None, str]], int] = ((), 0)
 
 
 def one_by_one(cell: Cell) -> list[Cell]:

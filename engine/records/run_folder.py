@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,15 @@ def started(run: Path) -> bool:
 class RunFolder:
     """The one writer of a run folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, log_format: str = "text") -> None:
         """Makes and locks the folder. Raises ShoalError: another run is writing it, or it cannot be made or locked."""
         self.path = path
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
         self._lock = locked(path, "run.root", busy)
         self._log = _Log(self.log, delay=True)
-        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+        self._log.setFormatter(_JsonLines(path.name) if log_format == "json" else text)
         logging.getLogger().addHandler(self._log)
 
     def close(self) -> None:
@@ -154,6 +156,20 @@ class _Log(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
+
+
+class _JsonLines(logging.Formatter):
+    """A JSON object a line: time (UTC), level, run, round, host, client, message; null where one is not known."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__("%(message)s")
+        self._run = run
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        places = {key: getattr(record, key, None) for key in ("round", "host", "client")}
+        text = super().format(record)
+        return json.dumps({"time": time, "level": record.levelname, "run": self._run, **places, "message": text})
 
 
 def read_summary(run: Path) -> dict[str, Any]:

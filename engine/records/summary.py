@@ -95,8 +95,13 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "round_median": median(line["seconds"]["round"] for line in lines),
             "rounds": sum(line["seconds"]["round"] for line in lines),
             **{part: sum(line["seconds"][part] for line in lines) for part in PARTS},
-            # Beside those of rounds; runs of earlier versions have no such number.
-            "kernels": sum(line["seconds"].get("kernels", 0.0) for line in lines),
+            # Beside those of rounds; runs of earlier versions have no such numbers.
+            **{part: sum(line["seconds"].get(part, 0.0) for line in lines) for part in ("kernels", "checkpoint")},
+        },
+        # Of each host, in all rounds; empty where all is one process.
+        "busy_seconds": {
+            host: sum(line["hosts"].get("busy", {}).get(host, 0.0) * line["seconds"]["round"] for line in lines)
+            for host in lines[-1]["hosts"].get("busy", {})
         },
         "retries": sum(line["retries"] for line in lines),
         "left_out": {

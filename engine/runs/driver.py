@@ -28,6 +28,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
 log = logging.getLogger(__name__)
+prints = logging.getLogger(f"{__name__}.prints")
+prints.setLevel(logging.INFO)
 SERVERS_LOST = 5
 
 
@@ -54,6 +56,8 @@ class Driver:
         self._calls = Calls(plan.callbacks, running, say)
         self._servers_lost = 0
         self._saved = time.monotonic()
+        # Since the last line of a round.
+        self._seconds_of_checkpoints = 0.0
 
     def drive(self, state: FederationState | None) -> None:
         """Runs all remaining rounds, from a state or from the start, and writes the summary.
@@ -93,6 +97,7 @@ class Driver:
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
+            summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped
@@ -127,16 +132,21 @@ class Driver:
         return "scopes" in lines[-1] if lines else False
 
     def _record(self, line: dict[str, Any]) -> None:
-        """Writes the line of a round, its records and scores; events and tracebacks of clients go to the log."""
+        """Writes the line of a round, its records and scores; events, prints and tracebacks go to the log."""
+        where = {"round": line["round"]}
+        for host, client, text in line.pop("printed", []):
+            who = "server" if host is None else f"host {host}"
+            who += "" if client is None else f", {self.job.who(client)}"
+            prints.info(f"round {line['round']}, {who}: {text}", extra={**where, "host": host, "client": client})
         for event in line.pop("events", []):
-            log.warning(event)
+            log.warning(event, extra=where)
         if halved := line.get("halved_batches"):
             log.warning(
                 f"round {line['round']}: {halved} times the clients of a batch did not fit into a device's memory; "
                 "they were trained in smaller ones, which may change last bits"
             )
         for client, (text, detail) in line.get("failures", {}).items():
-            log.error("%s\n%s", text, detail)
+            log.error("%s\n%s", text, detail, extra={**where, "client": int(client)})
             line["failures"][client] = text
         digests: dict[str, str | None] = {}
         if records := line.pop("records", None):
@@ -146,12 +156,16 @@ class Driver:
         if digests:
             line[DIGESTS] = digests
         line.setdefault("memory", {})["driver"] = resident()
+        line["seconds"]["checkpoint"], self._seconds_of_checkpoints = self._seconds_of_checkpoints, 0.0
         self.folder.metrics.append(line)
+        self.backend.publish(line)
 
     def _save(self) -> None:
+        began = time.monotonic()
         checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
         self._saved = time.monotonic()
         self._servers_lost = 0
+        self._seconds_of_checkpoints += self._saved - began
 
     def _current(self) -> Checkpoint:
         state, write_states = self.backend.state(), self.backend.write_states

@@ -47,7 +47,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         raise ShoalError("--resume, --fresh", "one goes on with the run, the other clears it; give one of them")
     plan = run if isinstance(run, RunPlan) else _planned(run)
     config = plan.config
-    folder = RunFolder(plan.folder)
+    folder = RunFolder(plan.folder, config.run.log_format)
     try:
         read = inputs.contents(config) | _published(config)
         # A sweep may have made the plan hours ago.
@@ -107,7 +107,7 @@ def _planned(config: Config) -> RunPlan:
         return RunPlan.of(config)
     except ShoalError as error:
         if error.detail:
-            with suppress(ShoalError, OSError), closing(RunFolder(run_path(config))) as folder:
+            with suppress(ShoalError, OSError), closing(RunFolder(run_path(config), config.run.log_format)) as folder:
                 _note(error, folder)
         raise
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -98,6 +99,8 @@ class LiveView:
         visits = f"{len(line['cohort'])} clients, {len(line['cohort']) / max(line['seconds']['round'], 1e-9):.1f}/s"
         hosts = (line["hosts"]["alive"], line["hosts"]["of"])
         traffic = _traffic(line["bytes_up"], line["bytes_down"], hosts, self._retries)
+        if busy := line["hosts"].get("busy"):
+            traffic.append(f"{100 * fmean(busy.values()):.0f} % busy")
         if self._bars is not None:
             self._bars.update(self._run, completed=self._done, note=(*_reached(line), f"{rate:.1f} rounds/s"))
             self._bars.update(self._round, description=f"round {self._done}", note=(visits, *traffic))

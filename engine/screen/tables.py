@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -78,7 +79,11 @@ def show_run(run: Path) -> None:
     _line(
         f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "
         f"server: {spent['aggregate']} aggregating, {spent['transfer']} sending and receiving, {spent['wait']} waiting"
+        + (f"; {seconds['checkpoint']:.1f} s writing checkpoints" if "checkpoint" in seconds else "")
     )
+    if busy := summary.get("busy_seconds"):
+        shares = [100 * spent / max(seconds["rounds"], 1e-9) for spent in busy.values()]
+        _line(f"hosts worked {fmean(shares):.0f} % of the rounds' seconds, the least busy one {min(shares):.0f} %")
     held = ", ".join(f"{process} {size(count)}" for process, count in summary["resident_bytes"].items())
     lost = f"; {summary['retries']} times a cell was lost with its host" if summary["retries"] else ""
     _line(

@@ -194,6 +194,15 @@ def _costs(named: dict[str, Group]) -> list[Drawing]:
     server = {name: {k: v for k, v in of.items() if k in ("aggregate", "transfer")} for name, of in parts.items()}
     drawings.bars(found, "seconds-of-hosts", "work of the hosts in all rounds", "seconds, summed over hosts", hosts)
     drawings.bars(found, "seconds-of-server", "work of the server in all rounds", "seconds", server)
+    # Of the first run of each combination.
+    at_work = {
+        f"{name}, host {host}": {"busy": busy, "idle": group.values("seconds.rounds")[0] - busy}
+        for name, group in named.items()
+        for host, busy in read_summary(_finished(group)[0]).get("busy_seconds", {}).items()
+    }
+    if at_work:
+        least_first = dict(sorted(at_work.items(), key=lambda host: host[1]["busy"]))
+        drawings.bars(found, "busy-hosts", "hosts at work in all rounds, the least busy first", "seconds", least_first)
     memory = {
         name: {"all processes": fmean(group.values("peak_memory_bytes") or [0.0]) / MIB}
         for name, group in named.items()

@@ -18,7 +18,7 @@ from support.small_cells import cell_of, require_same_outcome, require_same_scor
 
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
-from shoal.engine.cluster.ray_pool import RayPool, few_cells
+from shoal.engine.cluster.ray_pool import RayPool, _Call, _Phase, few_cells
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -103,6 +103,38 @@ def test_cells_return_to_their_last_host(pool_of: PoolOf, job_of: MakeJob) -> No
     run(pool, cells_of(*singles))
     assert pool.home == before
     assert pool.events() == []
+
+
+@pytest.mark.parametrize(("seconds", "signs"), [(0.0, 3), (1e6, 1)])
+def test_hosts_show_clients_prints_and_time(hosts: list[Any], job_of: MakeJob, seconds: float, signs: int) -> None:
+    class Signed:
+        def __init__(self) -> None:
+            self.by: list[int] = []
+
+        def sign(self, host: int) -> None:
+            self.by.append(host)
+
+        def found(self) -> list[int]:
+            return self.by
+
+    server, job = ray.remote(Signed).options(num_cpus=0).remote(), job_of(client=4, kind="prints")
+    ray.get(hosts[0].enter.remote(job, 7, server, seconds))
+    outcomes = ray.get(hosts[0].run_call.remote(job.id, [cell_of([0, 4]), cell_of([5])], {}))
+    assert [outcome.printed for outcome in outcomes] == [([(4, "here I am")], 0), ((), 0)]
+    assert all(0 < sum(outcome.seconds.values()) <= outcome.busy for outcome in outcomes)
+    # They are on their way; calls of two processes have no order.
+    founds = (ray.get(server.found.remote()) for _ in range(2000))
+    assert next(found for found in founds if len(found) >= signs) == [7] * signs
+    ray.kill(server)
+
+
+def test_a_sign_of_life_moves_the_deadline_of_a_silent_host(hosts: list[Any], job_of: MakeJob) -> None:
+    pool = RayPool([], job_of(), cell_timeout=20.0, retries=4)
+    phase = _Phase(pool, {})
+    assert phase._deadline(_Call([], 1, deadline=50.0)) == 50.0
+    # The next client may have begun a twentieth of the time after the sign.
+    pool.signed = {1: 40.0}
+    assert [phase._deadline(_Call([], host, deadline=50.0)) for host in (0, 1)] == [50.0, 61.0]
 
 
 def test_hosts_of_a_machine_are_counted(hosts: list[Any]) -> None:

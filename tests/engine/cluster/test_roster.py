@@ -146,7 +146,7 @@ def test_plain_error_keeps_the_line_of_an_error_and_the_traceback_of_a_bug(hosts
     assert plain.places == ("round 1, client 2", path)
     assert str(path) in plain.line
     plain = error_of("nothing", 3)
-    assert str(plain).startswith("a host failed: TypeError: 'int' object is not iterable")
+    assert str(plain).startswith("a host failed: TypeError: 'int' object is not subscriptable")
     assert "in run_call" in plain.detail
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,18 @@ def folder(config_of: MakeConfig) -> Iterator[RunFolder]:
     folder = RunFolder(run_path(config_of()))
     yield folder
     folder.close()
+
+
+def test_a_log_of_json_lines(config_of: MakeConfig) -> None:
+    folder = RunFolder(run_path(config_of()), "json")
+    logging.getLogger("a").warning("lost %d", 3, extra={"round": 2, "host": 1})
+    logging.getLogger("a").error("two\nlines", extra={"client": 0})
+    folder.close()
+    first, second = map(json.loads, (folder.path / LOG).read_text().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00", first.pop("time"))
+    of = {"run": folder.path.name, "round": None, "host": None, "client": None}
+    assert first == {**of, "level": "WARNING", "round": 2, "host": 1, "message": "lost 3"}
+    assert {**second, "time": None} == {**of, "time": None, "level": "ERROR", "client": 0, "message": "two\nlines"}
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:

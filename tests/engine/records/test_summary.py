@@ -23,6 +23,7 @@ def line(number: int, val: float | None = None, test: float = 0.5, **more: Any) 
         "bytes_down": 60,
         "seconds": {"round": float(number), **SECONDS},
         "retries": 0,
+        "hosts": {"alive": 1, "of": 1},
         "memory": {"driver": 100},
         **({"scopes": {"served": scored}} if test else {}),
         **more,
@@ -68,6 +69,11 @@ def test_sums_medians_and_what_a_client_sends(manifest: Manifest) -> None:
     assert (seconds["round_median"], seconds["rounds"]) == (2.0, 12.0)
     assert {part: seconds[part] for part in SECONDS} == {part: 3 * spent for part, spent in SECONDS.items()}
     assert found["retries"] == 2
+    assert found["busy_seconds"] == {}
+    busy = [line(number, hosts={"busy": shares}) for number, shares in ((2, {"0": 0.5}), (4, {"0": 0.25, "1": 1.0}))]
+    busy[1]["seconds"] |= {"checkpoint": 0.5}
+    found = summarize_run(busy, manifest, 0, "cpu")
+    assert (found["busy_seconds"], found["seconds"]["checkpoint"]) == ({"0": 2.0, "1": 4.0}, 0.5)
     empty = summarize_run([line(1, cohort=[], bytes_up=0, bytes_down=0)], manifest, 0, "cpu")
     assert empty["bytes"]["up_per_client_round"] == 0
 

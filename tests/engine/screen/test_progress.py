@@ -75,7 +75,8 @@ def test_view_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     view.watch(Live(2, 3, 10, 1024, 0, (2, 2), 0))
     view.advance(LINE)
     view.watch(Live(3, 1, 10, 0, 0, (1, 2), 2))
-    first, second, third = capsys.readouterr().err.splitlines()
+    view.advance({**LINE, "round": 3, "hosts": {"alive": 2, "of": 2, "busy": {"0": 0.5, "1": 0.25}}})
+    first, second, third, last = capsys.readouterr().err.splitlines()
     assert first.startswith("name: round 2: 3/10 clients, ")
     assert first.endswith("1.0 KiB up, 0 B down, 2/2 hosts")
     assert second.startswith("name: 2/3 rounds, ")
@@ -84,6 +85,7 @@ def test_view_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         "1/2 hosts, 1 retries"
     )
     assert third.endswith("1/2 hosts, 3 retries")
+    assert last.endswith("2/2 hosts, 2 retries, 38 % busy")
 
 
 def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
