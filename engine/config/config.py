@@ -119,7 +119,7 @@ class Config(BaseModel):
 WHOLE = ("algorithm", "model")
 # Parts of a location that pydantic adds for the branch of a union.
 OF_UNIONS = re.compile(
-    r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
+    r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*|\[key\]"
 )
 # Named in errors of configs without a file.
 NO_FILE = "config"

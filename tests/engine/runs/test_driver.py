@@ -1,10 +1,12 @@
 """The loop of a run: servers that are lost in a row, checkpoints by time, and disks that are full."""
 
+import ipaddress
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import yaml
@@ -28,6 +30,7 @@ RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
 
 
 BACKEND = {"name": "b", "data": {"dataset": "sbm"}, "algorithm": "fedavg", "engine": {"backend": "ray", "hosts": 1}}
+VARIABLE = {"ray": {"runtime_env": {"env_vars": {"OF_THE_RUN": 7}}}}
 
 
 class LosesServers(RayBackend):
@@ -52,13 +55,26 @@ class LosesServers(RayBackend):
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LosesServers]:
-    opened = LosesServers(parse_config(BACKEND, "test"))
+    opened = LosesServers(parse_config({**BACKEND, **VARIABLE}, "test"))
     yield opened
     opened.close()
 
 
 def numbers(folder: Path) -> list[object]:
     return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
+
+
+def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: LosesServers) -> None:
+    backend.await_hosts()
+    (host,) = ray.util.list_named_actors(all_namespaces=True)
+    assert host["name"] == "host-0"
+    assert host["namespace"].startswith("shoal-b-")
+    below = psutil.Process().children(recursive=True)
+    listening = [c.laddr.ip for each in below for c in each.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert len(listening) > 3
+    assert all(ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in listening)
+    (process,) = [each for each in below if each.cmdline()[:1] == ["ray::HostActor"]]
+    assert process.environ()["OF_THE_RUN"] == "7"
 
 
 def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
