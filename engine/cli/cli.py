@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
 )
 
-ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, the name of one of Shoal's, or a run folder.")]
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
 

@@ -29,14 +29,14 @@ def submit(config: Config, run: str, address: str) -> str:
         address: Of the dashboard of the head, e.g. `http://HEAD:8265`.
 
     Raises:
-        ShoalError: Nobody takes jobs there, or the config has what a job cannot.
+        ShoalError: Nothing takes jobs there, or the config has what a job cannot.
     """
     if "working_dir" in config.ray.runtime_env:
         raise ShoalError("ray.runtime_env.working_dir", "is for `shoal run`; a submitted run has a folder of its own")
     _require_listener(address)
     for name in OTHER_ADDRESSES:
         os.environ.pop(name, None)
-    # Loads much of Ray: only once somebody listens.
+    # Loads much of Ray: only once something listens.
     from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
@@ -59,7 +59,7 @@ def submit(config: Config, run: str, address: str) -> str:
 
 
 def _require_listener(address: str) -> None:
-    """Raises ShoalError: the address is none of a dashboard, or nobody listens there."""
+    """Raises ShoalError: the address is none of a dashboard, or nothing listens there."""
     try:
         parts = urlsplit(address)
         usual = {"http": 80, "https": 443}[parts.scheme]
@@ -74,6 +74,6 @@ def _require_listener(address: str) -> None:
         raise ShoalError(
             "--address",
             address,
-            f"nobody listens there ({getattr(error, 'strerror', None) or error}); start the cluster with "
+            f"nothing listens there ({getattr(error, 'strerror', None) or error}); start the cluster with "
             "`ray start --head --dashboard-host=0.0.0.0`, or give the address that it prints",
         ) from error

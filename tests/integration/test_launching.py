@@ -15,11 +15,13 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from integration.three_hosts import HOSTS, Cluster
+from rooms import ROOT
 from support.small_runs import small_run
 
 from shoal.engine.records.metrics import read_metrics
 
-PATIENCE = 240
+PATIENCE = 120
 # In the third round nothing ends before a file is there.
 METHOD = """
 import os, time
@@ -37,12 +39,37 @@ class Waiting(FedAvg):
             time.sleep(0.05)
         return super().upload(client, received, phase)
 """
+# Debian's SLURM, installed or unpacked below a folder.
+SLURM = Path(os.environ.get("SLURM_ROOT", "/"))
+LIBRARY = SLURM / "usr/lib/x86_64-linux-gnu"
+SLURM_CONF = """
+ClusterName=here
+SlurmctldHost=node0(10.77.0.10)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CryptoType=crypto/none
+CredType=cred/none
+PluginDir={library}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """What the condition gives once it is true."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.1)
@@ -120,6 +147,96 @@ def test_a_job_stopped_in_a_long_round_keeps_the_round_before_and_resumes(waitin
     assert waiting.checkpoints() == []
     waiting.call(*RAY, "job", "stop", "--no-wait", "--address", dashboard, job)
     until(waiting.checkpoints, "a checkpoint")
+    assert waiting.checkpoints() == ["round-000002"]
+    waiting.go.touch()
+    submit()
+    until(waiting.finished, "the end of the run")
+    assert waiting.rounds() == 5
+
+
+class Slurm:
+    """Debian's SLURM on three machines, a slurmd in each namespace of network, processes, names and mounts."""
+
+    def __init__(self, cluster: Cluster, folder: Path, env: dict[str, str]) -> None:
+        self.cluster, self.folder = cluster, folder
+        for name in ("state", "links", "bin"):
+            (folder / name).mkdir()
+        # slurmd starts this one from /usr/sbin.
+        (folder / "links" / "slurmstepd").symlink_to(SLURM / "usr/sbin/slurmstepd-wlm")
+        for name, arguments in (("ray", "-m ray.scripts.scripts"), ("python", "")):
+            (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+            (folder / "bin" / name).chmod(0o755)
+        names = [f"10.77.0.1{host} node{host}" for host in range(HOSTS)]
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(names))
+        nodes = "".join(f"NodeName=node{host} NodeAddr=10.77.0.1{host} CPUs=1\n" for host in range(HOSTS))
+        (folder / "slurm.conf").write_text(SLURM_CONF.format(folder=folder, library=LIBRARY / "slurm-wlm") + nodes)
+        self.env = {
+            **env,
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "LD_LIBRARY_PATH": f"{LIBRARY}:{LIBRARY}/slurm-wlm",
+        }
+        self.env["PATH"] = f"{folder / 'bin'}:{SLURM / 'usr/bin'}:{env['PATH']}"
+        self.daemons = [self.daemon(0, "slurmctld"), *(self.daemon(host, "slurmd") for host in range(HOSTS))]
+
+    def daemon(self, host: int, name: str) -> "subprocess.Popen[bytes]":
+        # Raylets that start in one folder at once may take the same socket.
+        ray = "mkdir -p /tmp/ray && mount -t tmpfs ray /tmp/ray"
+        setup = f"mount --bind {self.folder}/hosts /etc/hosts && hostname node{host} && {ray}"
+        overlay = f"mount -t overlay overlay -o lowerdir={self.folder}/links:/usr/sbin /usr/sbin"
+        # The shell is the first process of its namespace, and all others end with it.
+        script = f"{setup} && {overlay} && {SLURM}/usr/sbin/{name}-wlm -D & wait"
+        spaces = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--uts"]
+        with (self.folder / f"{name}{host}.log").open("wb") as log:
+            # `ip netns exec` would hide the control groups, which slurmd looks for.
+            command = ["nsenter", f"--net=/run/netns/{self.cluster.name(host)}", *spaces, "sh", "-c", script]
+            return subprocess.Popen(command, env=self.env, stdout=log, stderr=subprocess.STDOUT)
+
+    def call(self, *command: str) -> str:
+        """What a command of SLURM prints on the first machine."""
+        command = tuple(self.cluster.inside(0, *command))
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        return done.stdout
+
+    def end(self) -> None:
+        for daemon in self.daemons:
+            daemon.kill()
+            daemon.wait()
+
+
+@pytest.fixture
+def slurm(waiting: Waiting, request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    if not (SLURM / "usr/sbin/slurmctld-wlm").exists():
+        pytest.skip("Debian's slurmctld and slurmd are not installed; SLURM_ROOT may name a folder with them")
+    cluster = request.getfixturevalue("cluster")
+    for host in range(HOSTS):
+        cluster.kill(host)
+    slurm = Slurm(cluster, waiting.folder, waiting.env)
+    try:
+        until(lambda: slurm.call("sinfo", "--noheader", "--format=%T %D").strip() == "idle 3", "three idle nodes", 60)
+        yield slurm
+    finally:
+        slurm.end()
+
+
+@pytest.mark.slow
+def test_a_job_of_slurm_that_is_cancelled_leaves_a_checkpoint_and_resumes(waiting: Waiting, slurm: Slurm) -> None:
+    """The file of the documentation, on three nodes of one processor each."""
+
+    def submit() -> str:
+        options = ["--cpus-per-task=1", "--output=%j.out", str(ROOT / "docs" / "slurm.sbatch"), str(waiting.config)]
+        return slurm.call("sbatch", "--parsable", *options).strip()
+
+    def state(job: str) -> str:
+        return slurm.call("squeue", "--noheader", "--format=%T", f"--jobs={job}").strip()
+
+    job = submit()
+    until(lambda: waiting.rounds() == 2, "two rounds")
+    assert waiting.checkpoints() == []
+    slurm.call("scancel", "--batch", "--signal=TERM", job)
+    until(waiting.checkpoints, "a checkpoint")
+    # Its round never ends.
+    slurm.call("scancel", job)
+    until(lambda: not state(job), "the end of the job")
     assert waiting.checkpoints() == ["round-000002"]
     waiting.go.touch()
     submit()

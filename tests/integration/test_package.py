@@ -4,6 +4,7 @@ It works in a folder whose own modules have the names of its folders: none of th
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,15 @@ for words in COMMANDS:
 """
 
 
+def fresh_environment(folder: Path) -> Path:
+    """A virtual environment without Shoal, with the dependencies that are installed here; gives its programs."""
+    venv.create(folder, symlinks=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    # What .pth files in these folders name, as an editable Shoal, is not followed.
+    (site / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return folder / "bin"
+
+
 def test_wheel_holds_shoal_alone_and_works_in_a_fresh_environment(build: Callable[[str], Path], tmp_path: Path) -> None:
     """Dependencies are those of the tests; their own Shoal is not among them."""
     wheel = build("wheel")
@@ -84,11 +94,7 @@ def test_wheel_holds_shoal_alone_and_works_in_a_fresh_environment(build: Callabl
     assert modules_in(names) == BUILT
     assert "shoal/py.typed" in names
     assert {name for name in names if name.endswith(".yaml")} == CONFIGS
-    venv.create(tmp_path / "fresh", symlinks=True)
-    python = tmp_path / "fresh" / "bin" / "python"
-    (site,) = (tmp_path / "fresh" / "lib").glob("python*/site-packages")
-    # What .pth files in these folders name is not followed.
-    (site / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    python = fresh_environment(tmp_path / "fresh") / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True)
     (tmp_path / "elsewhere").mkdir()
@@ -96,7 +102,24 @@ def test_wheel_holds_shoal_alone_and_works_in_a_fresh_environment(build: Callabl
     for command in ([python.parent / "shoal", "--help"], [python, "-c", f"COMMANDS = {COMMANDS}\n{IN_TURN}"]):
         done = subprocess.run(command, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(site))
+    assert done.stdout.startswith(str(tmp_path / "fresh"))
+
+
+@pytest.mark.slow
+def test_steps_of_the_image_work_in_a_fresh_environment(build: Callable[[str], Path], tmp_path: Path) -> None:
+    """Without an engine of containers: lines one after another in a copy of the clone, with the packages of here."""
+    here = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    path = f"{fresh_environment(tmp_path / 'fresh')}:{os.environ['PATH']}"
+    env = {**os.environ, **here, "SHOAL_DATA": f"{tmp_path}/data", "PATH": path}
+    folder, ran = build("sdist").parent.parent, 0
+    for step, words in re.findall(r"(?m)^(WORKDIR|RUN) (.*)$", (ROOT / "docs" / "Dockerfile").read_text()):
+        if step == "WORKDIR":
+            folder = folder if words == "/shoal" else tmp_path
+            continue
+        done = subprocess.run(words, shell=True, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{words}\n{done.stderr}"
+        ran += 1
+    assert ran == 2
 
 
 def test_sdist_links_are_real_folders_that_build_the_same_wheel(build: Callable[[str], Path], tmp_path: Path) -> None:

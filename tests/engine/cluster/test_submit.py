@@ -16,7 +16,7 @@ from shoal.engine.config.config import Config
 
 @contextmanager
 def closed() -> Iterator[str]:
-    """The address of a port that nobody listens at, and that nobody else takes."""
+    """The address of a port that nothing listens at, and that nobody else takes."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -37,7 +37,7 @@ def test_no_address_of_a_dashboard_is_refused(configure: Callable[..., Config], 
         submit(configure({}), "run", address)
 
 
-@pytest.mark.parametrize(("listener", "says"), [(closed, "nobody listens there"), (no_ray, "takes no job (")])
+@pytest.mark.parametrize(("listener", "says"), [(closed, "nothing listens there"), (no_ray, "takes no job (")])
 def test_an_address_without_ray_is_refused(configure: Callable[..., Config], listener: Callable, says: str) -> None:
     with listener() as address, refused("--address", address, says=says):
         submit(configure({"engine.backend": "ray"}), "run", address)
