@@ -1,5 +1,6 @@
 """The README is true: its shell blocks run, its links and names exist."""
 
+import json
 import os
 import re
 import runpy
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import jsonschema
 import pytest
+import ray
 import yaml
 from pages import DOCS, PAGES
 from rooms import ORDER
@@ -106,6 +109,14 @@ def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
     config = load_config(ROOT / "configs" / "quickstart.yaml", [word for word in words[5:] if "=" in word])
     assert config.ray.address == "auto"
     assert config.engine.hosts == job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"]
+
+
+def test_the_cluster_on_demand_has_the_form_that_ray_asks_for() -> None:
+    config = yaml.safe_load((ROOT / "docs" / "autoscaler.yaml").read_text())
+    schema = json.loads(Path(ray.__file__).with_name("autoscaler").joinpath("ray-schema.json").read_text())
+    jsonschema.validate(config, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**config, "max_hosts": 8}, schema)
 
 
 def test_catalogue_is_complete_and_lists_methods_by_models_and_weights() -> None:

@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
 )
 
-ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, or a run folder.")]
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
 
@@ -100,6 +100,25 @@ def run_command(
     folder = run(resolved, resume=resume, fresh=fresh)
     show_run(folder)
     show_next(config, overrides or (), resolved, folder)
+
+
+@app.command("submit")
+def submit_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    address: Annotated[str, typer.Option(help="Dashboard of the cluster, as http://HEAD:8265.")] = "",
+) -> None:
+    """Run a config as a job of a Ray cluster; submitted again, it resumes."""
+    resolved = _config(config, overrides)
+    from shoal.engine.cluster.submit import submit
+    from shoal.engine.runs.plan import RunPlan
+
+    folder = RunPlan.of(resolved).folder
+    job = submit(resolved, folder.name, address)
+    print(f"submitted {job}; its run folder is {folder} on the head")
+    print(f"follow: ray job logs --address {address} --follow {job}")
+    print(f"stop, with a checkpoint: ray job stop --address {address} {job}")
+    print("resume: the same shoal submit again")
 
 
 @app.command("sweep")

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import ray
 import torch
+from ray._private import ray_constants
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -50,16 +51,23 @@ def connect(config: Config) -> None:
     address = config.ray.address
     _token(joining=address is not None)
     # Ray's own messages would drown the table; errors still come through as exceptions.
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    always: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    # Its own for every run: two on one cluster have actors of the same names.
+    always["namespace"] = f"shoal-{config.name}-{secrets.token_hex(3)}"
+    environment: dict[str, Any] = dict(config.ray.runtime_env.items())
     try:
         _probe(address)
         with _signals_kept(), _in_time(address or "this machine"):
             if address is None:
                 folder = str(short_folder("ray-", LONGEST_FOLDER))
-                # Without an address Ray would join whatever cluster was started on this machine last.
-                ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, _temp_dir=folder, **quiet)
+                # Without an address Ray would join whatever cluster was started on this machine last. It listens on the
+                # loopback address where it takes no other machines.
+                private = {"include_dashboard": False, "_system_config": PRIVATE, "_temp_dir": folder}
+                with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+                    ray.init(address="local", runtime_env=environment, **private, **always)
             else:
-                ray.init(address=address, runtime_env={"py_modules": [_package()]}, **quiet)
+                environment["py_modules"] = [*environment.get("py_modules", ()), _package()]
+                ray.init(address=address, runtime_env=environment, **always)
     except Exception as error:
         remove_temporary()
         if isinstance(error, ShoalError):
@@ -155,11 +163,16 @@ def _probe(address: str | None) -> None:
 
 
 def _token(joining: bool) -> None:
-    """Writes Ray's token to a file that only its owner can read; Ray itself would make it readable to all."""
+    """Writes the token of a Ray that starts here to a file that only its owner can read, as Ray itself would not.
+
+    Raises ShoalError: the file of the token of a cluster is not there.
+    """
     path = os.environ.get(TOKEN_PATH)
+    if joining:
+        if path is not None and not Path(path).exists():
+            raise ShoalError(TOKEN_PATH, Path(path), "no such file; copy the token of the cluster there")
+        return
     if path is None:
-        if joining:
-            return
         path = str(cache_folder() / "ray_token")
         os.environ[TOKEN_PATH] = path
     if not Path(path).exists():

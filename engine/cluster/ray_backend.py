@@ -120,15 +120,17 @@ def _is_host(process: psutil.Process) -> bool:
     return False
 
 
-def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
-    """Starts host actors, which Ray restarts when they die; `await_hosts` waits for them."""
+def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0, named: bool = False) -> list[Any]:
+    """Starts host actors, which Ray restarts when they die; `await_hosts` waits for them.
+
+    `named` hosts are `host-0` and so on in Ray's list of actors, those of one namespace.
+    """
     places = gpu_places(count, cpus, gpus, server_gpus) or ["SPREAD"] * count
     actor = ray.remote(HostActor)
+    always = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": 0}
     return [
-        actor.options(
-            num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy=place
-        ).remote()
-        for place in places
+        actor.options(name=f"host-{host}" if named else None, scheduling_strategy=place, **always).remote()
+        for host, place in enumerate(places)
     ]
 
 
@@ -197,9 +199,11 @@ class RayBackend:
         self._health = ClusterHealth()
         self._config = config
         share = config.resources
-        self.hosts = start_hosts(config.engine.hosts, share.cpus_per_host, share.gpus_per_host, share.server_gpus)
+        shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
+        self.hosts = start_hosts(config.engine.hosts, *shares, named=True)
         self._up = False
         self._server: Any = None
+        self._servers = 0
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         """Starts a server and waits until every client has a host that can read its data; see `Backend.open`."""
@@ -260,9 +264,15 @@ class RayBackend:
         # On the driver's machine the server shares the driver's fate, and checkpoints stay on one machine.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         share = self._config.resources
-        # A second thread answers `alive` while a round runs in the first.
+        # One that is killed may have its name for some time yet.
+        self._servers += 1
         actor = ray.remote(ServerActor).options(
-            num_cpus=share.server_cpus, num_gpus=share.server_gpus, max_concurrency=2, scheduling_strategy=here
+            name=f"server-{self._servers}",
+            num_cpus=share.server_cpus,
+            num_gpus=share.server_gpus,
+            # A second thread answers `alive` while a round runs in the first.
+            max_concurrency=2,
+            scheduling_strategy=here,
         )
         return actor.remote(self._config, self.hosts, job, plan, state)
 

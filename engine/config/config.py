@@ -115,11 +115,13 @@ class Config(BaseModel):
         return self.model_dump(mode="json")
 
 
+# The configs of the repository, in the package.
+SHIPPED = Path(__file__).absolute().parents[2] / "config_files"
 # Sections whose options belong to a name: an override by a mapping replaces the whole section.
 WHOLE = ("algorithm", "model")
 # Parts of a location that pydantic adds for the branch of a union.
 OF_UNIONS = re.compile(
-    r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
+    r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*|\[key\]"
 )
 # Named in errors of configs without a file.
 NO_FILE = "config"
@@ -158,7 +160,8 @@ def load_config(
             _override(raw, override)
         resolved, changed = _resolved(raw, values), _changed(overrides, values)
     except FileNotFoundError:
-        raise ShoalError(file, "no such config") from None
+        known = ", ".join(sorted(known.stem for known in SHIPPED.glob("*.yaml")))
+        raise ShoalError(file, f"no such config; by name there are {known}") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(file, f"not a config: {_reason(error)}") from error
     if not Path(path).is_dir():
@@ -205,7 +208,7 @@ def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_file(path: str | Path) -> Path:
-    """The file itself, or that of a run folder."""
+    """The file itself, that of a run folder, or one that comes with Shoal, by its bare name."""
     if fault := path_fault(str(path)):
         raise ShoalError(path, f"no such config: {fault}")
     try:
@@ -213,7 +216,8 @@ def _config_file(path: str | Path) -> Path:
         if file.is_dir():
             file /= CONFIG
             require_as_kept(file)
-        return file
+        ours = SHIPPED / f"{file}.yaml"
+        return ours if len(file.parts) == 1 and not file.exists() and ours.exists() else file
     except OSError as error:
         raise ShoalError(path, f"not a config: {error.strerror}") from error
 

@@ -97,6 +97,7 @@ RULES = (
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
     _one_of("ray.address", "engine.backend", "ray"),
+    _one_of("ray.runtime_env", "engine.backend", "ray"),
 )  # fmt: skip
 
 

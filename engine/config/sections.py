@@ -226,17 +226,45 @@ class ResourcesConfig:
     server_gpus: Annotated[Number, Field(ge=0, le=1)] = 0.0
 
 
+# What Ray's runtime environment has.
+EnvironmentKey = Literal[
+    "env_vars",
+    "pip",
+    "uv",
+    "conda",
+    "py_modules",
+    "working_dir",
+    "excludes",
+    "py_executable",
+    "image_uri",
+    "worker_process_setup_hook",
+    "nsight",
+    "config",
+]
+
+
+def _with_texts(environment: dict[str, Any]) -> dict[str, Any]:
+    """With environment variables as Ray takes them; YAML reads numbers."""
+    variables = environment.get("env_vars", {})
+    if not isinstance(variables, dict):
+        raise ValueError("env_vars must be a mapping of names to values")
+    return {**environment, **({"env_vars": {str(name): str(v) for name, v in variables.items()}} if variables else {})}
+
+
 @dataclass(frozen=True, config=CLOSED)
 class RayConfig:
     """The cluster that a run joins.
 
     Attributes:
-        address: Of an existing cluster (`auto`, `host:port`); null starts Ray on this machine.
+        address: Of an existing cluster (`auto`, `host:port`); null starts Ray on this machine, which only processes of
+            this machine can reach.
+        runtime_env: Of hosts and server, in the keys of Ray's runtime environments, e.g. `{env_vars: {A: 1}}`.
         start_timeout: Seconds to wait for machines with room for all hosts, which an autoscaler is asked for, and as
             many for the hosts to start there.
     """
 
     address: str | None = None
+    runtime_env: Annotated[dict[EnvironmentKey, Any], AfterValidator(_with_texts)] = field(default_factory=dict)
     start_timeout: Positive = 120
 
 

@@ -67,7 +67,7 @@ class Meter:
     """
 
     def __init__(self, number: int, infos: Sequence[ClientInfo], pool: Pool, watch: Watch) -> None:
-        """Starts the clock of a round; `watch` is called after every cell."""
+        """Starts the clock of a round; `watch` is called before the first and after every cell."""
         self._number, self._infos, self._pool, self._watch = number, infos, pool, watch
         self.failures: dict[int, tuple[str, str]] = {}
         self.notes: dict[str, float | None] = {}
@@ -89,6 +89,7 @@ class Meter:
     def expect(self, visits: int) -> None:
         """So many more visits are needed."""
         self._expected += visits
+        self._show()
 
     def sent(self, ask: Ask, ids: Sequence[int]) -> None:
         """The downloads of an `Ask` go out."""
@@ -107,6 +108,9 @@ class Meter:
         self._kernels += outcome.kernels / max(self._pool.hosts[0], 1)
         for step, spent in outcome.seconds.items():
             self._seconds[step] += spent
+        self._show()
+
+    def _show(self) -> None:
         hosts, retries = self._pool.hosts, self._pool.retried - self._retried_before
         self._watch(Live(self._number, self._visits, self._expected, self._bytes_up, self._bytes_down, hosts, retries))
 

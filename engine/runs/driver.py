@@ -19,10 +19,11 @@ from shoal.engine.records.client_scores import CLIENT_SCORES
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder
 from shoal.engine.records.summary import summarize_run
+from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.screen.interrupt import Interrupted, graceful
-from shoal.engine.screen.live_view import live_view
+from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
+from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
@@ -76,7 +77,7 @@ class Driver:
                 while done < self.config.rounds and not self._ended_early():
                     try:
                         with self._keeping(done):
-                            line = self.backend.round(view.watch)
+                            line = self.backend.round(self._watching(view, interrupt, done))
                         done = line["round"]
                         self._record(line)
                         if self._best:
@@ -111,6 +112,23 @@ class Driver:
             self.backend.end()
             # Does nothing after a finished run.
             self._calls.end(None)
+
+    def _watching(self, view: LiveView, interrupt: Interrupt, done: int) -> Watch:
+        """Shows a round under way. A run that is asked to stop keeps the rounds before it at once.
+
+        What sent the signal may not wait for the end of the round: `ray job stop` waits for three seconds.
+        """
+
+        def watch(live: Live) -> None:
+            view.watch(live)
+            if interrupt.asked and done and not checkpoint.folder_of(self.folder.checkpoints, done).exists():
+                current = self._current()
+                # At its end, the server may be a round ahead of the lines of metrics; then all of it is kept.
+                if current.state.round == done:
+                    checkpoint.save(self.folder.checkpoints, current, self.config.run.keep)
+                    say(f"kept a checkpoint of round {done}")
+
+        return watch
 
     @contextmanager
     def _keeping(self, done: int) -> Iterator[None]:

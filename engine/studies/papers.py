@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shoal.engine.config.config import Config, load_config, require_names
+from shoal.engine.config.config import SHIPPED, Config, load_config, require_names
 from shoal.engine.config.config_text import MOST_BYTES, require_small
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.studies.means import Mean
@@ -23,8 +23,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import message_of, quoted
 
-# Beside the packages, through the links of a checkout too.
-PAPERS = Path(__file__).parent.parent.parent / "papers"
+PAPERS = SHIPPED / "papers"
 LOCAL = "Local"
 # What a form of a method is called in a table; the value of `algorithm.form` is the key.
 FORMS = {"paper": "as written", "code": "as its code", "recommended": "recommended"}

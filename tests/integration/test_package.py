@@ -4,10 +4,12 @@ It works in a folder whose own modules have the names of its folders: none of th
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,7 +26,7 @@ from shoal.engine.cluster.open_backend import require_own_package
 SHORT = ["rounds=2", "data.root=data", "run.tensorboard=false", "resources.cpus_per_host=0.4"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "configs", *sorted(PACKAGES))
 BUILT = {name.replace(".", "/") for name in modules()}
-PAPERS = {f"shoal/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs" / "papers").rglob("*.yaml")}
+CONFIGS = {f"shoal/config_files/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
 
 
 @pytest.fixture(scope="module")
@@ -59,24 +61,65 @@ def output(program: str, folder: Path, **env: str) -> str:
     return done.stdout.strip()
 
 
-def require_import(folder: Path, elsewhere: Path) -> None:
-    """Imports every module of a room that others import least, from a folder that is not the repository."""
-    program = "import shoal, shoal.engine.cli.cli, shoal.engine.cluster.ray_backend; print(shoal.__file__)"
-    assert output(program, elsewhere, PYTHONPATH=str(folder)) == str(folder / "shoal" / "__init__.py")
+COMMANDS = [["run", "quickstart", "--dry-run"], ["reproduce", "fedgta", "table3", "--smallest", "--dry-run"]]
+# Several commands in a process that imports Shoal once.
+IN_TURN = """
+import sys, shoal
+from shoal.engine.cli.main import command
+print(shoal.__file__)
+for words in COMMANDS:
+    sys.argv = ["shoal", *words]
+    try:
+        command()
+    except SystemExit as end:
+        assert not end.code, words
+"""
 
 
-def test_wheel_holds_shoal_alone(build: Callable[[str], Path], tmp_path: Path) -> None:
-    with zipfile.ZipFile(build("wheel")) as wheel:
-        names = wheel.namelist()
-        wheel.extractall(tmp_path / "site")
+def fresh_environment(folder: Path) -> Path:
+    """A virtual environment without Shoal, with the dependencies that are installed here; gives its programs."""
+    venv.create(folder, symlinks=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    # What .pth files in these folders name, as an editable Shoal, is not followed.
+    (site / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return folder / "bin"
+
+
+def test_wheel_holds_shoal_alone_and_works_in_a_fresh_environment(build: Callable[[str], Path], tmp_path: Path) -> None:
+    """Dependencies are those of the tests; their own Shoal is not among them."""
+    wheel = build("wheel")
+    with zipfile.ZipFile(wheel) as built:
+        names = built.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"shoal"}
     assert modules_in(names) == BUILT
     assert "shoal/py.typed" in names
-    assert {name for name in names if name.endswith(".yaml")} == PAPERS
+    assert {name for name in names if name.endswith(".yaml")} == CONFIGS
+    python = fresh_environment(tmp_path / "fresh") / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True)
     (tmp_path / "elsewhere").mkdir()
-    require_import(tmp_path / "site", tmp_path / "elsewhere")
-    listed = "from shoal.engine.studies.papers import paper_names; print(*paper_names())"
-    assert "fedgta" in output(listed, tmp_path / "elsewhere", PYTHONPATH=str(tmp_path / "site")).split()
+    env = {**os.environ, "SHOAL_DATA": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}
+    for command in ([python.parent / "shoal", "--help"], [python, "-c", f"COMMANDS = {COMMANDS}\n{IN_TURN}"]):
+        done = subprocess.run(command, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "fresh"))
+
+
+@pytest.mark.slow
+def test_steps_of_the_image_work_in_a_fresh_environment(build: Callable[[str], Path], tmp_path: Path) -> None:
+    """Without an engine of containers: lines one after another in a copy of the clone, with the packages of here."""
+    here = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    path = f"{fresh_environment(tmp_path / 'fresh')}:{os.environ['PATH']}"
+    env = {**os.environ, **here, "SHOAL_DATA": f"{tmp_path}/data", "PATH": path}
+    folder, ran = build("sdist").parent.parent, 0
+    for step, words in re.findall(r"(?m)^(WORKDIR|RUN) (.*)$", (ROOT / "docs" / "Dockerfile").read_text()):
+        if step == "WORKDIR":
+            folder = folder if words == "/shoal" else tmp_path
+            continue
+        done = subprocess.run(words, shell=True, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{words}\n{done.stderr}"
+        ran += 1
+    assert ran == 2
 
 
 def test_sdist_links_are_real_folders_that_build_the_same_wheel(build: Callable[[str], Path], tmp_path: Path) -> None:
@@ -90,7 +133,7 @@ def test_sdist_links_are_real_folders_that_build_the_same_wheel(build: Callable[
     (wheel,) = (unpacked / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as built:
         assert modules_in(built.namelist()) == BUILT
-        assert set(built.namelist()) >= PAPERS
+        assert set(built.namelist()) >= CONFIGS
 
 
 def test_package_shipped_by_ray_holds_the_linked_folders(tmp_path: Path) -> None:

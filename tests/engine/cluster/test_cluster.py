@@ -76,6 +76,16 @@ def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> No
         connect(configure({"engine.backend": "ray", "ray.address": "127.0.0.1:1"}))
 
 
+def test_a_cluster_whose_token_is_not_here_is_refused(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A token made in its place would be another one."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    with refused("RAY_AUTH_TOKEN_PATH", tmp_path / "token"):
+        connect(configure({"engine.backend": "ray", "ray.address": "127.0.0.1:1"}))
+    assert not (tmp_path / "token").exists()
+
+
 def test_machines_that_come_later_are_waited_for(
     configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -245,6 +245,7 @@ def test_known_names_equal_the_registries() -> None:
         ("data.dataset=[digits,pubmd] partition.clients=[3,3]", "data.dataset", "did you mean 'pubmed'"),
         ("data.dataset=OGBG-molpcba", "data.dataset", "ogbg-molpcba has 128 labels a graph"),
         ("data.dataset=ogbg-molesol", "data.dataset", "ogbg-molesol has numbers"),
+        ("ray.runtime_env.pips=3", "ray.runtime_env.pips", "env_vars"),
     ],
 )
 def test_a_wrong_name_is_refused(overrides: str, key: str, says: str) -> None:

@@ -48,6 +48,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("evaluation.domains", False, "data.dataset", "sbm", ["digits", "cora"]),
     ("engine.hosts", 3, "engine.backend", "local", "ray"),
     ("ray.address", "auto", "engine.backend", "local", "ray"),
+    ("ray.runtime_env", {"env_vars": {"A": 1}}, "engine.backend", "local", "ray"),
 ]
 
 

@@ -106,6 +106,7 @@ REFUSED: dict[str, list[Any]] = {
     "resources.gpus_per_host": [1.5],
     "resources.server_gpus": [1.5],
     "ray.address": [3],
+    "ray.runtime_env": [3, {"env_vars": "A=1"}],
     "ray.start_timeout": [0, -1, 1.5],
     "run.root": [None],
 }

@@ -178,7 +178,7 @@ def test_visits_and_bytes_are_counted(echo: Start) -> None:
     exchange = exchange_of(echo(), [0, 1, 2], watch=seen.append, cell_size=2)
     private: dict[int, dict[str, Tensor]] = {1: {"more": torch.zeros(4)}}
     exchange.ask(Ask("p", UP, {"tell": torch.tensor(9.0)}, private), never)
-    assert [(live.visits, live.expected) for live in seen] == [(2, 3), (3, 3)]
+    assert [(live.visits, live.expected) for live in seen] == [(0, 3), (2, 3), (3, 3)]
     # Two scalars and a sum with its weight, and a list of `i mod 3`, each of four bytes.
     assert (seen[-1].bytes_up, seen[-1].bytes_down) == (3 * 16 + 4 * (0 + 1 + 2), 3 * 4 + 16)
     exchange.score([0], {})

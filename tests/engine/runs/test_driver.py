@@ -1,9 +1,12 @@
 """The loop of a run: servers that are lost in a row, checkpoints by time, and disks that are full."""
 
+import ipaddress
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import yaml
@@ -20,12 +23,14 @@ from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
 from shoal.engine.runs.run import run
+from shoal.engine.screen.interrupt import Interrupted
 
 LENGTH = ["rounds=4", "run.checkpoint_every=2"]
 RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
 
 
 BACKEND = {"name": "b", "data": {"dataset": "sbm"}, "algorithm": "fedavg", "engine": {"backend": "ray", "hosts": 1}}
+VARIABLE = {"ray": {"runtime_env": {"env_vars": {"OF_THE_RUN": 7}}}}
 
 
 class LosesServers(RayBackend):
@@ -50,13 +55,26 @@ class LosesServers(RayBackend):
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LosesServers]:
-    opened = LosesServers(parse_config(BACKEND, "test"))
+    opened = LosesServers(parse_config({**BACKEND, **VARIABLE}, "test"))
     yield opened
     opened.close()
 
 
 def numbers(folder: Path) -> list[object]:
     return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
+
+
+def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: LosesServers) -> None:
+    backend.await_hosts()
+    (host,) = ray.util.list_named_actors(all_namespaces=True)
+    assert host["name"] == "host-0"
+    assert host["namespace"].startswith("shoal-b-")
+    below = psutil.Process().children(recursive=True)
+    listening = [c.laddr.ip for each in below for c in each.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert len(listening) > 3
+    assert all(ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in listening)
+    (process,) = [each for each in below if each.cmdline()[:1] == ["ray::HostActor"]]
+    assert process.environ()["OF_THE_RUN"] == "7"
 
 
 def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
@@ -93,6 +111,50 @@ def test_a_checkpoint_by_time(tiny: Path) -> None:
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000004"]
     folder = run(load_config(tiny, [*keys, "run.checkpoint_seconds=1e-9"]), fresh=True)
     assert len(list((folder / "checkpoints").iterdir())) == 4
+
+
+STOPPED = """
+import glob, os, signal, time
+from dataclasses import dataclass
+import torch
+from shoal.algorithms.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Stopped(FedAvg):
+    driver: int = 0
+    runs: str = ""
+    waits: int = 0
+
+    def upload(self, client, received, phase):
+        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
+        if client.state["visits"] == 3 and client.info.client == 0:
+            os.kill(self.driver, signal.SIGTERM)
+        if client.state["visits"] == 3 and client.info.client == self.waits:
+            end = time.monotonic() + 20
+            while not glob.glob(f"{self.runs}/*/checkpoints/round-000002"):
+                assert time.monotonic() < end, "nothing was kept"
+                time.sleep(0.01)
+        return super().upload(client, received, phase)
+"""
+
+
+# In this process the driver hears of it behind the cell; the last client waits for the checkpoint.
+BACKENDS = {"local": ["algorithm.waits=3"], "ray": ["engine.backend=ray", "engine.hosts=1"]}
+
+
+@pytest.mark.parametrize("where", BACKENDS)
+def test_asked_to_stop_in_mid_round_keeps_the_round_before_at_once(
+    tiny: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """The third round does not end before a client of it sees the checkpoint of the second."""
+    (tiny.parent / "stopped.py").write_text(STOPPED)
+    method = [f"algorithm.name={tiny.parent / 'stopped.py'}:Stopped", f"algorithm.driver={os.getpid()}"]
+    keys = [*method, f"algorithm.runs={tiny.parent / 'runs'}", "rounds=4", "engine.cell_size=1"]
+    backend = request.getfixturevalue("backend") if where == "ray" else None
+    with pytest.raises(Interrupted):
+        run(load_config(tiny, [*keys, *BACKENDS[where]]), backend=backend)
+    said = capsys.readouterr().err
+    assert said.index("kept a checkpoint of round 2") < said.index("stopped after round 3; continue with: shoal run ")
 
 
 @pytest.mark.exhaustive(4)
