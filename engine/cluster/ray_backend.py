@@ -201,7 +201,7 @@ class RayBackend:
         share = config.resources
         shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self.hosts = start_hosts(config.engine.hosts, *shares, named=True)
-        self._up = False
+        self._up = self._in_round = False
         self._server: Any = None
         self._servers = 0
 
@@ -228,7 +228,11 @@ class RayBackend:
             self._up = True
 
     def round(self, watch: Watch) -> dict[str, Any]:
-        return self._get(self._server.round.remote(), watch)
+        self._in_round = True
+        try:
+            return self._get(self._server.round.remote(), watch)
+        finally:
+            self._in_round = False
 
     def publish(self, line: Mapping[str, Any]) -> None:
         if self._config.ray.address is not None:
@@ -242,7 +246,8 @@ class RayBackend:
 
     def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
         try:
-            return write_in_parallel(folder, kept, self.hosts)
+            # In the midst of a round hosts are at work.
+            return write_in_parallel(folder, kept, [] if self._in_round else self.hosts)
         except ObjectLostError as error:
             raise ServerLost(LOST_STATES) from error
 

@@ -67,7 +67,7 @@ def handed_over(states: dict[int, Tree], host: int = -1) -> dict[int, Kept]:
 
 
 def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[Any]) -> dict[str, str]:
-    """Files of states, each written by the host that has them, or here, and their digests.
+    """Files of states, each written by the host that has them, or here where there are no hosts, and their digests.
 
     Raises:
         ObjectLostError: States are lost with their machine.
@@ -77,11 +77,12 @@ def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[An
     calls = {
         name: hosts[host].write_states.remote(folder / name, ids, *(kept[i].ref for i in ids))
         for name, host, ids in parts
+        if hosts
     }
     found: dict[str, str] = {}
     for name, _, ids in parts:
         try:
-            digest = ray.get(calls[name])
+            digest = ray.get(calls[name]) if hosts else None
         except RayTaskError as error:
             if isinstance(error.cause, ObjectLostError | OSError):
                 raise error.cause from error
@@ -99,7 +100,7 @@ def _parts(kept: Mapping[int, Kept], hosts: int) -> list[tuple[str, int, list[in
     """Files: name, host, and clients, of a bounded size."""
     of_host: dict[int, list[int]] = {}
     for client, one in sorted(kept.items()):
-        of_host.setdefault(one.host if one.host >= 0 else client % hosts, []).append(client)
+        of_host.setdefault(one.host if one.host >= 0 else client % max(hosts, 1), []).append(client)
     parts = []
     for host, ids in of_host.items():
         groups: list[list[int]] = [[]]

@@ -56,6 +56,7 @@ def test_states_stay_with_hosts(hosts: list[Any], start: Callable[..., Server], 
     # The process that made a state is not needed any more; another one writes it.
     ray.kill(hosts[0], no_restart=False)
     digests = write_in_parallel(tmp_path, away.state.kept, hosts)
+    assert digests == write_in_parallel(tmp_path, away.state.kept, [])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(digests)
     written = {name: t for file in digests for name, t in load_file(tmp_path / file).items()}
     require_same({**away.state.to_tensors()[0], **written}, here.state.to_tensors()[0])
