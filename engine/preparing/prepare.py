@@ -59,7 +59,7 @@ def _prepared_elsewhere(remote: Remote, config: Config, centralized: bool) -> St
             if old is not None:
                 old.link_into(scratch)
             _opened(scratch, config, published, centralized, old is None, LazyGraph(config))
-            say(f"{remote.address.partition('?')[0]}: what is new of the store is sent, the manifest last")
+            say(f"{remote}: what is new of the store is sent, the manifest last")
             publish(remote, old)
         old = remote.find()
     assert old is not None

@@ -23,7 +23,7 @@ from shoal.engine.messages.models import assign_models, built_models, require_fi
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
 from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
-from shoal.engine.preparing.identity import identity, require_identity, store_or_overlay
+from shoal.engine.preparing.identity import identity, remote_of, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.rounds.sampling import cell_size_of, draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
@@ -190,7 +190,7 @@ def expected(plan: RunPlan) -> Expected:
     disk *= 2 if config.data.inductive else 1
     at_most = " at most" if of.what == "pair" and not prepared else ""
     rows = {
-        "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
+        "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
         "dataset": "" if of.what == "node" else f"{of.items:,} {of.what}s{at_most}, {of.nodes:,} nodes",
         "overlap": "" if of.graphs_of_node is None else f"a node lies in up to {of.graphs_of_node:,} training graphs",
         "edges": "weighted" if of.weighted else "",

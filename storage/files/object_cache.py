@@ -32,7 +32,7 @@ class ObjectCache:
         """
         self.folder, self._limit = folder, limit
         self._got: set[str] = set()
-        with self._writing():
+        with self.writing():
             for name in (OBJECTS, OPEN):
                 (folder / name).mkdir(parents=True, exist_ok=True)
             # Others look under the same lock, and remove a list that is not locked.
@@ -50,7 +50,7 @@ class ObjectCache:
         path = self.folder / OBJECTS / xxh3[:2] / xxh3
         if xxh3 in self._got and path.exists():
             return path
-        with self._writing():
+        with self.writing():
             path.parent.mkdir(exist_ok=True)
             # From now on nobody removes the file.
             with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
@@ -66,16 +66,20 @@ class ObjectCache:
 
     def _fetched(self, path: Path, size: int, fetch: Callable[[Path], object]) -> None:
         part = path.with_name(path.name + PART)
-        path.unlink(missing_ok=True)
+        with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
+            path.unlink(missing_ok=True)
         self._make_room(size)
         try:
             with part.open("wb") as file:
                 if size:
                     os.posix_fallocate(file.fileno(), 0, size)
             fetch(part)
-            os.replace(part, path)
+            # Nobody counts meanwhile.
+            with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
+                os.replace(part, path)
         except BaseException:
-            part.unlink(missing_ok=True)
+            with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
+                part.unlink(missing_ok=True)
             raise
 
     def _make_room(self, size: int) -> None:
@@ -90,8 +94,8 @@ class ObjectCache:
             if used + size > most:
                 raise FetchError(
                     "data.cache_limit",
-                    f"{self.folder} has {most / 2**30:.2f} GiB for files of stores, of which runs have "
-                    f"{used / 2**30:.2f} open, and {size / 2**30:.2f} more are needed; raise it, free space, or set "
+                    f"{self.folder} has {most / 2**20:,.1f} MiB for files of stores, of which runs have "
+                    f"{used / 2**20:,.1f} open, and {size / 2**20:,.1f} more are needed; raise it, free space, or set "
                     "data.cache to a larger disk",
                 )
             counted.write_text(str(used + size))
@@ -120,7 +124,8 @@ class ObjectCache:
         return names
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Makes an OSError inside the block a FetchError: the folder cannot be written."""
         try:
             yield
         except OSError as error:

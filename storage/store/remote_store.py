@@ -39,6 +39,9 @@ class Remote:
     limit: int | None = None
     manifests: tuple[tuple[str, FileRecord], ...] = ()
 
+    def __str__(self) -> str:
+        return str(Folder(self.address))
+
     def cache_here(self) -> Path:
         """The folder of the cache on this machine."""
         return cache_folder() / "stores" if self.cache is None else Path(self.cache)
@@ -51,7 +54,7 @@ class Remote:
         """The store as it is there now; None where there is none. Raises FetchError."""
         folder, cache = Folder(self.address), ObjectCache(self.cache_here(), self.limit)
         records = {}
-        with TemporaryDirectory(dir=cache.folder) as new:
+        with cache.writing(), TemporaryDirectory(dir=cache.folder) as new:
             for number, (relative, size) in enumerate(_manifests(folder, "")):
                 file = Path(new) / str(number)
                 folder.fetch(relative, size, None, file)
@@ -87,12 +90,16 @@ class RemoteStore:
         self.path = cache.folder / "manifests" / text_digest(f"{remote.address} {remote.manifests}")
         for name, record in remote.manifests:
             here, link = self.fetched(Path(name), record), self.path / name
-            link.parent.mkdir(parents=True, exist_ok=True)
             # Other processes make the same link.
             new = link.with_name(f"{link.name}.{os.getpid()}")
-            new.unlink(missing_ok=True)
-            new.symlink_to(here)
-            os.replace(new, link)
+            with cache.writing():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                new.unlink(missing_ok=True)
+                new.symlink_to(here)
+                os.replace(new, link)
+
+    def __str__(self) -> str:
+        return str(self.remote)
 
     def store(self, below: Path = Path(), first_read: bool = True) -> Store:
         """The store, or one below it."""
@@ -107,7 +114,7 @@ class RemoteStore:
         """Gives a folder the manifests and all files but hops, so that what is missing can be made there."""
         files = [file for file in files_below(self.path) if "hops" not in file[0].parts]
         files += [(Path(name), record) for name, record in self.remote.manifests]
-        with ThreadPoolExecutor(AT_ONCE) as threads:
+        with ThreadPoolExecutor(AT_ONCE) as threads, self._cache.writing():
             for (relative, _), here in zip(files, threads.map(lambda file: self.fetched(*file), files)):
                 (scratch / relative).parent.mkdir(parents=True, exist_ok=True)
                 (scratch / relative).unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """The cache of files by checksum: each is fetched once, the oldest go first, and none that is open."""
 
+import errno
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,12 @@ def test_the_oldest_files_go_and_none_that_is_open(tmp_path: Path, fetches: Fetc
     assert fetches.done == [20]
 
 
+def test_a_file_that_was_read_again_stays_longer(tmp_path: Path, fetches: Fetches) -> None:
+    for number in (0, 1, 2, 0, 3, 0):
+        fetches.get(ObjectCache(tmp_path, 3 * KIB), number)
+    assert fetches.done == [0, 1, 2, 3]
+
+
 def test_open_files_that_fill_the_cache_are_refused(tmp_path: Path, fetches: Fetches) -> None:
     user = ObjectCache(tmp_path, 3 * KIB)
     for number in range(3):
@@ -111,3 +118,11 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with refused("data.cache", tmp_path / "cache"):
         ObjectCache(tmp_path / "cache", None)
+
+
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
+    def fetch(target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with refused("data.cache", tmp_path, says="No space left"):
+        ObjectCache(tmp_path, None).get(digest_of(file_of(1)), KIB, fetch)
