@@ -44,7 +44,7 @@ def prepare(config: Source) -> Path:
     """Makes the store of a config: partition, shards, splits, hops. Interrupted, it resumes; a second one does nothing.
 
     Returns:
-        Folder of the store.
+        Folder of the store; of one at an address, a folder with its manifests.
 
     Raises:
         ShoalError: Bad input, or the store cannot be written.

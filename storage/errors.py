@@ -43,6 +43,10 @@ class ShoalError(Exception):
         return self.line
 
 
+class FetchError(ShoalError):
+    """A file of a store at an address cannot be brought to this machine, or kept there: no fault of a client."""
+
+
 def one_line(text: str) -> str:
     """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
     if not text.isprintable():

@@ -12,7 +12,7 @@ from pathlib import Path
 from rooms import ROOT, modules
 
 FILE = Path(__file__).with_name("messages.txt")
-ERRORS = {"ShoalError", "ProtocolError", "MethodFault", "DeviceLost"}
+ERRORS = {"ShoalError", "FetchError", "ProtocolError", "MethodFault", "DeviceLost"}
 
 
 def messages() -> list[str]:

@@ -73,7 +73,7 @@ def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
     from shoal.engine.screen.tables import show_store
 
     store = RunPlan.of(resolved, trains=False).prepare()
-    show_store(store.path, store.manifest)
+    show_store(store.remote or store.path, store.manifest)
 
 
 @app.command("run")

@@ -31,6 +31,10 @@ class DataLocality:
 
 def local_clients(job: Job, machine: str) -> DataLocality:
     """Finds the clients whose shard, split and hops this machine can read; their content is checked at opening."""
+    if job.remote is not None:
+        # Every machine can fetch every file.
+        everyone = range(len(job.model_of) + len(job.domains))
+        return DataLocality(machine, frozenset(everyone), environment(job.device))
     clients = _complete(job.store_path, job)
     if job.training:
         clients &= _complete(job.store_path / training_path(job.split), job)

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES
 from shoal.algorithms.models.names import READ_HOPS
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.addresses import is_address
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_own
 
@@ -66,6 +67,8 @@ def _reads_hops(config: Any) -> bool:
 RULES = (
     _one_of("data.path", "data.dataset", "files"),
     Rule(("data.name",), "data.dataset", "files, one graph", lambda c: str(c.data.dataset).lower() == "files"),
+    Rule(("data.overlay",), "data.store", "in a folder", lambda c: not is_address(c.data.store)),
+    Rule(("data.cache", "data.cache_limit"), "data.store", "at an address", lambda c: is_address(c.data.store)),
     _one_of("data.split_seed data.fractions", "data.split", "stratified", "per_client"),
     _one_of("data.split_file", "data.split", "file"),
     _one_of("data.features.width", "data.features.kind", "degree", "random", "spectral"),

@@ -11,7 +11,7 @@ from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import SplitOptions
-from shoal.storage.options.types import CLOSED, FilePath, Flag, Name, Number, Positive, Seed, Size, Whole
+from shoal.storage.options.types import CLOSED, FilePath, Flag, Name, Number, Place, Positive, Seed, Size, Whole
 
 # More than any cluster and any processor has.
 MOST_HOSTS, MOST_THREADS = 10_000, 1024
@@ -44,7 +44,10 @@ class DatasetPlaces:
     Attributes:
         dataset: Name of the dataset; or a list: each is a domain, with separate clients.
         root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
-        store: Folder of the prepared store; null: a folder under the data root.
+        store: Folder of the prepared store, or its address: `s3://bucket/store`, `gs://…`, `file://…`; null: a folder
+            under the data root.
+        cache: Folder of each machine for what it reads of a store at an address; null: `stores` in the cache folder.
+        cache_limit: Bytes or e.g. `100GiB` of that folder; null: nine tenths of what its disk has free.
         overlay: Folder for splits, hops and whole graphs that are made later of a finished store, which stays as it is;
             null: in the store, or where that cannot be written in a cache folder.
         path: The graph of dataset `files`; a list where `dataset` has several of that name.
@@ -53,7 +56,9 @@ class DatasetPlaces:
 
     dataset: Names
     root: FilePath | None = None
-    store: FilePath | None = None
+    store: Place | None = None
+    cache: FilePath | None = None
+    cache_limit: Size | None = None
     overlay: FilePath | None = None
     path: Paths | None = None
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=60)] | None = None

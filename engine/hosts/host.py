@@ -41,7 +41,7 @@ from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state, same_bits
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
 from shoal.engine.rounds.scoring import score
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.store.cache import OpenViews
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
@@ -511,7 +511,7 @@ class _CellAtWork:
             # It may have written into its data before, which a later visit would read.
             for data in opened.visited(client_id):
                 require_unwritten(data, opened.where(cell, client_id))
-        if isinstance(error, ShoalError) and error.file is not None:
+        if isinstance(error, FetchError) or (isinstance(error, ShoalError) and error.file is not None):
             # A file of the store that is damaged or missing is no fault of the client.
             raise ShoalError(who, *error.args, detail=error.detail) from error
         line = f"{who}: {in_one_line(error)}"

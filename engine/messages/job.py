@@ -24,6 +24,7 @@ from shoal.engine.messages.pretrained import read_pretrained, require_fitting_fi
 from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import propagation_of
+from shoal.storage.store.remote_store import Remote
 from shoal.storage.store.store import Store
 from shoal.storage.store.view import CPU, Cache, View
 from shoal.storage.user_code.user_code import UserCode
@@ -35,7 +36,8 @@ class Job:
 
     Attributes:
         id: Tells the runs of a sweep apart.
-        store: Folder of the store.
+        store: Folder of the store, or where `remote` has it, its path below that.
+        remote: The store at an address, with its manifests; None: the store is a folder.
         content: Of the store, as far as the run reads it; see `Manifest.content`.
         propagation: Name of the hops; None if only the features are used.
         hops: K.
@@ -83,6 +85,7 @@ class Job:
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
+    remote: Remote | None = None
 
     @property
     def store_path(self) -> Path:
@@ -91,7 +94,9 @@ class Job:
 
     def open_store(self) -> Store:
         """The store, as this process sees it; raises a ShoalError if it is another one than the run was made for."""
-        return self._as_started(Store(self.store_path, self.first_read), self.content)
+        where, first_read = self.store_path, self.first_read
+        store = Store(where, first_read) if self.remote is None else self.remote.open().store(where, first_read)
+        return self._as_started(store, self.content)
 
     def open_graphs(self, store: Store) -> Store | None:
         """The whole graphs of the domains; None if none is evaluated. Raises as `open_store` does."""
@@ -224,9 +229,11 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     hops = config.propagation
     method = describe(config.algorithm.name, config.algorithm.options)
     domains, graphs = _graphs(config, store, method)
+    remote = store.remote
     return Job(
         id=job_id,
-        store=str(Path(store.path).resolve()),
+        store=str(Path(store.path).resolve() if remote is None else store.path.relative_to(remote.path)),
+        remote=None if remote is None else remote.remote,
         content=store.manifest.content(config.data.split_name, hops.name if hops.stored else None),
         split=config.data.split_name,
         propagation=hops.name if hops.stored else None,

@@ -8,14 +8,17 @@ from typing import Any, get_type_hints
 
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.preparing.overlay import additions_go_elsewhere, overlay_path
 from shoal.engine.records.inputs import contents
 from shoal.storage.datasets.domains import joined_name
 from shoal.storage.datasets.registry import fingerprint, published_contents
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.addresses import is_address
 from shoal.storage.options.dataset_names import has_user_options, may_be_sparse
 from shoal.storage.options.types import checked, is_own, quoted
-from shoal.storage.store.manifest import FORMAT, Manifest
+from shoal.storage.store.manifest import FORMAT, NAME, Manifest
+from shoal.storage.store.remote_store import Remote
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.user_code import read_user_code
 
@@ -106,8 +109,16 @@ def published_digests(config: Config) -> dict[str, str]:
     return {path: digest for each in sources(config) for path, digest in published_contents(each).items()}
 
 
+def remote_of(config: Config) -> Remote | None:
+    """The store of a config, if that is at an address."""
+    data = config.data
+    return Remote(data.store, data.cache, data.cache_limit) if data.store and is_address(data.store) else None
+
+
 def store_path(config: Config) -> Path:
-    """The folder of a config's store: `data.store`, else one of its own under the data root."""
+    """The folder in which a config's store is made: `data.store`, else one of its own under the data root."""
+    if (remote := remote_of(config)) is not None:
+        return remote.scratch()
     if config.data.store is not None:
         return Path(config.data.store)
     chosen = config.partition
@@ -119,6 +130,19 @@ def store_path(config: Config) -> Path:
     graph = config.data.name or (one if len(names) == 1 else joined_name(names))
     method = chosen.method.rpartition(":")[2]
     return data_root(config.data.root) / "stores" / f"{graph}-{method}{chosen.clients}-{digits}"
+
+
+def store_or_overlay(config: Config) -> Path:
+    """The overlay of a config's store where there is one, else the store, which may not exist.
+
+    Of a store at an address the manifests, if they are there.
+    """
+    store, remote = store_path(config), remote_of(config)
+    if remote is not None:
+        found = remote.find()
+        return store if found is None else found.path
+    overlay = overlay_path(store, config) if additions_go_elsewhere(store, config) else store
+    return overlay if (overlay / NAME).exists() else store
 
 
 def require_identity(path: Path, manifest: Manifest, made: dict[str, Any]) -> None:

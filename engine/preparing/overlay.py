@@ -34,12 +34,6 @@ def overlay_path(store: Path, config: Config) -> Path:
     return root / f"{manifest.name}-{len(manifest.clients)}-{digits}"
 
 
-def store_or_overlay(store: Path, config: Config) -> Path:
-    """The overlay of a store where there is one, else the store, which may not exist."""
-    overlay = overlay_path(store, config) if additions_go_elsewhere(store, config) else store
-    return overlay if (overlay / NAME).exists() else store
-
-
 def overlaid(store: Path, config: Config) -> Path:
     """Makes the overlay of a finished store, or brings its links up to date, and gives its folder."""
     overlay = overlay_path(store, config)

@@ -8,16 +8,17 @@ from typing import Any
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
-from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
+from shoal.engine.preparing.identity import identity, published_digests, remote_of, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
 from shoal.engine.preparing.store_builder import ASSIGNMENT, LazyGraph, StoreBuilder, TrainingBuilder, made_from
 from shoal.engine.preparing.store_steps import StoreSteps, hops_on_disk, shards_on_disk, split_on_disk
 from shoal.engine.records.inputs import differences
-from shoal.engine.screen.progress import watch
+from shoal.engine.screen.progress import say, watch
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK, writing
 from shoal.storage.progress import watched_by
 from shoal.storage.store.manifest import NAME
+from shoal.storage.store.remote_store import Remote, publish
 from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, training_path
 from shoal.storage.store.writer import PROGRESS
 
@@ -35,7 +36,10 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
     """
     if not known:
         require_known(config)
+    remote = remote_of(config)
     with watched_by(watch):
+        if remote is not None:
+            return _prepared_elsewhere(remote, config, centralized)
         path, published = store_path(config), published_digests(config)
         if additions_go_elsewhere(path, config) and not _opened(path, config, published, centralized, repair):
             overlay = overlay_path(path, config)
@@ -44,6 +48,22 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
         store = _opened(path, config, published, centralized, repair, LazyGraph(config))
     assert store is not None
     return store
+
+
+def _prepared_elsewhere(remote: Remote, config: Config, centralized: bool) -> Store:
+    """The store at an address; what is missing of it is made in a scratch folder of this machine, and sent there."""
+    published, scratch = published_digests(config), remote.scratch()
+    old = remote.find()
+    if old is None or not _opened(old.path, config, published, centralized, repair=False):
+        with writing(scratch.parent, "data.cache"):
+            if old is not None:
+                old.link_into(scratch)
+            _opened(scratch, config, published, centralized, old is None, LazyGraph(config))
+            say(f"{remote}: what is new of the store is sent, the manifest last")
+            publish(remote, old)
+        old = remote.find()
+    assert old is not None
+    return old.store(Path(WHOLE) if centralized else Path())
 
 
 def _opened(

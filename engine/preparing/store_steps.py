@@ -12,6 +12,7 @@ import numpy as np
 from shoal.engine.config.config import Config
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.addresses import is_address
 from shoal.storage.files.disk import require_disk
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import PropagationOptions
@@ -130,7 +131,9 @@ class StoreSteps(ABC):
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
         made = self._hops_here(shards, missing, propagation)
-        if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
+        # Other machines do not see the folder in which a store for an address is made.
+        here_alone = is_address(self.config.data.store) and self.config.ray.address is not None
+        if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray" and not here_alone:
             # A prepare in one process needs no Ray.
             from shoal.engine.preparing.hop_tasks import hops_on_cluster
 

@@ -23,8 +23,7 @@ from shoal.engine.messages.models import assign_models, built_models, require_fi
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
 from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
-from shoal.engine.preparing.identity import identity, require_identity, store_path
-from shoal.engine.preparing.overlay import store_or_overlay
+from shoal.engine.preparing.identity import identity, remote_of, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.rounds.sampling import cell_size_of, draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
@@ -130,7 +129,7 @@ def expected(plan: RunPlan) -> Expected:
     """Estimates a run, by measuring a mean client; writes nothing; refuses what the run would refuse."""
     config, algorithm = plan.config, plan.algorithm
     train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
-    path = store_or_overlay(store_path(config), config)
+    path = store_or_overlay(config)
     prepared = (path / NAME).exists()
     of = _sizes_of_store(path, config) if prepared else _sizes_of_graph(config)
     if algorithm.centralized:
@@ -192,7 +191,7 @@ def expected(plan: RunPlan) -> Expected:
     disk *= 2 if config.data.inductive else 1
     at_most = " at most" if of.what == "pair" and not prepared else ""
     rows = {
-        "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
+        "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
         "dataset": "" if of.what == "node" else f"{of.items:,} {of.what}s{at_most}, {of.nodes:,} nodes",
         "overlap": "" if of.graphs_of_node is None else f"a node lies in up to {of.graphs_of_node:,} training graphs",
         "edges": "weighted" if of.weighted else "",

@@ -131,12 +131,12 @@ def show_next(config_path: str, overrides: Sequence[str], config: Config, run: P
     _line(f"  shoal export {folder}, shoal inspect {folder}{more}")
 
 
-def show_store(path: Path, manifest: Manifest) -> None:
-    """Prints the content of a store, and the quality of its partition."""
+def show_store(place: object, manifest: Manifest) -> None:
+    """Prints the content of a store, and the quality of its partition; `place` is its folder or address."""
     kind = " (synthetic)" if manifest.synthetic else ""
     weighted = ", weighted" if manifest.weighted else ""
     hidden = "" if manifest.pairs is None else " for training, those held out not counted"
-    table = Table(title=f"store {path}", show_header=False)
+    table = Table(title=f"store {place}", show_header=False)
     quality = manifest.quality
     entries = sum(client.entries for client in manifest.clients)
     nodes, labelled, items = (

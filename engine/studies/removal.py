@@ -12,8 +12,7 @@ from stat import S_ISLNK, S_ISREG
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import CONFIG, new_run, require_as_kept
 from shoal.engine.config.sizes import size
-from shoal.engine.preparing.identity import store_path
-from shoal.engine.preparing.overlay import store_or_overlay
+from shoal.engine.preparing.identity import remote_of, store_or_overlay, store_path
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.listing import Kept, kept_in, kind_of, listed
@@ -201,10 +200,10 @@ def _needed_by(each: Kept, removed: Sequence[_Found]) -> list[str]:
     for run in (kept for kept in kept_in(Path("runs")) if kept.kind == "run" and kept.path.resolve() not in gone):
         try:
             config = load_config(run.path)
-            store = store_path(config)
+            places = [] if remote_of(config) else [store_path(config).resolve(), store_or_overlay(config).resolve()]
         except ShoalError:
             continue
-        if each.path.resolve() in (store.resolve(), store_or_overlay(store, config).resolve()):
+        if each.path.resolve() in places:
             _lock(run.path).close()
             users.append(run.path.name)
     return [f"{each.path.name}: is the store of {', '.join(users)}; prepare makes it again"] if users else []

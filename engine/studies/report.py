@@ -12,8 +12,7 @@ import yaml
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.sizes import size
-from shoal.engine.preparing.identity import store_path
-from shoal.engine.preparing.overlay import store_or_overlay
+from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import PARTS, scopes_apart
 from shoal.engine.studies import figures as drawings
@@ -178,7 +177,7 @@ def _records(named: dict[str, Group]) -> list[Drawing]:
 def _labels_of_clients(run: Path) -> np.ndarray | None:
     """Labelled items by client and class, int64 `[B, C]`; None where the store of a run is gone."""
     config = load_config(run)
-    path = store_or_overlay(store_path(config), config)
+    path = store_or_overlay(config)
     if not (path / NAME).exists():
         return None
     return np.array([client.classes for client in read_manifest(path).clients])

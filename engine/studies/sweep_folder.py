@@ -127,7 +127,7 @@ def row_of(columns: dict[str, str], path: Path, state: str = "waiting", error: s
 
 
 # Keys of places and of records, which change no numbers.
-OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.options.scratch")
+OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.cache", "data.options.scratch")
 
 
 def rows_of(paths: Sequence[Path]) -> list[Row]:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
+from shoal.storage.files.addresses import address_fault, is_address
+
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 # For the decorator of an options class.
 CLOSED = ConfigDict(extra="forbid")
@@ -21,8 +23,8 @@ LONGEST_QUOTE = 200
 
 
 def absolute(value: Any) -> Any:
-    """A path as text made absolute, since workers run in other folders; anything else as it is."""
-    return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value
+    """A path as text made absolute, since workers run in other folders; an address, and anything else, as it is."""
+    return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) and not is_address(value) else value
 
 
 def is_own(name: str) -> bool:
@@ -56,6 +58,8 @@ def path_fault(path: str) -> str | None:
 
 
 def _path(path: str) -> str:
+    if is_address(path):
+        raise ValueError("expected a path; only data.store can be an address, as s3://bucket/store")
     if fault := path_fault(path):
         raise ValueError(fault)
     try:
@@ -63,6 +67,14 @@ def _path(path: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("is not in UTF-8, so no config can keep it; rename the file or folder") from None
     return path
+
+
+def _place(place: str) -> str:
+    if not is_address(place):
+        return _path(place)
+    if fault := address_fault(place):
+        raise ValueError(fault)
+    return place
 
 
 def _bytes(value: Any) -> Any:
@@ -81,6 +93,8 @@ def _whole(value: Any) -> Any:
 
 
 FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute)]
+# A folder of this machine, or an address.
+Place = Annotated[str, AfterValidator(_place), BeforeValidator(absolute)]
 # A name that may be one of a user's file, and one that must be.
 Name = Annotated[str, BeforeValidator(absolute_user_path)]
 UserName = Annotated[str, AfterValidator(_user_name), BeforeValidator(absolute_user_path)]

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -48,6 +48,17 @@ def stores_below(store: Path) -> list[Path]:
     return sorted(path.parent for kind in kinds for path in store.glob(f"{kind}/{NAME}"))
 
 
+class Elsewhere(Protocol):
+    """Files of stores that are not in their folders: of the one at `path`, and of those below."""
+
+    path: Path
+    remote: Any
+
+    def fetched(self, relative: Path, record: FileRecord) -> Path:
+        """The path of a file on this machine."""
+        ...
+
+
 class Store:
     """A finished store, opened for reading.
 
@@ -55,9 +66,18 @@ class Store:
     damaged.
     """
 
-    def __init__(self, path: Path, first_read: bool = True, manifest: Manifest | None = None) -> None:
-        """Reads the manifest; `first_read`: each file is checked byte by byte when it is first opened."""
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        first_read: bool = True,
+        manifest: Manifest | None = None,
+        remote: Elsewhere | None = None,
+    ) -> None:
+        """Reads the manifest; `first_read`: each file is checked byte by byte when it is first opened.
+
+        All other files of a `remote` store, or of one below it, are in the cache of the machine.
+        """
+        self.path, self.remote = path, remote
         self.manifest = read_manifest(path) if manifest is None else manifest
         self._first_read = first_read
         self._checked: set[Path] = set()
@@ -69,20 +89,25 @@ class Store:
 
     def whole(self) -> "Store":
         """The same nodes as one client that keeps every edge (made for centralised training)."""
-        return Store(self.path / WHOLE)
+        return Store(self.path / WHOLE, remote=self.remote)
 
     def domain_graphs(self) -> "Store":
         """The graphs that clients come from, each whole and with all its edges: client d is that of domain d."""
-        return Store(self.path / DOMAINS, self._first_read)
+        return Store(self.path / DOMAINS, self._first_read, remote=self.remote)
 
     def training(self, split: str) -> "Store":
         """The same clients with the training nodes of a split alone, and what these alone make of edges and hops."""
-        return Store(self.path / training_path(split), self._first_read)
+        return Store(self.path / training_path(split), self._first_read, remote=self.remote)
+
+    def _here(self, relative: Path, record: FileRecord) -> Path:
+        path = self.path / relative
+        return path if self.remote is None else self.remote.fetched(path.relative_to(self.remote.path), record)
 
     def shard(self, client: int) -> Shard:
         """Maps a client's shard."""
         self._require(client)
-        path, record = self.path / shard_path(client), self.manifest.clients[client].file
+        record = self.manifest.clients[client].file
+        path = self._here(shard_path(client), record)
         return self._open(path, lambda limits: open_shard(path, client, record, limits))
 
     def split(self, name: str, client: int) -> Split:
@@ -90,7 +115,8 @@ class Store:
         if name not in self.manifest.splits:
             raise ShoalError(self.path, f"no split {name!r}; run `shoal prepare` on the config")
         self._require(client)
-        path, record = self.path / split_path(name, client), self.manifest.splits[name].files[client]
+        record = self.manifest.splits[name].files[client]
+        path = self._here(split_path(name, client), record)
         items = self.manifest.clients[client].items
         return self._open(path, lambda limits: open_split(path, items, record, limits is not None))
 
@@ -98,8 +124,9 @@ class Store:
         """What the user calls the nodes `[N]`, int64 or texts; None: they are 0 to N - 1."""
         if self.manifest.ids is None:
             return None
-        require_content(self.path / IDS, self.manifest.ids)
-        with pa.OSFile(str(self.path / IDS)) as file:
+        path = self._here(IDS, self.manifest.ids)
+        require_content(path, self.manifest.ids)
+        with pa.OSFile(str(path)) as file:
             return pa.ipc.open_file(file).read_all()["id"].combine_chunks()
 
     def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
@@ -125,7 +152,8 @@ class Store:
         if propagation not in self.manifest.hops:
             raise ShoalError(self.path, f"no hops {propagation!r}; run `shoal prepare` on the config")
         self._require(client)
-        path, record = self.path / hops_path(propagation, client), self.manifest.hops[propagation][client]
+        record = self.manifest.hops[propagation][client]
+        path = self._here(hops_path(propagation, client), record)
         nodes = self.manifest.clients[client].nodes
         return self._open(path, lambda limits: open_hops(path, nodes, propagation_of(propagation), record, limits))
 

@@ -17,6 +17,9 @@ TWO = [{"name": "gcn"}, {"name": "sgc"}]
 # Keys with what makes them idle, and after that with what gives them an effect.
 CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("data.path", "mine", "data.dataset", "digits", "Files"),
+    ("data.overlay", "own", "data.store", "s3://bucket/store", "store"),
+    ("data.cache", "cache", "data.store", "store", "s3://bucket/store"),
+    ("data.cache_limit", "1GiB", "data.store", None, "gs://bucket/store"),
     ("data.name", "mine", "data.dataset", "sbm", "files"),
     ("data.split_seed", 1, "data.split", "public", "per_client"),
     ("data.fractions", [0.3, 0.3, 0.4], "data.split", "file", "stratified"),

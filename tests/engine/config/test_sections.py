@@ -39,9 +39,21 @@ CLASSES: dict[str, type] = {
 # Wrong values of keys of one kind, which stand beside those of `REFUSED`.
 KINDS: list[tuple[str, list[Any]]] = [
     (
-        "data.root data.store data.overlay data.path data.split_file partition.file model.pretrained "
+        "data.root data.store data.cache data.overlay data.path data.split_file partition.file model.pretrained "
         "participation.trace run.root",
         [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
+    ),
+    (
+        "data.root data.cache data.overlay data.path data.split_file partition.file model.pretrained run.root",
+        ["s3://bucket/folder"],
+    ),
+    ("data.store", ["http://host/store", "s3://bucket", "s3:///store", "gs://key:secret@bucket/store"]),
+    (
+        "data.cache_limit engine.memory_limit",
+        [
+            *(0, -1, NAN, INF, True),
+            *("lots", "8 gigs", "1.2.3GiB", "-1GiB", "nan", "1e400GiB", "9" * 400 + "GiB"),
+        ],
     ),
     (
         "data.row_normalize data.synthetic data.inductive evaluation.domains run.keep_best run.keep_records "
@@ -97,10 +109,6 @@ REFUSED: dict[str, list[Any]] = {
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
     "engine.cell_size": ["auto4"],
-    "engine.memory_limit": [
-        *(0, -1, NAN, INF, True),
-        *("lots", "8 gigs", "1.2.3GiB", "-1GiB", "nan", "1e400GiB", "9" * 400 + "GiB"),
-    ],
     "engine.cell_timeout": [1e300],
     "engine.retries": [-1, True],
     "resources.gpus_per_host": [1.5],
@@ -126,6 +134,7 @@ TAKEN: dict[str, list[Any]] = {
     "propagation.hops": [0],
     "propagation.r": [0.0, 1.0],
     "data.name": [None, "My-graph_2.1"],
+    "data.store": [None, "/store", "s3://bucket/store?region=eu-west-1", "gs://bucket/a/store", "file:///store"],
     "train.lr": [1e-20],
     "train.weight_decay": [0.0],
     "train.momentum": [0.0, 0.999],

@@ -15,8 +15,8 @@ from support.shards import times
 from support.store_contents import contents
 
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.identity import store_path
-from shoal.engine.preparing.overlay import overlay_path, store_or_overlay
+from shoal.engine.preparing.identity import store_or_overlay, store_path
+from shoal.engine.preparing.overlay import overlay_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run
@@ -59,7 +59,7 @@ def test_runs_on_an_overlay_are_those_on_a_store(config_of: Make, tmp_path: Path
         assert found["inputs"] == expected["inputs"]
     config = config_of(**LATER, **own)
     overlay = overlay_path(shared, config)
-    assert store_or_overlay(shared, config) == overlay
+    assert store_or_overlay(config) == overlay
     found, expected = contents(overlay), contents(tmp_path / "alone")
     kinds = (f"splits/{config.data.split_name}", "hops/r0.5-k1", "whole/clients", "whole/splits", "whole/hops")
     made = [name for name in expected if name.startswith(kinds)]
