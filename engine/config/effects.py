@@ -9,9 +9,8 @@ from pydantic import BaseModel
 from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES
 from shoal.algorithms.models.names import READ_HOPS
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.addresses import is_address
 from shoal.storage.options.masking import Sparsity
-from shoal.storage.options.types import is_own
+from shoal.storage.options.types import is_address, is_own
 
 OWN = "my_file.py:Name"
 

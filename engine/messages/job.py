@@ -4,7 +4,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,10 +24,13 @@ from shoal.engine.messages.pretrained import read_pretrained, require_fitting_fi
 from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import propagation_of
-from shoal.storage.store.remote_store import Remote
 from shoal.storage.store.store import Store
 from shoal.storage.store.view import CPU, Cache, View
 from shoal.storage.user_code.user_code import UserCode
+
+if TYPE_CHECKING:
+    # Loaded where a store is at an address.
+    from shoal.storage.store.remote_store import Remote
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Job:
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
-    remote: Remote | None = None
+    remote: "Remote | None" = None
 
     @property
     def store_path(self) -> Path:

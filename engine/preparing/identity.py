@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import fingerprint_of, flatten
@@ -14,13 +14,15 @@ from shoal.storage.datasets.domains import joined_name
 from shoal.storage.datasets.registry import fingerprint, published_contents
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.addresses import is_address
 from shoal.storage.options.dataset_names import has_user_options, may_be_sparse
-from shoal.storage.options.types import checked, is_own, quoted
+from shoal.storage.options.types import checked, is_address, is_own, quoted
 from shoal.storage.store.manifest import FORMAT, NAME, Manifest
-from shoal.storage.store.remote_store import Remote
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.user_code import read_user_code
+
+if TYPE_CHECKING:
+    # It is loaded where a store is at an address.
+    from shoal.storage.store.remote_store import Remote
 
 # Fields of `DataSource` that are no options of a dataset.
 OF_DATA_CONFIG = (
@@ -109,10 +111,14 @@ def published_digests(config: Config) -> dict[str, str]:
     return {path: digest for each in sources(config) for path, digest in published_contents(each).items()}
 
 
-def remote_of(config: Config) -> Remote | None:
+def remote_of(config: Config) -> "Remote | None":
     """The store of a config, if that is at an address."""
     data = config.data
-    return Remote(data.store, data.cache, data.cache_limit) if data.store and is_address(data.store) else None
+    if data.store is None or not is_address(data.store):
+        return None
+    from shoal.storage.store.remote_store import Remote
+
+    return Remote(data.store, data.cache, data.cache_limit)
 
 
 def store_path(config: Config) -> Path:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
@@ -18,9 +18,12 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK, writing
 from shoal.storage.progress import watched_by
 from shoal.storage.store.manifest import NAME
-from shoal.storage.store.remote_store import Remote, publish
 from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, training_path
 from shoal.storage.store.writer import PROGRESS
+
+if TYPE_CHECKING:
+    # It is loaded where a store is at an address.
+    from shoal.storage.store.remote_store import Remote
 
 
 def prepare(config: Config, centralized: bool = False, repair: bool = True, known: bool = False) -> Store:
@@ -50,8 +53,10 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
     return store
 
 
-def _prepared_elsewhere(remote: Remote, config: Config, centralized: bool) -> Store:
+def _prepared_elsewhere(remote: "Remote", config: Config, centralized: bool) -> Store:
     """The store at an address; what is missing of it is made in a scratch folder of this machine, and sent there."""
+    from shoal.storage.store.remote_store import publish
+
     published, scratch = published_digests(config), remote.scratch()
     old = remote.find()
     if old is None or not _opened(old.path, config, published, centralized, repair=False):

@@ -12,11 +12,11 @@ import numpy as np
 from shoal.engine.config.config import Config
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.addresses import is_address
 from shoal.storage.files.disk import require_disk
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
+from shoal.storage.options.types import is_address
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops
 from shoal.storage.store.manifest import NAME, ClientRecord, CopiesRecord, Manifest, SplitRecord

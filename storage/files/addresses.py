@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import xxhash
 
 from shoal.storage.errors import FetchError
 from shoal.storage.files.atomic import reopened, to_disk
 
-SCHEMES = ("s3", "gs", "file")
 CHUNK, TRIES = 1 << 24, 3
 RIGHT = "has no right there; give it one, or credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role)"
 REGION = "asks in the wrong region; add ?region=… with that of the bucket"
@@ -31,23 +29,6 @@ MEANINGS = {
 }
 WITHOUT_REASON = "No response body"
 log = logging.getLogger(__name__)
-
-
-def is_address(place: str | None) -> bool:
-    """Whether a place is an address and no path."""
-    return place is not None and "://" in place
-
-
-def address_fault(address: str) -> str | None:
-    """Reason why no store can have an address; None: one can."""
-    parts = urlsplit(address)
-    if parts.scheme not in SCHEMES:
-        return f"expected a path, or an address of {', '.join(SCHEMES)}, as s3://bucket/store"
-    if "@" in parts.netloc:
-        return "credentials do not belong into a config, which a run keeps; leave them to the environment"
-    if not parts.path.strip("/") or (parts.scheme != "file" and not parts.netloc):
-        return "expected a bucket and a folder in it, as s3://bucket/store"
-    return None
 
 
 class Folder:

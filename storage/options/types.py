@@ -9,10 +9,9 @@ import math
 import os
 import re
 from typing import Annotated, Any, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
-
-from shoal.storage.files.addresses import address_fault, is_address
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 # For the decorator of an options class.
@@ -20,6 +19,25 @@ CLOSED = ConfigDict(extra="forbid")
 # Of all file systems that we know; a path as a whole has another limit.
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 LONGEST_QUOTE = 200
+# Of addresses at which a store can be.
+SCHEMES = ("s3", "gs", "file")
+
+
+def is_address(place: str | None) -> bool:
+    """Whether a place is an address and no path."""
+    return place is not None and "://" in place
+
+
+def address_fault(address: str) -> str | None:
+    """Reason why no store can have an address; None: one can."""
+    parts = urlsplit(address)
+    if parts.scheme not in SCHEMES:
+        return f"expected a path, or an address of {', '.join(SCHEMES)}, as s3://bucket/store"
+    if "@" in parts.netloc:
+        return "credentials do not belong into a config, which a run keeps; leave them to the environment"
+    if not parts.path.strip("/") or (parts.scheme != "file" and not parts.netloc):
+        return "expected a bucket and a folder in it, as s3://bucket/store"
+    return None
 
 
 def absolute(value: Any) -> Any:

@@ -150,7 +150,8 @@ def test_nothing_of_other_graphs_than_those_of_the_training_is_learnt(
 
 @pytest.mark.parametrize(("name", "entry"), [("fml", "w"), ("fedkd", "change"), ("lg_fedavg", "w")])
 def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded: Any, name: str, entry: str) -> None:
-    server = start({**graph_task, "algorithm.name": name, **copilot_of(name)}, pool=recorded.on)
+    keys = {**graph_task, "algorithm.name": name, "engine.cell_size": 1, **copilot_of(name)}
+    server = start(keys, pool=recorded.on)
     server.round()
     found = {i: float(weights[entry][1]) for i, weights in recorded.weighted.items()}
     assert found == {**dict(enumerate(map(float, OF_CLIENT))), WITHOUT_TRAIN: 0.0}
