@@ -139,7 +139,8 @@ class RayPool:
             self.keeps |= large
             sent = ray.put(shared) if large else shared
         yield from _Phase(self, sent).run(cells)
-        give_back_memory()
+        if self.keeps:
+            give_back_memory()
 
     @contextmanager
     def transferring(self) -> Iterator[None]:

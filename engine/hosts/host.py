@@ -39,7 +39,7 @@ from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state, same_bits
-from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
+from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.store.cache import OpenViews
@@ -47,6 +47,8 @@ from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
 from shoal.storage.store.view import Cache, View
 
+# Bytes of the states of a cell after which it is worth looking for freed memory, which takes a millisecond or two.
+LARGE_STATES = 2**23
 # Shard and hops; what is kept of a split is a copy.
 MAPS_OF_A_VIEW = 2
 MAX_MAPS = Path("/proc/sys/vm/max_map_count")
@@ -586,8 +588,11 @@ class Host:
             else:
                 cell = deferred.receive(cell, cells[place + 1] if place + 1 < len(cells) else None)
             try:
-                yield _CellAtWork(opened, cell, shared, guard, deferred).run()
-                give_back_memory()
+                outcome = _CellAtWork(opened, cell, shared, guard, deferred).run()
+                large = sum(map(tree_bytes, outcome.states.values())) >= LARGE_STATES
+                yield outcome
+                if large:
+                    give_back_memory()
             except MethodFault:
                 # What was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
