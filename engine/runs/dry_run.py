@@ -184,7 +184,12 @@ def expected(plan: RunPlan) -> Expected:
     beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
     parameters = np.array([len(model.w) + beside for model in models])
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
-    kept = 4 * int(parameters[model_of].sum()) * (1 + moments)
+    # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
+    personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
+    states, share = moments + personal, len(cohort) / clients
+    copy = 4 * int(parameters[model_of].sum())
+    kept = copy * (states + mixes)
+    peak = kept + int(copy * share * (states + 2 * mixes))
     disk = of.x_bytes + (8 if of.weighted else 4) * of.entries + 16 * of.nodes + of.hop_bytes
     disk += 0 if pairs is None else OF_PAIR * of.items
     # Training nodes alone have at most as much as all nodes.
@@ -200,7 +205,7 @@ def expected(plan: RunPlan) -> Expected:
         if config.data.inductive
         else "",
         "run folder": str(plan.folder),
-        "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
+        "disk": f"{size(disk)} for the store, {size(kept)} a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
@@ -209,7 +214,8 @@ def expected(plan: RunPlan) -> Expected:
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),
         "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
-        "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",
+        "memory": f"{size(kept)} of client state in the end, {size(peak)} in a round beside what the method adds, "
+        f"{size(disk)} of files mapped once, 0.3 GiB a process",
         "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), of.values is not None)
         if shape["bfloat16"] and plan.device == "cpu"
         else "",

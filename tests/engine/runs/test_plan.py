@@ -14,6 +14,7 @@ from support.user_graph import user_graph
 
 import shoal
 from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.sizes import size
 from shoal.engine.messages import models
 from shoal.engine.preparing import prepare as preparing
 from shoal.engine.records.run_folder import run_path
@@ -155,7 +156,12 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     assert rows["model"] == "sgc, 27 parameters (108 B)"
     assert rows["bytes"] == "up to 216 B each way a round where parameters are sent"
     # Four clients with two moments of Adam each.
-    assert rows["memory"].startswith(f"{4 * 3 * 108 / 1024:.1f} KiB or less of client state")
+    assert rows["memory"].startswith("864 B of client state in the end, 1.3 KiB in a round ")
+    # Two of four train: they have new moments beside the old ones; mixing adds inboxes, uploads and what is mixed.
+    for method, kept, more in (("fedavg", 2, 2), ("fedgta", 3, 4), ("local", 3, 3)):
+        found = shown(load_config(tiny, ["participation.ratio=0.5", f"algorithm.name={method}"]))["memory"]
+        in_a_round = f"{4 * (kept + more / 2) * 108 / 1024:.1f} KiB in a round "
+        assert (size(4 * kept * 108) in found, in_a_round in found) == (True, True), found
     # Features and one hop of float32, 1200 neighbours, and 16 bytes a node: 14,400 bytes.
     assert rows["disk"].startswith("14.1 KiB for the store, ")
     assert rows["disk"].endswith("a checkpoint, 3 kept")
