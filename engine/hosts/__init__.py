@@ -1,1 +1,1 @@
-"""A host: a job opened, client visits, batches, results, devices, the write guard."""
+"""A host: a job opened, client visits, batches, results, devices."""

@@ -38,7 +38,16 @@ from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
-from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state, same_bits
+from shoal.engine.rounds.protocol_checks import (
+    MethodFault,
+    ReadOnly,
+    checks_always,
+    require_form,
+    require_loss,
+    require_state,
+    require_unwritten,
+    same_bits,
+)
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import FetchError, ShoalError
@@ -61,10 +70,6 @@ def most_views() -> int:
     return max(1, allowed // 2 // MAPS_OF_A_VIEW)
 
 
-class MethodFault(ShoalError):
-    """A method writes into what it may only read, or is not deterministic: no client can be blamed for its code."""
-
-
 def require_same(first: ClientResult, second: ClientResult, opened: "OpenedJob", cell: Cell) -> None:
     """Raises MethodFault if two visits of a client from the same values differ in a bit; names the first entry."""
     one, other = (_by_name(result) for result in (first, second))
@@ -83,39 +88,6 @@ def _by_name(result: ClientResult) -> Tree:
         found |= {f"upload {name!r}": t for name, t in result.upload.entries.items()}
         found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in result.upload.weight.items()}
     return found | {"the loss": torch.as_tensor(result.loss)}
-
-
-class ReadOnly:
-    """Notices when tensors are written to, by torch or behind its back."""
-
-    def __init__(self, tree: Tree, what: str) -> None:
-        """Remembers the tensors as they are; an error calls them `what`."""
-        self._what = what
-        self._seen = {name: (t, t._version, _sum(t)) for name, t in tree.items()}
-
-    def require_unchanged(self, where: str) -> None:
-        """Raises MethodFault if a tensor was written to; names it, and says `where`: the time and the client."""
-        for name, (tensor, version, total) in self._seen.items():
-            now = _sum(tensor)
-            if tensor._version != version or not (now == total or (now != now and total != total)):
-                raise MethodFault(
-                    f"{where} writes into the {self._what} {name!r}, which is read-only: other clients read it, too; "
-                    f"take a copy first, as in {name}.clone()"
-                )
-
-
-def require_unwritten(data: View, where: str) -> None:
-    """Raises MethodFault if a client's data was written to since it was opened, by counts of writes; names what."""
-    if (written := data.written()) is not None:
-        raise MethodFault(
-            f"{where} writes into client.data.{written}, which is read-only: later visits read it, too; "
-            "take a copy first, as clone() makes one"
-        )
-
-
-def _sum(tensor: torch.Tensor) -> float:
-    """Their sum, where it costs no wait for a device."""
-    return float(tensor.sum()) if tensor.device.type == "cpu" and tensor.dtype != torch.bool else 0.0
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Checks the form of what a method gives: requests, trees, uploads, states, losses.
 
-They run in the first round of each phase, and in every round for a method of the user's (`checks_always`).
+They run in the first round of each phase, and in every round for a method of the user's (`checks_always`), whose
+writes into what it may only read are noticed, too.
 """
 
 import os
@@ -14,6 +15,8 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.method_errors import OURS, ProtocolError
 from shoal.algorithms.protocol import Ask, Mix, Reduce, Tree, Upload
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 # Set to 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
 ALWAYS = "SHOAL_CHECK_ALWAYS"
@@ -216,3 +219,40 @@ def require_loss(loss: Any) -> None:
     """Raises a ProtocolError if what a method's `train` gave is no number."""
     if not isinstance(loss, Real) and not (isinstance(loss, Tensor) and loss.numel() == 1):
         raise ProtocolError(f"gives {type(loss).__name__}, expected the loss as a float, NaN where nothing was trained")
+
+
+class MethodFault(ShoalError):
+    """A method writes into what it may only read, or is not deterministic: no client can be blamed for its code."""
+
+
+class ReadOnly:
+    """Notices when tensors are written to, by torch or behind its back."""
+
+    def __init__(self, tree: Tree, what: str) -> None:
+        """Remembers the tensors as they are; an error calls them `what`."""
+        self._what = what
+        self._seen = {name: (t, t._version, _sum(t)) for name, t in tree.items()}
+
+    def require_unchanged(self, where: str) -> None:
+        """Raises MethodFault if a tensor was written to; names it, and says `where`: the time and the client."""
+        for name, (tensor, version, total) in self._seen.items():
+            now = _sum(tensor)
+            if tensor._version != version or not (now == total or (now != now and total != total)):
+                raise MethodFault(
+                    f"{where} writes into the {self._what} {name!r}, which is read-only: other clients read it, too; "
+                    f"take a copy first, as in {name}.clone()"
+                )
+
+
+def require_unwritten(data: View, where: str) -> None:
+    """Raises MethodFault if a client's data was written to since it was opened, by counts of writes; names what."""
+    if (written := data.written()) is not None:
+        raise MethodFault(
+            f"{where} writes into client.data.{written}, which is read-only: later visits read it, too; "
+            "take a copy first, as clone() makes one"
+        )
+
+
+def _sum(tensor: torch.Tensor) -> float:
+    """Their sum, where it costs no wait for a device."""
+    return float(tensor.sum()) if tensor.device.type == "cpu" and tensor.dtype != torch.bool else 0.0

@@ -17,9 +17,10 @@ from shoal.algorithms.base import Client, Received, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts import host as host_module
-from shoal.engine.hosts.host import Host, MethodFault, ReadOnly
+from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
+from shoal.engine.rounds.protocol_checks import MethodFault, ReadOnly
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.manifest import NAME
