@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -59,8 +58,8 @@ def few_cells(cells: Sequence[Cell], hosts: int) -> list[str]:
 
 def most_common(home: Mapping[int, int], clients: Sequence[int]) -> int | None:
     """The host that visited most of these clients last; None: they are new."""
-    hosts = Counter(home[i] for i in clients if i in home)
-    return hosts.most_common(1)[0][0] if hosts else None
+    hosts = [home[i] for i in clients if i in home]
+    return max(dict.fromkeys(hosts), key=hosts.count) if hosts else None
 
 
 CALLS_IN_FLIGHT = 2
@@ -264,19 +263,22 @@ class _Phase:
             waiting.deadline = time.monotonic() + self._pool.timeout
         for task, outcome in zip(call.tasks, outcomes):
             self._pool.pace[task.cell.phase] = sum(outcome.seconds.values()) / max(task.cell.cost, 1.0)
-            # Copies: what stays after the round must not hold memory of the object store.
-            outcome.kept = {
-                i: replace(one, ref=call.states[one.ref], host=call.host) for i, one in outcome.kept.items()
-            }
-            # The first ones come with the call.
-            outcome.kept |= handed_over(outcome.states, call.host)
-            self._pool.keeps |= bool(outcome.kept)
-            outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
+            if outcome.states or outcome.kept:
+                self._keep(outcome, call)
             self._pool.home.update(dict.fromkeys(task.cell.ids, call.host))
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self._pool.memory[call.host] = outcome.memory
             self._pool.work.note(call.host, task.cell, outcome)
             self._finish(task, outcome)
+
+    def _keep(self, outcome: Outcome, call: _Call) -> None:
+        """Takes what clients keep: references to large states, copies of others."""
+        outcome.kept = {i: replace(one, ref=call.states[one.ref], host=call.host) for i, one in outcome.kept.items()}
+        # The first ones come with the call.
+        outcome.kept |= handed_over(outcome.states, call.host)
+        self._pool.keeps |= bool(outcome.kept)
+        # What stays after the round must not hold memory of the object store.
+        outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
         """Takes an outcome; passes on that of the whole cell once it is complete."""

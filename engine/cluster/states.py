@@ -26,6 +26,8 @@ LOST_STATES = "states of clients were lost with their machine"
 def placed(cells: Sequence[Cell]) -> tuple[list[Cell], list[Any]]:
     """Cells whose kept states have places in a list of references, and this list."""
     refs: list[Any] = []
+    if not any(cell.kept for cell in cells):
+        return list(cells), refs
     found = []
     for cell in cells:
         kept = {}
