@@ -24,7 +24,7 @@ ON_CLUSTER = (
     "engine.cell_timeout=30",
 )
 # Long enough for what is killed to be missed before the run ends: a worker looks for its raylet once a second.
-LONG = {"train": {"epochs": 80}}
+LONG = {"train": {"epochs": 160}}
 HOST, BUSY, SERVER = "ray::HostActor", "ray::HostActor.run", "ray::ServerActor"
 
 
