@@ -79,7 +79,7 @@ class GeneratedGraph:
         l = <F_i, F_j> / sqrt(H). A mean over no pairs is left out; without any pair L_reg is 0.
 
         `literal`, H(A', A^g) as it is written: one mean over all candidates of the same logarithms, with the sigmoid
-        that equation 7 rounds in the place of sigmoid(l). What it rounds to is 0 or 1, whose logarithm may be infinite.
+        that equation 7 rounds, instead of sigmoid(l). What it rounds to is 0 or 1, whose logarithm may be infinite.
         """
         known_S = self.candidates.known_S
         if self._literal and len(known_S):

@@ -247,7 +247,8 @@ class RayBackend:
     def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
         try:
             # In the midst of a round hosts are at work.
-            return write_in_parallel(folder, kept, [] if self._in_round else self.hosts)
+            hosts = [] if self._in_round else self.hosts
+            return write_in_parallel(folder, kept, hosts, self._config.engine.cell_timeout)
         except ObjectLostError as error:
             raise ServerLost(LOST_STATES) from error
 

@@ -97,7 +97,7 @@ class RayPool:
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
-        # States have been so large that they stay with the hosts.
+        # Downloads or states have been so large that states stay with hosts.
         self.keeps = False
         self.work = Work()
         self.signed: dict[int, float] = {}

@@ -68,8 +68,10 @@ def handed_over(states: dict[int, Tree], host: int = -1) -> dict[int, Kept]:
     return {client: Kept(ray.put(tree), tuple(tree), sizes[client], host) for client, tree in large.items()}
 
 
-def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[Any]) -> dict[str, str]:
+def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[Any], seconds: float) -> dict[str, str]:
     """Files of states, each written by the host that has them, or here where there are no hosts, and their digests.
+
+    What a host has not written after `seconds` is written here.
 
     Raises:
         ObjectLostError: States are lost with their machine.
@@ -84,15 +86,18 @@ def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[An
     found: dict[str, str] = {}
     for name, _, ids in parts:
         try:
-            digest = ray.get(calls[name]) if hosts else None
+            digest = ray.get(calls[name], timeout=seconds) if hosts else None
         except RayTaskError as error:
             if isinstance(error.cause, ObjectLostError | OSError):
                 raise error.cause from error
             raise
         except RayError:
-            # The host died; its states outlive it.
+            # The host died, or is silent; its states outlive it.
             digest = None
         if digest is None:
+            # Under another name: a silent host may go on writing.
+            (folder / name).unlink(missing_ok=True)
+            name = f"here-{name}"
             digest = write_clients(folder / name, dict(zip(ids, ray.get([kept[i].ref for i in ids]))))
         found[name] = digest
     return found

@@ -55,11 +55,16 @@ def test_states_stay_with_hosts(hosts: list[Any], start: Callable[..., Server], 
     require_same(all_of(away.state), here.state.to_tensors()[0])
     # The process that made a state is not needed any more; another one writes it.
     ray.kill(hosts[0], no_restart=False)
-    digests = write_in_parallel(tmp_path, away.state.kept, hosts)
-    assert digests == write_in_parallel(tmp_path, away.state.kept, [])
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(digests)
-    written = {name: t for file in digests for name, t in load_file(tmp_path / file).items()}
-    require_same({**away.state.to_tensors()[0], **written}, here.state.to_tensors()[0])
+    # Written by the host that is left, here alone, and here since no host is in time.
+    for number, (by, seconds) in enumerate(((hosts, 60.0), ([], 60.0), (hosts, 0.0))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        digests = write_in_parallel(folder, away.state.kept, by, seconds)
+        here_alone = {name.startswith("here-") for name in digests}
+        assert (number > 0) in here_alone
+        assert number != 1 or here_alone == {True}
+        written = {name: t for file in digests for name, t in load_file(folder / file).items()}
+        require_same({**away.state.to_tensors()[0], **written}, here.state.to_tensors()[0])
     here.round()
     away.round()
     require_same(all_of(away.state), here.state.to_tensors()[0])
@@ -96,7 +101,7 @@ def test_lost_states_lose_the_server(hosts: list[Any], start: Callable[..., Serv
 
     def write_until_it_is_noticed() -> None:
         while True:
-            write_in_parallel(tmp_path, server.state.kept, hosts)
+            write_in_parallel(tmp_path, server.state.kept, hosts, 60.0)
 
     with pytest.raises(ObjectLostError):
         write_until_it_is_noticed()
