@@ -67,18 +67,23 @@ def long_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Runs(tmp_path_factory.mktemp("long"), tmp_path_factory.getbasetemp() / "data", **LONG).here()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("disturbance", DISTURBANCES)
-def test_disturbed_in_mid_round(
-    cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, long_undisturbed: Path, disturbance: str
-) -> None:
-    runs = Runs(tmp_path, tmp_path_factory.getbasetemp() / "data", cluster, **LONG)
+def finish_disturbed(cluster: Cluster, runs: Runs, disturbance: str) -> None:
+    """A whole run, disturbed in the midst of its fourth round or a later one."""
     process = runs.start(*ON_CLUSTER)
     until(lambda: runs.rounds() >= 3, process)
     until(lambda: cluster.process(1, BUSY) and cluster.process(2, BUSY), process)
     DISTURBANCES[disturbance](cluster)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disturbance", DISTURBANCES)
+def test_disturbed_in_mid_round(
+    cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, long_undisturbed: Path, disturbance: str
+) -> None:
+    runs = Runs(tmp_path, tmp_path_factory.getbasetemp() / "data", cluster, **LONG)
+    finish_disturbed(cluster, runs, disturbance)
     assert_same_numbers(runs.run, long_undisturbed)
     assert noticed(runs)
 
@@ -93,12 +98,7 @@ def test_disturbed_where_states_stay_with_hosts(
     root = tmp_path_factory.getbasetemp() / "data"
     undisturbed = Runs(tmp_path_factory.mktemp("undisturbed"), root, **keys).here()
     runs = Runs(tmp_path, root, cluster, **keys)
-    process = runs.start(*ON_CLUSTER)
-    until(lambda: runs.rounds() >= 3, process)
-    until(lambda: cluster.process(1, BUSY) and cluster.process(2, BUSY), process)
-    DISTURBANCES[disturbance](cluster)
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors.decode()
+    finish_disturbed(cluster, runs, disturbance)
     assert len(list((runs.run / "checkpoints").glob("*/clients-*.safetensors"))) > 1
     assert_same_numbers(runs.run, undisturbed)
 
