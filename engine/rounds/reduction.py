@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
+from shoal.engine.rounds.mixing import Uploads, UploadsHere
 from shoal.storage.errors import ShoalError
 
 
@@ -123,18 +124,17 @@ class Sums:
 
 def combine(
     outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Reduce], sums: Sums
-) -> tuple[Replies, Tree]:
-    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries, `[clients, …]`.
+) -> tuple[Replies, dict[str, Uploads]]:
+    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries.
 
     Outcomes are in cell order, `ids` are all clients that answered, in that order. Raises as `reduce_cell` does.
     """
     if not outcomes:
         return Replies([], {}, {}), {}
     order = sorted(range(len(ids)), key=ids.__getitem__)
-    place_of = {ids[place]: rank for rank, place in enumerate(order)}
     entries: Tree = {}
     weights: Tree = {}
-    held: Tree = {}
+    held: dict[str, Uploads] = {}
     lists: dict[str, list[Tensor]] = {}
     for entry, how in up.items():
         if how is Reduce.GATHER:
@@ -149,12 +149,14 @@ def combine(
         else:
             _require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
             _require_one_type(entry, [(o.ids[0], o.tensors[entry]) for o in outcomes])
-            first = outcomes[0].tensors[entry]
-            joined = first.new_empty(len(ids), *first.shape[1:])
+            rows: dict[int, Tensor] = {}
             for outcome in outcomes:
                 # Each goes when it is there: both together would be two copies of all models.
-                joined[[place_of[i] for i in outcome.ids]] = outcome.tensors.pop(entry)
-            (held if how is Reduce.MIX else entries)[entry] = joined
+                rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
+            if how is Reduce.MIX:
+                held[entry] = UploadsHere([rows[i] for i in sorted(rows)])
+            else:
+                entries[entry] = torch.stack([rows.pop(i) for i in sorted(rows)])
     return Replies(sorted(ids), entries, weights, lists), held
 
 

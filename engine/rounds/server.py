@@ -24,6 +24,7 @@ from shoal.engine.messages.trainers import BATCHED
 from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
+from shoal.engine.rounds.mixing import Uploads
 from shoal.engine.rounds.protocol_checks import (
     checks_always,
     require_generator,
@@ -38,8 +39,6 @@ from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")
-# Of a product of `Mix`, at a time.
-NUMBERS_AT_A_TIME = 2**24
 
 
 class Server:
@@ -290,8 +289,8 @@ class Exchange:
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
-        # Uploads of `Reduce.MIX`, `[clients, …]`; a later one replaces an earlier one of its name.
-        self._held: Tree = {}
+        # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients were given the product.
+        self._held: dict[str, Uploads | None] = {}
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
@@ -360,26 +359,24 @@ class Exchange:
         if mix.entry not in self._held:
             raise ShoalError(f"Mix({mix.entry!r}) before any Ask uploaded it as Reduce.MIX")
         held = self._held[mix.entry]
-        flat = held.reshape(len(held), -1)
-        rows = mix.rows.to(flat.dtype)
+        if held is None:
+            raise ShoalError(f"Mix({mix.entry!r}) after clients were given its product; mix for the server first")
+        rows = mix.rows.to(held.dtype)
         require_finite({mix.entry: rows}, "the matrix of Mix")
-        if rows.shape[-1] != len(held) or (mix.dst is not None and rows.shape[:-1] != (len(mix.dst),)):
-            wanted = [len(held)] if mix.dst is None else [len(mix.dst), len(held)]
+        if rows.shape[-1] != held.clients or (mix.dst is not None and rows.shape[:-1] != (len(mix.dst),)):
+            wanted = [held.clients] if mix.dst is None else [len(mix.dst), held.clients]
             raise ShoalError(f"the matrix of Mix({mix.entry!r}) is {list(rows.shape)}, expected {wanted}")
-        # Each row for itself: a client's inbox does not hold the whole product in memory.
-        count = 1 if rows.dim() == 1 else len(rows)
-        parts = [torch.empty(flat.shape[1]) for _ in range(count)]
-        width = max(1, NUMBERS_AT_A_TIME // max(count, 1))
-        for start in range(0, flat.shape[1], width):
-            block = rows @ flat[:, start : start + width]
-            for part, row in zip(parts, block.reshape(count, -1)):
-                part[start : start + width] = row
-        for part in parts:
-            require_finite({mix.entry: part}, "the result of Mix")
         if mix.dst is None:
-            return torch.stack(parts).reshape((*rows.shape[:-1], *held.shape[1:]))
-        for part, client in zip(parts, mix.dst):
-            self.next_state.put_into_inbox(client, mix.entry, part.reshape((*held.shape[1:],)))
+            product = held.product(rows.reshape(-1, held.clients))
+            require_finite({mix.entry: product}, "the result of Mix")
+            return product.reshape((*rows.shape[:-1], *held.shape))
+        self._held[mix.entry] = None
+        parts = held.give(rows)
+        for part in parts:
+            # Hosts look at what they multiply.
+            require_finite({mix.entry: part} if isinstance(part, Tensor) else {}, "the result of Mix")
+        for client, part in zip(mix.dst, parts):
+            self.next_state.put_into_inbox(client, mix.entry, part)
             self._meter.mixed(part.nbytes)
         return None
 

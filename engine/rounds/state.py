@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.messages.cell import Kept
+from shoal.engine.rounds.mixing import Inbox, Mixed
 
 Scores = dict[str, dict[int, np.ndarray]]
 
@@ -23,7 +24,7 @@ class FederationState:
         server: The method's server state.
         clients: What every client kept: model, optimizer moments, what the method adds.
         kept: The same of clients whose state is in a cluster's memory.
-        inboxes: Results of mixing that wait for the client's next visit.
+        inboxes: Results of mixing that wait for the client's next visit, here or `Mixed` in a cluster's memory.
         downloads: Models of the server that some client was given last, by the round they come from.
         newest: The round of the model that a client was given last.
         scores: Newest counts by scope and client.
@@ -37,7 +38,7 @@ class FederationState:
     server: Tree = field(default_factory=dict)
     clients: dict[int, Tree] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
-    inboxes: dict[int, Tree] = field(default_factory=dict)
+    inboxes: dict[int, Inbox] = field(default_factory=dict)
     downloads: dict[int, Tree] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
@@ -69,7 +70,7 @@ class FederationState:
         self.clients.update(states)
         self.kept.update(kept)
 
-    def put_into_inbox(self, client: int, entry: str, value: Tensor) -> None:
+    def put_into_inbox(self, client: int, entry: str, value: Tensor | Mixed) -> None:
         """Leaves a result of mixing for a client's next visit."""
         self.inboxes.setdefault(client, {})[entry] = value
         self.touched[client] = False

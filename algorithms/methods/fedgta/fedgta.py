@@ -106,10 +106,10 @@ class FedGTA(Algorithm):
         ctx.notes["contributors"] = float((1 / rows.square().sum(1)).mean())
         ctx.notes["own weight"] = float(rows.diagonal().mean())
         ctx.record_mixing(got.ids, got.ids, rows)
-        yield Mix("w", rows, dst=got.ids)
         server["met"][got.ids] = True
         if self.cold_start == "warm":
             server["warm"] = yield Mix("w", (got["h"] / got["h"].sum()).float())
+        yield Mix("w", rows, dst=got.ids)
 
     def receive(self, client: Client, down: Tree) -> Received:
         if "w" not in client.inbox:

@@ -15,8 +15,9 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Mix, Reduce
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.rounds import server as rounds
+from shoal.engine.rounds import mixing
 from shoal.engine.rounds.costs import Live, Meter, Watch, unwatched
+from shoal.engine.rounds.mixing import UploadsHere
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.store.view import View
@@ -239,14 +240,14 @@ def test_the_line_of_a_round(meter: Meter) -> None:
 def mixer_of(meter: Meter, held: Tensor) -> tuple[Exchange, FederationState]:
     next_state = FederationState(inboxes={4: {"other": torch.ones(1)}})
     exchange = Exchange([], 1, meter._pool, FederationState(), next_state, [], meter)
-    exchange._held["w"] = held
+    exchange._held["w"] = UploadsHere([t.clone() for t in held])
     return exchange, next_state
 
 
 @pytest.mark.parametrize("numbers", [1, 9, 2**20])
 @pytest.mark.parametrize("shape", [(5, 8), (5, 2, 4), (5,)])
 def test_mix_is_the_product_of_numpy(meter: Meter, monkeypatch: Any, shape: tuple[int, ...], numbers: int) -> None:
-    monkeypatch.setattr(rounds, "NUMBERS_AT_A_TIME", numbers)
+    monkeypatch.setattr(mixing, "TILE", numbers)
     held, rows = torch.randn(shape), torch.rand(3, 5, dtype=torch.float64)
     mixer, next_state = mixer_of(meter, held)
     assert mixer.mix(Mix("w", rows, dst=[4, 0, 2])) is None
@@ -258,6 +259,8 @@ def test_mix_is_the_product_of_numpy(meter: Meter, monkeypatch: Any, shape: tupl
         # An inbox holds its own row and no more.
         assert mine.untyped_storage().nbytes() == mine.nbytes
     assert next_state.inboxes[4].keys() == {"other", "w"}
+    with refused(says="Mix('w') after clients were given its product; mix for the server first"):
+        mixer.mix(Mix("w", rows))
     assert next_state.touched == dict.fromkeys(next_state.inboxes, False) == {4: False, 0: False, 2: False}
     assert meter.line([], None)["bytes_down"] == 3 * mine.nbytes
     # Without a destination the server has it.
