@@ -12,20 +12,32 @@ from typing import Any
 
 import psutil
 import ray
+import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
+from shoal.engine.cluster.mixing import multiplied, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
-from shoal.engine.cluster.states import LOST_STATES, handed_over, take_states, with_states, write_in_parallel
+from shoal.engine.cluster.states import (
+    LOST_STATES,
+    Item,
+    hand_over_inboxes,
+    handed_over,
+    take_states,
+    tensors_of,
+    with_states,
+    write_in_parallel,
+)
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
-from shoal.engine.hosts.device import DeviceLost, resident
+from shoal.engine.hosts.device import DeviceLost, give_back_memory, resident
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell, Kept
+from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
 from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched, working_clock
@@ -40,6 +52,8 @@ BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0
 SECONDS_GONE = 20.0
 SECONDS_TO_ANSWER = 2.0
+# Bytes of freed memory of a host whose results are large.
+KEPT_BETWEEN_CALLS = 2**26
 
 
 class HostActor(Host):
@@ -67,15 +81,21 @@ class HostActor(Host):
             self._signed = now
             self._server.sign.remote(self._number)
 
-    def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree, *kept: Tree, results: int = 0) -> Any:
+    def run_call(
+        self, job_id: str, cells: Sequence[Cell], shared: Tree, *kept: Any, states: int = 0, results: int = 0
+    ) -> Any:
         """Runs the cells of one call; their outcomes have the memory that the process holds afterwards, and prints.
 
         A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
 
         Args:
-            kept: States at the places that `Cell.kept` names.
-            results: How many results of their own clients' new states may have, beside the outcomes.
+            kept: States, and results of mixing, at the places that `Cell.kept` and `Cell.inboxes` name.
+            states: How many results of their own clients' new states may have, beside the outcomes.
+            results: How many these, and the blocks of uploads to be mixed, may have.
         """
+        if states:
+            # What the call before gave lies in Ray's memory now.
+            give_back_memory(KEPT_BETWEEN_CALLS)
         before, began, outcomes = seconds_of_kernels(), working_clock(), []
         try:
             with self._prints.captured(cells[0].round):
@@ -92,14 +112,24 @@ class HostActor(Host):
                 outcome.memory, outcome.kernels = held, kernels / len(outcomes)
         if outcomes[0] is not None:
             outcomes[0].printed = self._prints.taken()
-        if not results:
+        if not states:
             return outcomes
         trees = take_states(outcomes)
-        return [outcomes, *trees, *[None] * (results - len(trees))]
+        found: list[Any] = [*trees, *[None] * (states - len(trees))]
+        for outcome in outcomes:
+            if outcome is not None:
+                found += take_blocks(outcome, cells[0].up, len(found))
+        return [outcomes, *found, *[None] * (results - len(found))]
 
-    def write_states(self, path: Path, ids: Sequence[int], *trees: Tree) -> str | None:
-        """Writes states of clients into a file and gives its digest; None where the folder is not on this machine."""
-        return write_clients(path, dict(zip(ids, trees))) if path.parent.is_dir() else None
+    def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, threads: int, *blocks: Tensor) -> list[Any]:
+        """See `shoal.engine.cluster.mixing.multiplied`."""
+        torch.set_num_threads(threads)
+        give_back_memory(KEPT_BETWEEN_CALLS)
+        return multiplied(rows, order, gives, blocks)
+
+    def write_states(self, path: Path, items: Sequence[Item], *values: Any) -> str | None:
+        """Writes what clients keep into a file and gives its digest; None where the folder is not on this machine."""
+        return write_clients(path, tensors_of(items, values)) if path.parent.is_dir() else None
 
     def enter(self, job: Job, number: int = 0, server: Any = None, between_signs: float = 0.0) -> DataLocality:
         """Opens a job, unless its machine has the files of no client; returns the clients whose files it has.
@@ -211,6 +241,7 @@ class RayBackend:
         self._health = ClusterHealth()
         if state is not None:
             state.kept |= handed_over(state.clients)
+            hand_over_inboxes(state.inboxes)
         self._run = job.id
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
@@ -244,11 +275,11 @@ class RayBackend:
     def state(self) -> FederationState:
         return self._get(self._server.state.remote())
 
-    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
+    def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         try:
             # In the midst of a round hosts are at work.
             hosts = [] if self._in_round else self.hosts
-            return write_in_parallel(folder, kept, hosts, self._config.engine.cell_timeout)
+            return write_in_parallel(folder, state, hosts, self._config.engine.cell_timeout)
         except ObjectLostError as error:
             raise ServerLost(LOST_STATES) from error
 

@@ -23,7 +23,6 @@ from shoal.storage.files.reading import read_bytes
 
 if TYPE_CHECKING:
     from shoal.algorithms.protocol import Tree
-    from shoal.engine.messages.cell import Kept
     from shoal.engine.rounds.state import FederationState
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class Checkpoint:
     inputs: dict[str, str]
     metrics: str
     passed_over: tuple[str, ...] = ()
-    write_states: "Callable[[Path, Mapping[int, Kept]], dict[str, str]] | None" = None
+    write_states: "Callable[[Path, FederationState], dict[str, str]] | None" = None
 
 
 def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
@@ -100,9 +99,9 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         for name, part in _parts(tensors).items():
             write_tensors(unfinished / name, part)
             files[name] = digest(unfinished / name)
-        if checkpoint.state.kept:
+        if checkpoint.state.elsewhere:
             assert checkpoint.write_states is not None
-            files |= checkpoint.write_states(unfinished, checkpoint.state.kept)
+            files |= checkpoint.write_states(unfinished, checkpoint.state)
         (unfinished / METRICS).write_text(checkpoint.metrics)
         run = run_of(root.parent)
         record = {
@@ -124,9 +123,9 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
     return folder
 
 
-def write_clients(path: Path, trees: "Mapping[int, Tree]") -> str:
-    """Writes states of clients as a file of a checkpoint; gives its digest. Raises OSError: it cannot be written."""
-    write_tensors(path, {f"client/{i}/{name}": t for i, tree in trees.items() for name, t in tree.items()})
+def write_clients(path: Path, tensors: "Tree") -> str:
+    """Writes what clients keep as a file of a checkpoint; gives its digest. Raises OSError: it cannot be written."""
+    write_tensors(path, tensors)
     _to_disk(path)
     return digest(path)
 

@@ -24,7 +24,6 @@ from shoal.engine.messages.trainers import BATCHED
 from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
-from shoal.engine.rounds.mixing import Uploads
 from shoal.engine.rounds.protocol_checks import (
     checks_always,
     require_generator,
@@ -33,7 +32,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_tree,
     require_untouched,
 )
-from shoal.engine.rounds.reduction import Sums, combine, require_finite
+from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
 from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
@@ -289,7 +288,7 @@ class Exchange:
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
-        # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients were given the product.
+        # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
         self._held: dict[str, Uploads | None] = {}
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:

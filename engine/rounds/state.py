@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.messages.cell import Kept
-from shoal.engine.rounds.mixing import Inbox, Mixed
+from shoal.engine.rounds.reduction import Inbox, Mixed
 
 Scores = dict[str, dict[int, np.ndarray]]
 
@@ -70,6 +70,11 @@ class FederationState:
         self.clients.update(states)
         self.kept.update(kept)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether some of it is in a cluster's memory."""
+        return bool(self.kept) or any(isinstance(t, Mixed) for box in self.inboxes.values() for t in box.values())
+
     def put_into_inbox(self, client: int, entry: str, value: Tensor | Mixed) -> None:
         """Leaves a result of mixing for a client's next visit."""
         self.inboxes.setdefault(client, {})[entry] = value
@@ -103,11 +108,12 @@ class FederationState:
             trained[client] = earlier_trained[client]
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
-        """The state as flat named tensors and plain values, ready for a file; what is `Kept` elsewhere is left out."""
+        """The state as flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
         for kind, trees in (("client", self.clients), ("inbox", self.inboxes), ("download", self.downloads)):
             for number, tree in trees.items():
-                tensors.update({f"{kind}/{number}/{name}": t for name, t in tree.items()})
+                here = {name: t for name, t in tree.items() if not isinstance(t, Mixed)}
+                tensors.update({f"{kind}/{number}/{name}": t for name, t in here.items()})
         for scope, by_client in self.scores.items():
             if by_client:
                 order = sorted(by_client)

@@ -15,9 +15,9 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Mix, Reduce
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.rounds import mixing
+from shoal.engine.rounds import reduction
 from shoal.engine.rounds.costs import Live, Meter, Watch, unwatched
-from shoal.engine.rounds.mixing import UploadsHere
+from shoal.engine.rounds.reduction import UploadsHere
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.store.view import View
@@ -247,7 +247,7 @@ def mixer_of(meter: Meter, held: Tensor) -> tuple[Exchange, FederationState]:
 @pytest.mark.parametrize("numbers", [1, 9, 2**20])
 @pytest.mark.parametrize("shape", [(5, 8), (5, 2, 4), (5,)])
 def test_mix_is_the_product_of_numpy(meter: Meter, monkeypatch: Any, shape: tuple[int, ...], numbers: int) -> None:
-    monkeypatch.setattr(mixing, "TILE", numbers)
+    monkeypatch.setattr(reduction, "TILE", numbers)
     held, rows = torch.randn(shape), torch.rand(3, 5, dtype=torch.float64)
     mixer, next_state = mixer_of(meter, held)
     assert mixer.mix(Mix("w", rows, dst=[4, 0, 2])) is None

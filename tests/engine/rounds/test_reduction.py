@@ -14,11 +14,10 @@ from support.small_cells import cell_of
 from torch import Tensor
 
 from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
+from shoal.algorithms.protocol import Reduce, Replies, Upload
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum, one_by_one
-from shoal.engine.rounds.mixing import Uploads
-from shoal.engine.rounds.reduction import Sums, combine, reduce_cell, upload_bytes
+from shoal.engine.rounds.reduction import Sums, Uploads, combine, reduce_cell, upload_bytes
 from shoal.engine.rounds.sampling import draw_cohort, form_cells
 
 
