@@ -126,8 +126,7 @@ class RemoteRun:
         Raises ShoalError: another driver writes it, or the address is out of reach.
         """
         self._run, self._folder = folder, Folder(address, WAY_OUT)
-        self._known: dict[Path, tuple[tuple[int, int], list[Any]]] = {}
-        self._unsent: ShoalError | None = None
+        self._unsent: Exception | None = None
         self._listed: dict[str, Any] = {}
         (folder.path / ADDRESS).write_text(address)
         folder.place, folder.send = address, self.send
@@ -145,7 +144,10 @@ class RemoteRun:
         if not there:
             return
         done = (self._run.finished, checkpoint.newest_round(self._run.checkpoints))
-        if here.get("generation") != self._generation or done <= (SUMMARY in there["files"], there["round"]):
+        same = here.get("generation") == self._generation
+        if not same or done <= (SUMMARY in there["files"], there["round"]):
+            if not same:
+                self._run.clear()
             bring(self._folder, there, path)
             self._listed = there
             return
@@ -165,7 +167,7 @@ class RemoteRun:
         try:
             self._send()
             self._unsent = None
-        except FetchError as error:
+        except (FetchError, OSError) as error:
             self._unsent = error
             line = f"{error}; the run goes on, and is in {self._run.path} alone until it can be sent"
             say(line)
@@ -183,7 +185,7 @@ class RemoteRun:
     def close(self) -> None:
         """Sends the log, if the address takes it, and leaves the run to others."""
         if self._unsent is None and (self._run.path / CONFIG).exists():
-            with suppress(ShoalError):
+            with suppress(ShoalError, OSError):
                 self._send()
         self._seat.close()
 
@@ -198,7 +200,7 @@ class RemoteRun:
         files = self._files(there)
         if files == self._listed.get("files"):
             return
-        missing = {xxh3: (name, size) for name, (size, xxh3, _) in files.items() if there.get(xxh3) != size}
+        missing = {xxh3: (name, size) for name, (size, xxh3) in files.items() if there.get(xxh3) != size}
         with ThreadPoolExecutor(AT_ONCE) as threads:
             sent = [
                 threads.submit(self._folder.send, f"{OBJECTS}/{xxh3}", self._run.path / name, size)
@@ -213,43 +215,36 @@ class RemoteRun:
         (self._run.path / LIST).write_text(text)
         self._listed = listed
         with suppress(FetchError):
-            for xxh3 in there.keys() - {xxh3 for _, xxh3, _ in files.values()}:
+            for xxh3 in there.keys() - {xxh3 for _, xxh3 in files.values()}:
                 self._folder.delete(f"{OBJECTS}/{xxh3}")
 
     def _files(self, there: Mapping[str, int | None]) -> dict[str, list[Any]]:
-        """Size, digest and time of change of each file of the run, by its path; some may be at the address alone.
+        """Size and digest of each file of the run, by its path; those that hosts sent are at the address alone.
 
-        A checkpoint of which a file is nowhere is left out.
+        A checkpoint of which a file is nowhere is left out. Of a file that grows meanwhile its beginning counts.
         """
         path = self._run.path
-        found: dict[str, list[Any]] = {}
-        noted: dict[str, str] = {}
-        for state in [each for part in OF_CHECKPOINTS for each in path.glob(f"{part}/round-*/{PLAIN}")]:
-            place = state.parent.relative_to(path).as_posix()
-            if not NOT_SENT.fullmatch(place):
-                with suppress(OSError, ValueError, KeyError):
-                    of_state = unsealed(state.read_bytes())["files"]
-                    noted |= {f"{place}/{name}": xxh3 for name, xxh3 in of_state.items()}
-        for file in sorted(file for file in path.rglob("*") if file.is_file() and not file.is_symlink()):
-            name = file.relative_to(path).as_posix()
-            if not NOT_SENT.fullmatch(name):
-                found[name] = self._record(file, noted.get(name))
-        for name, xxh3 in noted.items():
-            if name not in found and there.get(xxh3) is None:
-                lost = name.rpartition("/")[0]
-                log.warning("%s/%s is neither here nor in %s; this checkpoint is not sent", path, name, self._folder)
-                found = {other: record for other, record in found.items() if not other.startswith(f"{lost}/")}
-            elif name not in found:
-                found[name] = [there[xxh3], xxh3, 0]
+        names = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if _is_sent(file, path)}
+        # As checkpoints say; what is there already is not read again.
+        digests: dict[str, str] = {}
+        for name in [name for name in names if name.endswith(f"/{PLAIN}")]:
+            with suppress(ValueError, KeyError):
+                of_state = unsealed(names[name].read_bytes())["files"]
+                digests |= {f"{PurePosixPath(name).parent}/{part}": xxh3 for part, xxh3 in of_state.items()}
+        found = {name: [there[xxh3], xxh3] for name, xxh3 in digests.items() if there.get(xxh3) is not None}
+        for name in names.keys() - found.keys():
+            size = names[name].stat().st_size
+            found[name] = [size, _digest(names[name], size)]
+        for name in digests.keys() - found.keys():
+            log.warning("%s/%s is neither here nor in %s; this checkpoint is not sent", path, name, self._folder)
+            folder = f"{PurePosixPath(name).parent}/"
+            found = {other: record for other, record in found.items() if not other.startswith(folder)}
         return found
 
-    def _record(self, file: Path, xxh3: str | None) -> list[Any]:
-        """Size, digest and time of change of a file; of one that grows meanwhile, of its beginning."""
-        stat = file.stat()
-        key = (stat.st_mtime_ns, stat.st_size)
-        if self._known.get(file, ((), []))[0] != key:
-            self._known[file] = key, [stat.st_size, xxh3 or _digest(file, stat.st_size), stat.st_mtime_ns]
-        return self._known[file][1]
+
+def _is_sent(file: Path, path: Path) -> bool:
+    name = file.relative_to(path).as_posix()
+    return file.is_file() and not file.is_symlink() and not NOT_SENT.fullmatch(name)
 
 
 def _digest(file: Path, size: int) -> str:
@@ -303,18 +298,17 @@ def bring(folder: Folder, there: Mapping[str, Any], path: Path) -> None:
 
 
 def _bring_one(folder: Folder, path: Path, files: Mapping[str, list[Any]], name: str) -> None:
-    file, (size, xxh3, changed) = path / name, files[name]
+    file, (size, xxh3) = path / name, files[name]
     if _is_as(file, files[name]):
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
     folder.fetch(f"{OBJECTS}/{xxh3}", size, xxh3, part)
-    os.utime(part, ns=(changed, changed))
     os.replace(part, file)
 
 
 def _is_as(file: Path, record: list[Any]) -> bool:
-    size, xxh3, _ = record
+    size, xxh3 = record
     return file.exists() and file.stat().st_size == size and _digest(file, size) == xxh3
 
 

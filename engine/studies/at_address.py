@@ -36,11 +36,19 @@ def local_copy(address: str) -> Path:
 
 
 def kept_at(address: str) -> list[Kept]:
-    """The run or the store at an address, or those in the folders there. Raises ShoalError as `local_copy`."""
+    """The run or the store at an address, or those in the folders there; a line for each that cannot be read."""
     inside = [path for path, size in _folder(address).sizes().items() if size is None]
     places = [address, *(below(address, path) for path in inside)]
-    found = [(kind, place) for place in places if (kind := _kind_of(Folder(place)))]
-    return [Kept(kind, local_copy(place), _change(place)) for kind, place in found]
+    found = []
+    for place in places:
+        try:
+            if kind := _kind_of(Folder(place)):
+                found.append(Kept(kind, local_copy(place), _change(place)))
+        except ShoalError as error:
+            if place == address:
+                raise
+            say(error.line)
+    return found
 
 
 def verify_at(address: str) -> None:

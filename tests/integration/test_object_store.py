@@ -76,7 +76,7 @@ def test_hosts_and_server_killed_and_resumed_on_two_machines(
     server.read.clear()
     parts = read_list(Folder(address))["files"]
     sizes: dict[str, int] = {}
-    for name, (size, _, _) in parts.items():
+    for name, (size, _) in parts.items():
         if "/clients-" in name:
             host = str(int(name.split("-")[2]))
             sizes[host] = sizes.get(host, 0) + size
