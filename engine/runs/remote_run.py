@@ -260,13 +260,17 @@ def read_list(folder: Folder) -> dict[str, Any]:
     """What `run.json` at an address says; empty where there is none. Raises FetchError; ShoalError: it is damaged."""
     if LIST not in folder.sizes():
         return {}
-    try:
-        found = unsealed(folder.content(LIST))
-        if found["format"] != FORMAT:
-            raise ValueError(f"format {found['format']} of another version of Shoal, this one reads {FORMAT}")
-        return found
-    except (ValueError, KeyError) as error:
-        raise ShoalError(f"{folder}/{LIST}", f"damaged ({error}); {WAY_OUT}") from None
+    fault: Exception | None = None
+    # A driver may write it between the question for its size and that for its content.
+    for _ in range(TRIES):
+        try:
+            found = unsealed(folder.content(LIST))
+            if found["format"] == FORMAT:
+                return found
+            fault = ValueError(f"format {found['format']} of another version of Shoal, this one reads {FORMAT}")
+        except (ValueError, KeyError) as error:
+            fault = error
+    raise ShoalError(f"{folder}/{LIST}", f"damaged ({fault}); {WAY_OUT}")
 
 
 def _list_here(path: Path) -> dict[str, Any]:

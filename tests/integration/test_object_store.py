@@ -20,6 +20,7 @@ from shoal.storage.files.addresses import Folder, below
 
 # States of 100 kB and more stay with hosts.
 KEYS: dict[str, Any] = {"model": {"name": "mlp", "hidden": 1000}, "train": {"epochs": 20}}
+OF_STORE = ("store/clients/", "store/splits/", "store/hops/")
 PROCESS = f"""
 import sys, ray
 ray.init(address="{HEAD}", log_to_driver=False)
@@ -60,20 +61,28 @@ def test_hosts_and_server_killed_and_resumed_on_two_machines(
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "data"
     undisturbed = Runs(tmp_path_factory.mktemp("undisturbed"), root, **KEYS).here()
-    address = below(server.address("runs"), undisturbed.name)
+    address = below(server.undisturbed("runs"), undisturbed.name)
     there = (f"data.store={server.address('store')}", f"run.root={server.address('runs')}")
     runs = Runs(tmp_path, root, cluster, **KEYS)
     server.disturb = 10
     command = [*cluster.inside(0, sys.executable), "-m", "shoal", "prepare", str(runs.config), *there]
     subprocess.run(command, env=cluster.env, check=True)
-    process = runs.start(*ON_CLUSTER, *there)
+    process = runs.start(*ON_CLUSTER, *there, "run.checkpoint_every=1")
 
     def rounds() -> int:
         """Of the newest checkpoint in the object store."""
         return read_list(Folder(address)).get("round", 0)
 
-    until(lambda: rounds() >= 2, process)
-    server.read.clear()
+    def another() -> None:
+        before = rounds()
+        until(lambda: rounds() > before, process)
+
+    another()
+    first = {(machine, path) for machine, path in server.readers if path.startswith(OF_STORE)}
+    assert len(first) > 12
+    # What was being read is read once the next round is done.
+    another()
+    server.readers.clear()
     parts = read_list(Folder(address))["files"]
     sizes: dict[str, int] = {}
     for name, (size, _) in parts.items():
@@ -84,13 +93,11 @@ def test_hosts_and_server_killed_and_resumed_on_two_machines(
     most = max(sizes, key=lambda host: sizes[host])
     ask = [*cluster.inside(0, sys.executable), "-c", PROCESS, f"host-{most}"]
     os.kill(int(subprocess.run(ask, env=cluster.env, check=True, capture_output=True).stdout), 9)
-    before = rounds()
-    until(lambda: rounds() > before, process)
+    another()
     DISTURBANCES["kill server actor"](cluster)
-    before = rounds()
-    until(lambda: rounds() > before, process)
-    # Each machine has read its part of the store once.
-    assert not [path for path in server.read if path.startswith(("store/clients", "store/splits", "store/hops"))]
+    another()
+    assert server.readers
+    assert not server.readers & first
     process.kill()
     process.wait()
     cluster.kill(2)

@@ -19,7 +19,9 @@ class ObjectServer:
     """The proxy.
 
     Attributes:
+        server: Port of the server that it stands before.
         read: Number of requests for the content of each object, by its path in the bucket.
+        readers: Who read what: addresses of machines, and paths.
         truncate: Parts of paths of which the next answers are cut off in the middle, as often as they are here.
         damage: The same; the last byte of the next answer changes.
         refusal: Status and code of the error that requests get of which the path has a part; None: they are served.
@@ -29,10 +31,11 @@ class ObjectServer:
     def __init__(self, server: int, listening: socket.socket | None = None) -> None:
         """Stands before a server that listens at a port of this machine."""
         self.read: Counter[str] = Counter()
+        self.readers: set[tuple[str, str]] = set()
         self.truncate: list[str] = []
         self.damage: list[str] = []
         self.refusal: tuple[int, str, str] | None = None
-        self._server = server
+        self.server = server
         self.disturb = 0
         self._asked = 0
         self._listening = listening or socket.create_server(("127.0.0.1", 0))
@@ -40,16 +43,24 @@ class ObjectServer:
 
     def address(self, folder: str, bucket: str = BUCKET) -> str:
         """The address of a folder."""
-        host, port = self._listening.getsockname()
+        return self.address_by(folder, bucket, *self._listening.getsockname())
+
+    def undisturbed(self, folder: str) -> str:
+        """The address of a folder for this machine, not through the proxy."""
+        return self.address_by(folder, BUCKET, "127.0.0.1", self.server)
+
+    @staticmethod
+    def address_by(folder: str, bucket: str, host: str, port: int) -> str:
+        """The address of a folder by way of a listener."""
         return f"s3://{bucket}/{folder}?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
 
     def _accept(self) -> None:
         while True:
-            client, _ = self._listening.accept()
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            client, (machine, _) = self._listening.accept()
+            threading.Thread(target=self._serve, args=(client, machine), daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError), closing(client), closing(socket.create_connection(("127.0.0.1", self._server))) as up:
+    def _serve(self, client: socket.socket, machine: str) -> None:
+        with suppress(OSError), closing(client), closing(socket.create_connection(("127.0.0.1", self.server))) as up:
             wrong: list[str] = []
             threading.Thread(target=self._answer, args=(up, client, wrong), daemon=True).start()
             while asked := client.recv(1 << 16):
@@ -68,6 +79,7 @@ class ObjectServer:
                 if request and request[1] == b"GET" and request[2].startswith(f"{BUCKET}/".encode()):
                     path = request[2].decode().removeprefix(f"{BUCKET}/")
                     self.read[path] += 1
+                    self.readers.add((machine, path))
                     for name, parts in (("truncate", self.truncate), ("damage", self.damage)):
                         for part in [part for part in parts if part in path][:1]:
                             parts.remove(part)

@@ -24,7 +24,7 @@ from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
 from shoal.engine.runs import remote_run
 from shoal.engine.runs.driver import Driver
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.runs.remote_run import DRIVERS, LIST, Seat, copy_of
+from shoal.engine.runs.remote_run import DRIVERS, LIST, RemoteRun, Seat, copy_of
 from shoal.engine.runs.run import run
 from shoal.engine.studies.at_address import remove_at, verify_at
 from shoal.storage.errors import FetchError, ShoalError
@@ -84,6 +84,8 @@ def killed_after(monkeypatch: pytest.MonkeyPatch) -> KilledAfter:
 
         with monkeypatch.context() as patch:
             patch.setattr(Driver, "_record", until)
+            # The sign of its driver stays there.
+            patch.setattr(RemoteRun, "close", lambda _: None)
             with pytest.raises(Killed):
                 run(config)
         (folder,) = Path(os.environ["SHOAL_CACHE"]).glob("runs/*/small-*")
