@@ -16,6 +16,7 @@ from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_address
 
 
 def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -48,8 +49,12 @@ class Run:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Of a run folder; raises `ShoalError` if it is none."""
+        """Of a run folder, or of a run at an address, which is copied; raises `ShoalError` if it is none."""
         self.path = Path(path)
+        if is_address(str(path)):
+            from shoal.engine.studies.at_address import local_copy
+
+            self.path = local_copy(str(path))
         if not (self.path / CONFIG).exists():
             raise ShoalError(self.path, f"no run folder: has no {CONFIG}")
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,19 @@ class HostActor(Host):
         give_back_memory(KEPT_BETWEEN_CALLS)
         return multiplied(rows, order, gives, blocks)
 
-    def write_states(self, path: Path, items: Sequence[Item], *values: Any) -> str | None:
-        """Writes what clients keep into a file and gives its digest; None where the folder is not on this machine."""
-        return write_clients(path, tensors_of(items, values)) if path.parent.is_dir() else None
+    def write_states(self, path: Path, address: str | None, items: Sequence[Item], *values: Any) -> str | None:
+        """Writes what clients keep into a file and gives its digest.
+
+        Where the folder is not on this machine, the file is sent to the address of the run; None: it has none.
+        """
+        tensors = tensors_of(items, values)
+        if path.parent.is_dir():
+            return write_clients(path, tensors)
+        if address is None:
+            return None
+        from shoal.engine.records.remote_parts import send_part
+
+        return send_part(address, partial(write_clients, tensors=tensors))
 
     def enter(self, job: Job, number: int = 0, server: Any = None, between_signs: float = 0.0) -> DataLocality:
         """Opens a job, unless its machine has the files of no client; returns the clients whose files it has.

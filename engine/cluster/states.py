@@ -5,7 +5,9 @@ owns it: it outlives the host's process. What was on a machine that is lost is l
 checkpoint.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ from torch import Tensor
 from shoal.algorithms.protocol import Tree, is_moment
 from shoal.engine.cluster.mixing import LEAST_OF_A_BLOCK
 from shoal.engine.messages.cell import Cell, Kept, Outcome
-from shoal.engine.records.checkpoint import PART_BYTES, write_clients
+from shoal.engine.records.checkpoint import PART_BYTES, address_of, write_clients
 from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import FetchError
 
+log = logging.getLogger(__name__)
 # Bytes that Ray sends with a call. Larger states stay where they are, larger downloads are put into memory once.
 SENT_WITH_A_CALL = 96_000
 LOST_STATES = "states of clients were lost with their machine"
@@ -124,24 +128,33 @@ def write_in_parallel(folder: Path, state: FederationState, hosts: Sequence[Any]
         ObjectLostError: States are lost with their machine.
         OSError: A file cannot be written.
     """
-    parts = _parts(state, len(hosts))
+    parts, address = _parts(state, len(hosts)), address_of(folder.parents[1])
     calls = {
-        part.name: hosts[part.host].write_states.remote(folder / part.name, part.items, *part.refs)
+        part.name: hosts[part.host].write_states.remote(folder / part.name, address, part.items, *part.refs)
         for part in parts
         if hosts
     }
     found: dict[str, str] = {}
+    sizes: dict[str, int | None] = {}
     for part in parts:
-        name = part.name
+        name, host = part.name, part.host
         try:
             digest = ray.get(calls[name], timeout=seconds) if hosts else None
         except RayTaskError as error:
             if isinstance(error.cause, ObjectLostError | OSError):
                 raise error.cause from error
-            raise
+            if not isinstance(error.cause, FetchError):
+                raise
+            log.warning("%s; the driver writes what host %d has of a checkpoint", error.cause, host)
+            digest = None
         except RayError:
             # The host died, or is silent; its states outlive it.
             digest = None
+        if digest is not None and not (folder / name).exists() and digest not in sizes:
+            sizes = _sizes_at(address)
+            if digest not in sizes:
+                log.warning("host %d sees another folder or address; the driver writes what it has", host)
+                digest = None
         if digest is None:
             # Under another name: a silent host may go on writing.
             (folder / name).unlink(missing_ok=True)
@@ -149,6 +162,18 @@ def write_in_parallel(folder: Path, state: FederationState, hosts: Sequence[Any]
             digest = write_clients(folder / name, tensors_of(part.items, ray.get(part.refs)))
         found[name] = digest
     return found
+
+
+def _sizes_at(address: str | None) -> dict[str, int | None]:
+    """Files at the address of a run, if it has one and that answers."""
+    if address is None:
+        return {}
+    from shoal.engine.records.remote_parts import sizes_at
+    from shoal.storage.files.addresses import Folder
+
+    with suppress(FetchError):
+        return sizes_at(Folder(address))
+    return {}
 
 
 @dataclass

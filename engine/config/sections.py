@@ -278,7 +278,7 @@ class RunConfig:
     """Files that are kept of a run.
 
     Attributes:
-        root: Folder of run folders.
+        root: Folder of run folders, or its address: `s3://bucket/runs`, `gs://…`, `file://…`.
         checkpoint_every: Rounds between checkpoints.
         checkpoint_seconds: One is also written after the round in which so much time is over since the last.
         keep: Checkpoints kept.
@@ -293,7 +293,7 @@ class RunConfig:
         max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
     """
 
-    root: Annotated[FilePath, Field(validate_default=True)] = "runs"
+    root: Annotated[Place, Field(validate_default=True)] = "runs"
     checkpoint_every: Positive = 10
     checkpoint_seconds: Annotated[Number, Field(gt=0)] = 600.0
     keep: Positive = 2

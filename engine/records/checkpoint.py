@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
 from shoal.engine.records.summary import chosen
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.files.reading import read_bytes
@@ -34,6 +34,8 @@ OF_CLIENTS = ("client/", "inbox/")
 PART_BYTES = 2**26
 # The folder of the checkpoints of best rounds.
 BEST = "best"
+# In a folder that is the copy of a run at an address: this.
+ADDRESS = ".address"
 # Raised by reading a damaged one.
 UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
@@ -114,7 +116,9 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         }
         (unfinished / PLAIN).write_text(sealed(record))
         for path in (*(unfinished / name for name in (*files, METRICS, PLAIN)), unfinished):
-            _to_disk(path)
+            # Others were sent to the address of the run by the hosts that wrote them.
+            if path.exists() or address_of(root.parent) is None:
+                _to_disk(path)
         os.replace(unfinished, folder)
         _to_disk(folder.parent)
     except OSError as error:
@@ -128,6 +132,12 @@ def write_clients(path: Path, tensors: "Tree") -> str:
     write_tensors(path, tensors)
     _to_disk(path)
     return digest(path)
+
+
+def address_of(run: Path) -> str | None:
+    """The address of the run of which a folder is the copy on this machine; None: the run is in the folder alone."""
+    path = run / ADDRESS
+    return path.read_text() if path.exists() else None
 
 
 def _parts(tensors: "Tree") -> "dict[str, Tree]":
@@ -180,6 +190,8 @@ def load_newest(root: Path) -> Checkpoint | None:
     for number in rounds_kept(root):
         try:
             return replace(load_round(root, number), passed_over=tuple(complaints))
+        except FetchError:
+            raise
         except ShoalError as error:
             complaints.append(error.line)
     if complaints:
@@ -245,6 +257,10 @@ def _record(folder: Path) -> dict[str, Any]:
     if isinstance(plain, Mapping) and plain.get("format", FORMAT) != FORMAT:
         raise ShoalError(folder, f"format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
     record = unsealed(text)
+    if address := address_of(folder.parents[1]):
+        from shoal.engine.records.remote_parts import bring
+
+        bring(address, folder, record["files"])
     for name, expected in record["files"].items():
         if digest(folder / name) != expected:
             raise ValueError(f"{name}: checksum does not match")

@@ -1,6 +1,7 @@
 """The loop of a run: steps a server through its rounds, and records them in the run folder."""
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ class Driver:
                         done = self._serve_again(error)
                         view.back_to(done)
                     if interrupt.asked and done < self.config.rounds and not self._ended_early():
-                        say(f"stopped after round {done}; continue with: shoal run {self.folder.path} --resume")
+                        say(f"stopped after round {done}; {self._how_to_resume()}")
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
@@ -126,6 +127,7 @@ class Driver:
                 # At its end, the server may be a round ahead of the lines of metrics; then all of it is kept.
                 if current.state.round == done:
                     checkpoint.save(self.folder.checkpoints, current, self.config.run.keep)
+                    self.folder.send()
                     say(f"kept a checkpoint of round {done}")
 
         return watch
@@ -139,10 +141,13 @@ class Driver:
             if done:
                 try:
                     self._save()
-                    say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
+                    say(f"kept a checkpoint of round {done}; {self._how_to_resume()}")
                 except (ShoalError, ServerLost) as error:
                     log.error("no checkpoint of round %d: %s", done, error)
             raise
+
+    def _how_to_resume(self) -> str:
+        return f"continue with: shoal run {shlex.quote(str(self.folder.place))} --resume"
 
     def _ended_early(self) -> bool:
         """Whether a callback ended the run; it ends with the next evaluation."""
@@ -181,6 +186,7 @@ class Driver:
     def _save(self) -> None:
         began = time.monotonic()
         checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
+        self.folder.send()
         self._saved = time.monotonic()
         self._servers_lost = 0
         self._seconds_of_checkpoints += self._saved - began

@@ -204,7 +204,7 @@ def expected(plan: RunPlan) -> Expected:
         "inductive": "training sees training nodes alone; the estimates are for all nodes, or more"
         if config.data.inductive
         else "",
-        "run folder": str(plan.folder),
+        "run folder": str(plan.place),
         "disk": f"{size(disk)} for the store, {size(kept)} a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "

@@ -13,7 +13,7 @@ from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES
 from shoal.engine.records.metrics import read_records, recorded_rounds, write_records
-from shoal.engine.records.run_folder import CHECKPOINTS, RunFolder, changed_keys, run_path
+from shoal.engine.records.run_folder import CHECKPOINTS, RunFolder, changed_keys, run_path, runs_here
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
@@ -53,9 +53,9 @@ def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
 
 
 def _shorter(plan: RunPlan) -> Iterator[tuple[Path, int]]:
-    """Runs of the same name and keys with fewer rounds, and maybe with another schedule of rates."""
+    """Runs on this machine of the same name and keys with fewer rounds, and maybe with another schedule of rates."""
     config = plan.config
-    for other in Path(config.run.root).glob(f"{config.name}-????????"):
+    for other in runs_here(config).glob(f"{config.name}-????????"):
         try:
             changed = {key.partition(" ")[0] for key in changed_keys(config, other)}
             rounds = load_config(other).rounds

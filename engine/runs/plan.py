@@ -15,7 +15,7 @@ from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import run_path
+from shoal.engine.records.run_folder import run_path, run_place
 from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts
 from shoal.storage.store.store import Store
 
@@ -63,6 +63,11 @@ class RunPlan:
     def folder(self) -> Path:
         """The run folder, whose name is the identity of the run; raises as `inputs`."""
         return run_path(self.config, self.inputs)
+
+    @property
+    def place(self) -> Path | str:
+        """Where the run is kept: its folder, or its address as text."""
+        return run_place(self.config, self.folder)
 
     def prepare(self, repair: bool = True) -> Store:
         """Opens the store that the method trains on; as `shoal.engine.preparing.prepare.prepare`."""

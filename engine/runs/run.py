@@ -47,8 +47,12 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         raise ShoalError("--resume, --fresh", "one goes on with the run, the other clears it; give one of them")
     plan = run if isinstance(run, RunPlan) else _planned(run)
     config = plan.config
-    folder = RunFolder(plan.folder, config.run.log_format)
+    folder, remote = RunFolder(plan.folder, config.run.log_format), None
     try:
+        if isinstance(plan.place, str):
+            from shoal.engine.runs.remote_run import RemoteRun
+
+            remote = RemoteRun(plan.place, folder, fresh)
         read = inputs.contents(config) | _published(config)
         # A sweep may have made the plan hours ago.
         _require_same(folder, plan.inputs, read)
@@ -56,7 +60,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
             _require_same(folder, read_summary(folder.path).get("inputs", {}), read)
-            say(f"{folder.path}: already finished; --fresh runs it again")
+            say(f"{folder.place}: already finished; --fresh runs it again")
             return folder.path
         found = None if fresh else _checkpoint(plan, folder, resume)
         if found:
@@ -78,6 +82,8 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if fresh:
             folder.clear()
+            if remote is not None:
+                remote.clear()
         folder.begin(config)
         go_on_from(folder, found, config.run.client_scores)
         own = backend or open_backend(config)
@@ -86,11 +92,15 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         finally:
             if backend is None:
                 own.close()
+        if remote is not None:
+            remote.finish()
         return folder.path
     except ShoalError as error:
         _note(error, folder)
         raise
     finally:
+        if remote is not None:
+            remote.close()
         folder.close()
 
 
@@ -133,7 +143,7 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | 
     if not folder.started:
         return None
     if not resume:
-        raise ShoalError(folder.path, "holds an unfinished run; --resume continues it, --fresh starts over")
+        raise ShoalError(folder.place, "holds an unfinished run; --resume continues it, --fresh starts over")
     found = checkpoint.load_newest(folder.checkpoints)
     if found is None:
         logged, every = folder.rounds_logged(), folder.checkpoint_every()

@@ -99,7 +99,7 @@ def show_run(run: Path) -> None:
     _line(f"run folder: {run}")
 
 
-def show_next(config_path: str, overrides: Sequence[str], config: Config, run: Path) -> None:
+def show_next(config_path: str, overrides: Sequence[str], config: Config, run: Path | str) -> None:
     """Prints commands to try after a run, with its overrides, but those of the keys that a command sets."""
     folder = shlex.quote(str(run))
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
@@ -127,7 +127,7 @@ def show_next(config_path: str, overrides: Sequence[str], config: Config, run: P
         start = again("sweep", "heterogeneity.rule", "heterogeneity.clients", "seed")
         _line(f"{start} heterogeneity.rule=round-robin,blocks seed=0,1,2")
     board = config.run.tensorboard or any(callback.name == "tensorboard" for callback in config.callbacks)
-    more = f", tensorboard --logdir {shlex.quote(config.run.root)}" if board else ""
+    more = f", tensorboard --logdir {shlex.quote(config.run.root)}" if board and isinstance(run, Path) else ""
     _line(f"  shoal export {folder}, shoal inspect {folder}{more}")
 
 

@@ -28,7 +28,7 @@ from shoal.engine.studies.papers import (
 from shoal.engine.studies.study import Selection
 from shoal.engine.studies.study_table import on_screen
 from shoal.engine.studies.sweep import Sweep, span, store_keys
-from shoal.engine.studies.sweep_folder import row_of
+from shoal.engine.studies.sweep_folder import root_of, row_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.datasets.registry import missing_files
 from shoal.storage.errors import ShoalError
@@ -102,7 +102,7 @@ class TableRuns:
     @property
     def root(self) -> Path | None:
         """The folder of the runs; None where there are none."""
-        return Path(self.plans[0].config.run.root) if self.plans else None
+        return root_of(self.plans[0].config) if self.plans else None
 
     def go(self, at_once: int) -> None:
         """Runs what is not finished; a run whose data cannot be had is left out with the reason."""

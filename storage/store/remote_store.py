@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from shoal.storage.errors import FetchError
-from shoal.storage.files.addresses import Folder
+from shoal.storage.files.addresses import AT_ONCE, Folder
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.object_cache import ObjectCache
 from shoal.storage.files.places import cache_folder
@@ -19,9 +19,6 @@ from shoal.storage.progress import step
 from shoal.storage.store.arrow_file import FileRecord, record_of
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, stores_below
-
-# Files sent or fetched at a time: small ones take their time in waiting.
-AT_ONCE = 16
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.states import LOST_STATES, hand_over_inboxes, handed_over, write_in_parallel
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.records import checkpoint
-from shoal.engine.records.checkpoint import Checkpoint, load_round, write
+from shoal.engine.records.checkpoint import ADDRESS, Checkpoint, load_round, write
+from shoal.engine.records.remote_parts import OBJECTS
+from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.rounds.reduction import Mixed
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -116,6 +118,34 @@ def test_lost_states_lose_the_server(hosts: list[Any], start: Callable[..., Serv
         write_until_it_is_noticed()
     with pytest.raises(ServerLost, match=LOST_STATES):
         server.round()
+
+
+@ray.remote(num_cpus=0)
+class Stranger:
+    """A host that sees another object store at the same address."""
+
+    def write_states(self, path: Path, *_: Any) -> str:
+        return "0" * 32
+
+
+def test_states_are_sent_to_the_address_of_a_run(
+    hosts: list[Any], start: Callable[..., Server], tmp_path: Path
+) -> None:
+    here = start({**LARGE, "algorithm.name": "local", "participation.ratio": 1.0})
+    here.round()
+    kept = handed_over(dict(here.state.clients))
+    assert kept
+    states = {f"client/{i}/{name}": t for i, one in kept.items() for name, t in ray.get(one.ref).items()}
+    (tmp_path / ADDRESS).write_text(f"file://{tmp_path}/there")
+    # No host has this folder.
+    folder, objects = tmp_path / CHECKPOINTS / "round-000001", tmp_path / "there" / OBJECTS
+    found = write_in_parallel(folder, FederationState(kept=kept), hosts, 60.0)
+    assert sorted(found.values()) == sorted(path.name for path in objects.iterdir())
+    require_same({name: t for path in objects.iterdir() for name, t in load_file(path).items()}, states)
+    folder.mkdir(parents=True)
+    found = write_in_parallel(folder, FederationState(kept=kept), [Stranger.remote() for _ in hosts], 60.0)
+    assert sorted(found) == sorted(path.name for path in folder.iterdir())
+    require_same({name: t for path in folder.iterdir() for name, t in load_file(path).items()}, states)
 
 
 def test_large_states_are_written_in_parts(

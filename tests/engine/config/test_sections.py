@@ -44,10 +44,10 @@ KINDS: list[tuple[str, list[Any]]] = [
         [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
     ),
     (
-        "data.root data.cache data.overlay data.path data.split_file partition.file model.pretrained run.root",
+        "data.root data.cache data.overlay data.path data.split_file partition.file model.pretrained",
         ["s3://bucket/folder"],
     ),
-    ("data.store", ["http://host/store", "s3://bucket", "s3:///store", "gs://key:secret@bucket/store"]),
+    ("data.store run.root", ["http://host/store", "s3://bucket", "s3:///store", "gs://key:secret@bucket/store"]),
     (
         "data.cache_limit engine.memory_limit",
         [
@@ -135,6 +135,7 @@ TAKEN: dict[str, list[Any]] = {
     "propagation.r": [0.0, 1.0],
     "data.name": [None, "My-graph_2.1"],
     "data.store": [None, "/store", "s3://bucket/store?region=eu-west-1", "gs://bucket/a/store", "file:///store"],
+    "run.root": ["/runs", "s3://bucket/runs"],
     "train.lr": [1e-20],
     "train.weight_decay": [0.0],
     "train.momentum": [0.0, 0.999],
