@@ -5,7 +5,7 @@ owns it: it outlives the host's process. What was on a machine that is lost is l
 checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,10 @@ def handed_over(states: dict[int, Tree], host: int = -1) -> dict[int, Kept]:
     return {client: Kept(ray.put(tree), tuple(tree), sizes[client], host) for client, tree in large.items()}
 
 
-def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[Any], seconds: float) -> dict[str, str]:
-    """Files of states, each written by the host that has them, or here where there are no hosts, and their digests.
+def write_in_parallel(
+    folder: Path, kept: Mapping[int, Kept], hosts: Mapping[int, Any], seconds: float
+) -> dict[str, str]:
+    """Files of states, each written by the host that has them, or here where there are no `hosts`, and their digests.
 
     What a host has not written after `seconds` is written here.
 
@@ -77,7 +79,7 @@ def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[An
         ObjectLostError: States are lost with their machine.
         OSError: A file cannot be written.
     """
-    parts = _parts(kept, len(hosts))
+    parts = _parts(kept, hosts)
     calls = {
         name: hosts[host].write_states.remote(folder / name, ids, *(kept[i].ref for i in ids))
         for name, host, ids in parts
@@ -103,11 +105,13 @@ def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[An
     return found
 
 
-def _parts(kept: Mapping[int, Kept], hosts: int) -> list[tuple[str, int, list[int]]]:
+def _parts(kept: Mapping[int, Kept], hosts: Collection[int]) -> list[tuple[str, int, list[int]]]:
     """Files: name, host, and clients, of a bounded size."""
     of_host: dict[int, list[int]] = {}
+    numbers = sorted(hosts) or [0]
     for client, one in sorted(kept.items()):
-        of_host.setdefault(one.host if one.host >= 0 else client % max(hosts, 1), []).append(client)
+        host = one.host if one.host in hosts else numbers[client % len(numbers)]
+        of_host.setdefault(host, []).append(client)
     parts = []
     for host, ids in of_host.items():
         groups: list[list[int]] = [[]]

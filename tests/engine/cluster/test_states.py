@@ -56,7 +56,7 @@ def test_states_stay_with_hosts(hosts: list[Any], start: Callable[..., Server], 
     # The process that made a state is not needed any more; another one writes it.
     ray.kill(hosts[0], no_restart=False)
     # Written by the host that is left, here alone, and here since no host is in time.
-    for number, (by, seconds) in enumerate(((hosts, 60.0), ([], 60.0), (hosts, 0.0))):
+    for number, (by, seconds) in enumerate((({0: hosts[0], 1: hosts[1]}, 60.0), ({}, 60.0), ({1: hosts[1]}, 0.0))):
         folder = tmp_path / str(number)
         folder.mkdir()
         digests = write_in_parallel(folder, away.state.kept, by, seconds)
@@ -101,7 +101,7 @@ def test_lost_states_lose_the_server(hosts: list[Any], start: Callable[..., Serv
 
     def write_until_it_is_noticed() -> None:
         while True:
-            write_in_parallel(tmp_path, server.state.kept, hosts, 60.0)
+            write_in_parallel(tmp_path, server.state.kept, dict(enumerate(hosts)), 60.0)
 
     with pytest.raises(ObjectLostError):
         write_until_it_is_noticed()
