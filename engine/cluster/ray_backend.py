@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
+from shoal.engine.cluster.cluster import RAYLET_ENDED, START_SECONDS, Patience, connect, gpu_places, share_tensors
 from shoal.engine.cluster.mixing import multiplied, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
@@ -46,6 +46,7 @@ from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.places import remove_temporary
 
@@ -175,23 +176,41 @@ def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0, 
     ]
 
 
-def await_hosts(hosts: Sequence[Any], seconds: float) -> None:
-    """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
-    waits = Patience(seconds)
-    pings = [host.ping.remote() for host in hosts]
-    found: Sequence[Any] = []
-    while len(found) < len(hosts) and waits.on(f"{len(hosts) - len(found)} of {len(hosts)} hosts to start"):
-        found, _ = ray.wait(pings, num_returns=len(pings), timeout=BETWEEN_BEATS)
-    if late := len(hosts) - len(found):
+def seconds_for_one(config: Config) -> float:
+    """Seconds in which a first host must come; where there is room it needs them, however few the others are given."""
+    return max(config.ray.start_timeout, START_SECONDS)
+
+
+def await_hosts(hosts: Sequence[Any], seconds: float, others: Patience | None = None) -> dict[Any, int]:
+    """Waits until all hosts are up for the first time: `seconds` for one, and as long as `others` has for the others.
+
+    Returns:
+        The number of each host that is not up, by the call that it will answer.
+
+    Raises:
+        ShoalError: A host failed, or none is up.
+    """
+    first = Patience(seconds)
+    others = others or first
+    pings = {host.ping.remote(): number for number, host in enumerate(hosts)}
+    up: Sequence[Any] = []
+    while (missing := len(hosts) - len(up)) > 0:
+        if not (others if up else first).on(f"{missing} of {len(hosts)} hosts to start"):
+            break
+        up, _ = ray.wait(list(pings), num_returns=len(pings), timeout=BETWEEN_BEATS)
+    if not up:
         raise ShoalError(
-            "engine.hosts", f"{late} of {len(hosts)} did not start in {seconds:.0f} s; raise ray.start_timeout"
+            "engine.hosts", f"none of {len(hosts)} started in {seconds:.0f} s; free machines or raise ray.start_timeout"
         )
     try:
-        ray.get(pings)
+        ray.get(up)
     except RayError as error:
         raise ShoalError(
             "engine.hosts", f"{len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
         ) from error
+    if missing:
+        say(f"{len(up)} of {len(hosts)} hosts are up; the others join the run once Ray has machines for them")
+    return {ping: number for ping, number in pings.items() if ping not in up}
 
 
 class ClusterHealth:
@@ -236,13 +255,15 @@ class RayBackend:
 
     def __init__(self, config: Config) -> None:
         """Connects to Ray, which may raise a ShoalError, and starts the hosts; `open` waits for them."""
-        connect(config)
+        self._waits = connect(config)
         self._health = ClusterHealth()
         self._config = config
         share = config.resources
         shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self.hosts = start_hosts(config.engine.hosts, *shares, named=True)
         self._up = self._in_round = False
+        # Hosts that were not up at the last look, by their first call.
+        self._late: dict[Any, int] = {}
         self._server: Any = None
         self._servers = 0
 
@@ -257,13 +278,19 @@ class RayBackend:
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
-        self._get(self._server.ready.remote())
+        self._get(self._server.ready.remote(self._still_late()))
+
+    def _still_late(self) -> set[int]:
+        """Hosts that never were up."""
+        for ping in ray.wait(list(self._late), num_returns=len(self._late), timeout=0)[0] if self._late else ():
+            del self._late[ping]
+        return set(self._late.values())
 
     def await_hosts(self) -> None:
-        """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
+        """Waits until hosts are up for the first time, see `await_hosts`; may raise a ShoalError."""
         if not self._up:
             try:
-                await_hosts(self.hosts, self._config.ray.start_timeout)
+                self._late = await_hosts(self.hosts, seconds_for_one(self._config), self._waits)
             except ShoalError:
                 self._health.require(now=True)
                 raise
@@ -288,8 +315,9 @@ class RayBackend:
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         try:
+            late = self._still_late()
             # In the midst of a round hosts are at work.
-            hosts = [] if self._in_round else self.hosts
+            hosts = {} if self._in_round else {n: host for n, host in enumerate(self.hosts) if n not in late}
             return write_in_parallel(folder, state, hosts, self._config.engine.cell_timeout)
         except ObjectLostError as error:
             raise ServerLost(LOST_STATES) from error
@@ -364,17 +392,22 @@ class ServerActor:
         self._prints = Prints()
         own = ray.get_runtime_context().current_actor
         try:
-            self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries, own)
+            engine, seconds = config.engine, seconds_for_one(config)
+            self._pool = RayPool(hosts, job, engine.cell_timeout, engine.retries, own, seconds)
             with self._prints.captured(0):
                 self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
             # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
             self._refusal = ShoalError(*error.args, detail=error.detail)
 
-    def ready(self) -> None:
-        """Waits until every client and graph has a host that can read its data; raises a ShoalError if one has none."""
+    def ready(self, late: set[int]) -> None:
+        """Waits until every client and graph has a host that can read its data; raises a ShoalError if one has none.
+
+        Hosts that are `late` have never been up.
+        """
         if self._refusal is not None:
             raise self._refusal
+        self._pool.roster.late = late
         self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
 
     def round(self) -> dict[str, Any]:

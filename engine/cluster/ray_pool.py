@@ -67,7 +67,6 @@ CALLS_IN_FLIGHT = 2
 # Of states: what a call makes is in its host's memory until the call ends.
 BYTES_A_SECOND = 2**27
 SECONDS_OF_A_WAIT = 1.0
-COME_BACK_SECONDS = 120.0
 # Seconds between two signs of life of a host, over those after which it counts as silent.
 BETWEEN_SIGNS = 0.05
 LOSSES_OF_A_WHOLE_CELL = 2
@@ -84,16 +83,24 @@ class RayPool:
         signed: When each host last gave a sign of life, by the monotonic clock.
     """
 
-    def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int, server: Any = None) -> None:
+    def __init__(
+        self,
+        hosts: list[Any],
+        job: Job,
+        cell_timeout: float,
+        retries: int,
+        server: Any = None,
+        come_back: float = 120.0,
+    ) -> None:
         """Takes host actors, which open the job when they are first called.
 
         A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times. Hosts give
-        the actor `server` signs of life.
+        the actor `server` signs of life. Work that no host can do waits `come_back` seconds for one.
         """
         self.roster = Roster(hosts, job)
         if server is not None:
             self.roster.signs = (server, cell_timeout * BETWEEN_SIGNS)
-        self.job, self.timeout, self.retries = job, cell_timeout, retries
+        self.job, self.timeout, self.retries, self.come_back = job, cell_timeout, retries, come_back
         # Host that visited a client last; seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
         self.pace: dict[str, float] = {}
@@ -118,7 +125,7 @@ class RayPool:
 
     def require_data(self, clients: Sequence[int]) -> None:
         """Waits until every client has a host that can read its files; raises a ShoalError if none of all hosts can."""
-        deadline = time.monotonic() + COME_BACK_SECONDS
+        deadline = time.monotonic() + self.come_back
         while missing := self.roster.unreadable(clients):
             if len(self.roster.ready) == len(self.roster.hosts) or time.monotonic() > deadline:
                 raise self.roster.refusal(missing)
@@ -347,5 +354,5 @@ class _Phase:
             ray.kill(self._roster.hosts[host], no_restart=False)
             for ref in list(self._of_host[host]):
                 self._lose(self._end(ref), f"silent for {self._pool.timeout:.0f} s")
-        if not self._calls and not self._finished and now - self._roster.answered > COME_BACK_SECONDS:
+        if not self._calls and not self._finished and now - self._roster.answered > self._pool.come_back:
             raise self._roster.refusal({i for task in self._queues.tasks for i in task.cell.ids})

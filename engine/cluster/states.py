@@ -6,7 +6,7 @@ checkpoint.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,8 +119,8 @@ def tensors_of(items: Sequence[Item], values: Sequence[Any]) -> Tree:
     return found
 
 
-def write_in_parallel(folder: Path, state: FederationState, hosts: Sequence[Any], seconds: float) -> dict[str, str]:
-    """Files of what a state has elsewhere, written by hosts, or here where there are none; gives their digests.
+def write_in_parallel(folder: Path, state: FederationState, hosts: Mapping[int, Any], seconds: float) -> dict[str, str]:
+    """Files of what a state has elsewhere, written by `hosts`, or here where there are none; gives their digests.
 
     What a host has not written after `seconds` is written here.
 
@@ -128,7 +128,7 @@ def write_in_parallel(folder: Path, state: FederationState, hosts: Sequence[Any]
         ObjectLostError: States are lost with their machine.
         OSError: A file cannot be written.
     """
-    parts, address = _parts(state, len(hosts)), address_of(folder.parents[1])
+    parts, address = _parts(state, hosts), address_of(folder.parents[1])
     calls = {
         part.name: hosts[part.host].write_states.remote(folder / part.name, address, part.items, *part.refs)
         for part in parts
@@ -187,10 +187,10 @@ class _Part:
     size: int = 0
 
 
-def _parts(state: FederationState, hosts: int) -> list[_Part]:
+def _parts(state: FederationState, hosts: Collection[int]) -> list[_Part]:
     """Files of a bounded size, in an order in which all hosts begin at once."""
     of_host: dict[int, list[_Part]] = {}
-    for host, item, refs, nbytes in _elsewhere(state, max(hosts, 1)):
+    for host, item, refs, nbytes in _elsewhere(state, sorted(hosts) or [0]):
         parts = of_host.setdefault(host, [])
         if not parts or parts[-1].size + nbytes > PART_BYTES:
             parts.append(_Part(f"clients-{host:04d}-{len(parts):04d}.safetensors", host))
@@ -201,12 +201,13 @@ def _parts(state: FederationState, hosts: int) -> list[_Part]:
     return [part for _, part in sorted(files, key=lambda file: (file[0], file[1].host))]
 
 
-def _elsewhere(state: FederationState, hosts: int) -> Iterator[tuple[int, Item, Sequence[Any], int]]:
+def _elsewhere(state: FederationState, hosts: Sequence[int]) -> Iterator[tuple[int, Item, Sequence[Any], int]]:
     """The host that has it, or any, the item, its references and bytes, of what a state has elsewhere."""
     for client, one in sorted(state.kept.items()):
-        yield one.host if one.host >= 0 else client % hosts, Item(f"client/{client}"), [one.ref], one.nbytes
+        host = one.host if one.host in hosts else hosts[client % len(hosts)]
+        yield host, Item(f"client/{client}"), [one.ref], one.nbytes
     for client, box in sorted(state.inboxes.items()):
         for entry, row in box.items():
             if isinstance(row, Mixed):
                 item = Item(f"inbox/{client}/{entry}", len(row.refs), row.shape)
-                yield client % hosts, item, row.refs, row.nbytes
+                yield hosts[client % len(hosts)], item, row.refs, row.nbytes

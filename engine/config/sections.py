@@ -264,8 +264,9 @@ class RayConfig:
         address: Of an existing cluster (`auto`, `host:port`); null starts Ray on this machine, which only processes of
             this machine can reach.
         runtime_env: Of hosts and server, in the keys of Ray's runtime environments, e.g. `{env_vars: {A: 1}}`.
-        start_timeout: Seconds to wait for machines with room for all hosts, which an autoscaler is asked for, and as
-            many for the hosts to start there.
+        start_timeout: Seconds to wait for all hosts, for which an autoscaler is asked for machines; after that a run
+            begins with the hosts that are up, if any, and others join. Clients that no host can run wait as long, at
+            least 120 s.
     """
 
     address: str | None = None

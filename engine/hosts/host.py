@@ -516,16 +516,20 @@ class Host:
     def open(self, job: Job) -> None:
         """Gets ready for a job, whose store and method must fit it; the views of the previous one are let go."""
         if self._opened is not None and self._opened.job.id == job.id:
+            self._share_memory(job, self._opened.device)
             return
         torch.set_num_threads(job.threads)
         keep_freed_memory()
         device = take_device(job.device, job.gpu_share, job.precision)
         if self._opened is not None and self._opened.device != device:
             self._cache = Cache(0)
+        self._share_memory(job, device)
+        self._opened = OpenedJob(job, device, self._cache)
+
+    def _share_memory(self, job: Job, device: torch.device) -> None:
         # Half the memory for what hosts cache, the rest for states, models and Ray.
         on_processor = (job.memory_limit or machine_memory()) // (2 * self.hosts_here())
         self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
-        self._opened = OpenedJob(job, device, self._cache)
 
     def hosts_here(self) -> int:
         """Hosts that share the memory of this machine."""

@@ -140,7 +140,7 @@ def test_chaos(cluster: Cluster, runs: Runs, undisturbed: Path, seed: int) -> No
     if process.returncode != 0:
         assert process.returncode in (2, -signal.SIGKILL)
         assert "Traceback" not in errors.decode()
-        cluster.start(2)
+        cluster.heal()
         runs.finish(*ON_CLUSTER, "--resume")
     assert_same_numbers(runs.run, undisturbed)
 
@@ -161,7 +161,7 @@ def test_shards_spread_over_local_disks(
         cluster.kill(host)
         cluster.disks[host] = (disk, store)
     try:
-        cluster.start(2)
+        cluster.heal()
         in_one_place = Runs(tmp_path_factory.mktemp("one"), data).finish("engine.cell_size=3")
         spread = Runs(tmp_path_factory.mktemp("spread"), data, cluster).finish(*ON_CLUSTER, "engine.cell_size=3")
     finally:

@@ -65,7 +65,7 @@ def test_states_stay_with_hosts(
     # The process that made a state is not needed any more; another one writes it.
     ray.kill(hosts[0], no_restart=False)
     # Written by the host that is left, here alone, and here since no host is in time.
-    for number, (by, seconds) in enumerate(((hosts, 60.0), ([], 60.0), (hosts, 0.0))):
+    for number, (by, seconds) in enumerate((({0: hosts[0], 1: hosts[1]}, 60.0), ({}, 60.0), ({1: hosts[1]}, 0.0))):
         folder = tmp_path / str(number)
         folder.mkdir()
         digests = write_in_parallel(folder, away.state, by, seconds)
@@ -112,7 +112,7 @@ def test_lost_states_lose_the_server(hosts: list[Any], start: Callable[..., Serv
 
     def write_until_it_is_noticed() -> None:
         while True:
-            write_in_parallel(tmp_path, server.state, hosts, 60.0)
+            write_in_parallel(tmp_path, server.state, dict(enumerate(hosts)), 60.0)
 
     with pytest.raises(ObjectLostError):
         write_until_it_is_noticed()
@@ -139,11 +139,11 @@ def test_states_are_sent_to_the_address_of_a_run(
     (tmp_path / ADDRESS).write_text(f"file://{tmp_path}/there")
     # No host has this folder.
     folder, objects = tmp_path / CHECKPOINTS / "round-000001", tmp_path / "there" / OBJECTS
-    found = write_in_parallel(folder, FederationState(kept=kept), hosts, 60.0)
+    found = write_in_parallel(folder, FederationState(kept=kept), dict(enumerate(hosts)), 60.0)
     assert sorted(found.values()) == sorted(path.name for path in objects.iterdir())
     require_same({name: t for path in objects.iterdir() for name, t in load_file(path).items()}, states)
     folder.mkdir(parents=True)
-    found = write_in_parallel(folder, FederationState(kept=kept), [Stranger.remote() for _ in hosts], 60.0)
+    found = write_in_parallel(folder, FederationState(kept=kept), {0: Stranger.remote()}, 60.0)
     assert sorted(found) == sorted(path.name for path in folder.iterdir())
     require_same({name: t for path in folder.iterdir() for name, t in load_file(path).items()}, states)
 
