@@ -333,7 +333,7 @@ class ServerActor:
         """Waits until every client and graph has a host that can read its data; raises a ShoalError if one has none."""
         if self._refusal is not None:
             raise self._refusal
-        self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
+        self._pool.require_data(range(len(self._server.infos) + len(self._server.graphs)))
 
     def round(self) -> dict[str, Any]:
         """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""

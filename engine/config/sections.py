@@ -23,6 +23,8 @@ ACCURACY, ROC_AUC, AVERAGE_PRECISION = "accuracy", "roc_auc", "average_precision
 RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
 # The scope of whole graphs, and its part: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
+# Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
+EVALUATED = "evaluated"
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"

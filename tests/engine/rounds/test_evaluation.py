@@ -14,7 +14,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
+from shoal.engine.rounds.state import FederationState, ScoreTable
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
@@ -65,7 +65,7 @@ def test_the_servers_model_is_not_evaluated_again_before_it_changes(start: Start
         if number > 1:
             assert seen == ([] if number % 2 == 0 else EVERYONE)
         expected = {i: truth(server, i, server.state.server["w"]) for i in EVERYONE}
-        np.testing.assert_equal(server.state.scores["global"], expected)
+        np.testing.assert_equal(dict(server.state.scores["global"]), expected)
         for i in server.cohort(number):
             np.testing.assert_array_equal(server.state.scores["served"][i], expected[i])
         # What a checkpoint keeps says which model that was.
@@ -107,12 +107,13 @@ def test_one_that_cannot_be_evaluated_has_no_counts_and_is_asked_again(start: St
     # Also no old ones.
     server = start({"algorithm.name": f"{__file__}:Mute", "algorithm.once": True, "evaluation.every": 2, **SKIP})
     old = np.full((2, 3, 4), 7)
-    server.state.scores.update({"trained": {2: old}, "served": dict.fromkeys(EVERYONE, old)})
+    tables = {"trained": ScoreTable({2: old}), "served": ScoreTable(dict.fromkeys(EVERYONE, old))}
+    server.state.scores.update(tables)
     server.round()
     assert list(server.round()["failures"]) == ["2"]
     assert 2 not in server.state.scores["trained"]
     assert server.state.scores["served"].keys() == set(EVERYONE) - {2}
-    assert not any(counts is old for scope in server.state.scores.values() for counts in scope.values())
+    assert not any((counts == 7).all() for scope in server.state.scores.values() for counts in scope.values())
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def test_a_client_that_failed_keeps_no_older_score_as_if_it_were_new(start: Star
     assert np.array_equal(of_round[5], of_round[6])
     assert not np.array_equal(of_round[3], of_round[6])
     expected = {i: truth(server, i, server.state.clients[i]["model.w"]) for i in EVERYONE}
-    summary = summarize(expected, dict.fromkeys(EVERYONE, 30))
+    summary = summarize(expected, [30] * 6)
     assert line["scopes"] == {"trained": summary, "served": summary}
 
 
