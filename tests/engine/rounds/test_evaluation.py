@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
+from shoal.engine.rounds.evaluation import newest
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState, ScoreTable
@@ -42,6 +43,27 @@ def test_only_what_changed_is_evaluated(start: Start, name: str) -> None:
     for number in (2, 3, 4):
         expected = {"local": [], "fedavg": EVERYONE, "fedgta": server.cohort(number)}[name]
         assert evaluated_in_a_round(server) == expected
+
+
+@pytest.mark.parametrize("clients", ["cohort", 2])
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedgta"])
+def test_a_sample_has_the_scores_of_a_full_evaluation(start: Start, name: str, clients: int | str) -> None:
+    """The rows of the sample in each evaluation, and all in the last; across resumes, and with a client that rests."""
+    keys = {"algorithm.name": name, **FEW, "rounds": 7, "evaluation.every": 2, "train.lr": 0.3}
+    full, server = start(keys), start(keys | {"evaluation.clients": clients}, pool=Watched)
+    for number in range(1, 8):
+        expected, line, sample = full.round(), server.round(), server.schedule.sample(number)
+        seen = server._pool.evaluated  # type: ignore[attr-defined]
+        assert line.get("evaluated") == (len(sample) if sample is not None and number % 2 == 0 else None)
+        assert set(seen) <= set(EVERYONE if sample is None else sample)
+        if sample is None:
+            assert line["scopes"] == expected["scopes"]
+        elif number % 2 == 0:
+            of_sample = {scope: table.only(np.array(sample)) for scope, table in newest(full.state).items()}
+            assert line["scopes"] == {scope: summarize(table, [30] * 2) for scope, table in of_sample.items()}
+            assert set(server.client_scores()["client"].tolist()) == set(sample)
+        state = FederationState.from_tensors(*server.state.to_tensors())
+        server = start(keys | {"evaluation.clients": clients}, state=state, pool=Watched)
 
 
 @dataclass(frozen=True)
