@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -486,13 +486,7 @@ class ClientTable(Sequence[ClientInfo]):
         for values in zip(*(column.tolist() for column in self._columns.values())):
             yield ClientInfo(**dict(zip(self._columns, values)), **self._same)
 
-    @overload
-    def __getitem__(self, place: int) -> ClientInfo: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[ClientInfo]: ...
-
-    def __getitem__(self, place: int | slice) -> ClientInfo | list[ClientInfo]:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[one] for one in range(len(self))[place]]
         return ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)

@@ -48,22 +48,23 @@ def test_only_what_changed_is_evaluated(start: Start, name: str) -> None:
 @pytest.mark.parametrize("clients", ["cohort", 2])
 @pytest.mark.parametrize("name", ["local", "fedavg", "fedgta"])
 def test_a_sample_has_the_scores_of_a_full_evaluation(start: Start, name: str, clients: int | str) -> None:
-    """The rows of the sample in each evaluation, and all in the last; across resumes, and with a client that rests."""
-    keys = {"algorithm.name": name, **FEW, "rounds": 7, "evaluation.every": 2, "train.lr": 0.3}
+    """In each evaluation, and all in the last; across a resume."""
+    keys = {"algorithm.name": name, **FEW, "rounds": 5, "evaluation.every": 2, "train.lr": 0.3}
     full, server = start(keys), start(keys | {"evaluation.clients": clients}, pool=Watched)
-    for number in range(1, 8):
+    for number in range(1, 6):
+        server._pool.evaluated.clear()  # type: ignore[attr-defined]
         expected, line, sample = full.round(), server.round(), server.schedule.sample(number)
-        seen = server._pool.evaluated  # type: ignore[attr-defined]
         assert line.get("evaluated") == (len(sample) if sample is not None and number % 2 == 0 else None)
-        assert set(seen) <= set(EVERYONE if sample is None else sample)
+        assert set(server._pool.evaluated) <= set(EVERYONE if sample is None else sample)
         if sample is None:
             assert line["scopes"] == expected["scopes"]
         elif number % 2 == 0:
             of_sample = {scope: table.only(np.array(sample)) for scope, table in newest(full.state).items()}
             assert line["scopes"] == {scope: summarize(table, [30] * 2) for scope, table in of_sample.items()}
             assert set(server.client_scores()["client"].tolist()) == set(sample)
-        state = FederationState.from_tensors(*server.state.to_tensors())
-        server = start(keys | {"evaluation.clients": clients}, state=state, pool=Watched)
+        if number == 3:
+            state = FederationState.from_tensors(*server.state.to_tensors())
+            server = start(keys | {"evaluation.clients": clients}, state=state, pool=Watched)
 
 
 @dataclass(frozen=True)
