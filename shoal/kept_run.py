@@ -86,9 +86,9 @@ class Run:
         """The scores of every client at every evaluation, a row for each round, scope, part and client.
 
         Returns:
-            `round` int32, `scope` and `part` (text: `served`, `test`), `client`, `rows` and `correct` int32 (items of
-            the part, and how many were predicted rightly), `f1` float64 (macro-F1), the metric of the run under its
-            name, float64, if it is not accuracy, and `accuracy` float64. Shares of 1.
+            `round` int32, `scope` and `part` (dictionaries of text: `served`, `test`), `client`, `rows` and `correct`
+            int32 (items of the part, and how many were predicted rightly), `f1` float64 (macro-F1), the metric of the
+            run under its name, float64, if it is not accuracy, and `accuracy` float64. Shares of 1.
 
         Raises:
             ShoalError: The run kept none (`run.client_scores`).

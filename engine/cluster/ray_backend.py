@@ -408,7 +408,7 @@ class ServerActor:
         if self._refusal is not None:
             raise self._refusal
         self._pool.roster.late = late
-        self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
+        self._pool.require_data(range(len(self._server.infos) + len(self._server.graphs)))
 
     def round(self) -> dict[str, Any]:
         """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""

@@ -23,6 +23,8 @@ ACCURACY, ROC_AUC, AVERAGE_PRECISION = "accuracy", "roc_auc", "average_precision
 RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
 # The scope of whole graphs, and its part: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
+# Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
+EVALUATED = "evaluated"
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"
@@ -145,14 +147,17 @@ class EvaluationConfig:
     """When clients are evaluated, and by which metric.
 
     Attributes:
-        every: Rounds between evaluations of all clients; the last round always ends with one. The best round is one of
-            these, and patience of early stopping counts them; 1 evaluates after every round.
+        every: Rounds between evaluations; the last round always ends with one. The best round is one of these, and
+            patience of early stopping counts them; 1 evaluates after every round.
+        clients: Who is evaluated before the last round, after which all are: `all`; the clients of that round
+            (`cohort`); or so many, drawn anew for every evaluation. The best round is then the best of samples.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
         metric: Chooses the best round, and is shown with accuracy: for two classes `roc_auc`, the area under the
             ROC curve, or `average_precision`, each of a client's items among themselves.
     """
 
     every: Positive = 5
+    clients: Positive | Literal["all", "cohort"] = "all"
     domains: Flag = True
     metric: Literal["accuracy", "roc_auc", "average_precision"] = "accuracy"
 

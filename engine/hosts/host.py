@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Received, overrides, trains_plainly
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
 from shoal.algorithms.protocol import MODEL, Tree, Upload, is_moment, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
@@ -137,7 +137,8 @@ class OpenedJob:
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
         training, of_graphs = job.open_training(store), job.graph_infos(graphs)
-        self.infos, self.scored_infos = ([*job.infos(of), *of_graphs] for of in (training, store))
+        self.infos: Sequence[ClientInfo] = job.infos(training).followed_by(of_graphs)
+        self.scored_infos: Sequence[ClientInfo] = job.infos(store).followed_by(of_graphs)
 
         def views(of_clients: Store, most: int) -> OpenViews[View]:
             stores = (of_clients, graphs)

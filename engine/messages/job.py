@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, overrides
-from shoal.algorithms.client import ClientInfo, FlatModel
+from shoal.algorithms.client import ClientInfo, ClientTable, FlatModel
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import MODEL
@@ -181,26 +182,21 @@ class Job:
         propagation = propagation_of(self.propagation) if self.propagation else None
         return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation)
 
-    def infos(self, store: Store) -> list[ClientInfo]:
+    def infos(self, store: Store) -> ClientTable:
         """Sizes of all clients."""
         manifest = store.manifest
-        counts, classes = manifest.splits[self.split].counts, manifest.classes
-        domain = {i: number for number, record in enumerate(manifest.domains) for i in record.numbers}
+        domain = np.zeros(len(manifest.clients), dtype=np.int64)
+        for number, record in enumerate(manifest.domains):
+            domain[record.numbers] = number
         copies = manifest.copies.get(self.split)
-        return [
-            ClientInfo(
-                client=c.client,
-                nodes=c.nodes,
-                train=counts[c.client][0],
-                classes=classes,
-                model=self.model_of[c.client],
-                graphs=c.graphs,
-                pairs=c.pairs,
-                domain=domain.get(c.client, 0),
-                graphs_of_node=None if copies is None else copies.most,
-            )
-            for c in manifest.clients
-        ]
+        first = manifest.clients[0]
+        predicted = [name for name in ("graphs", "pairs") if getattr(first, name) is not None]
+        columns: dict[str, Any] = {
+            name: [getattr(c, name) for c in manifest.clients] for name in ("client", "nodes", *predicted)
+        }
+        train = [counts[0] for counts in manifest.splits[self.split].counts]
+        columns |= {"train": train, "model": self.model_of, "domain": domain}
+        return ClientTable(columns, manifest.classes, None if copies is None else copies.most)
 
     def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:
         """Sizes of the whole graphs that are evaluated, as of clients that never train; the model is the first kind."""

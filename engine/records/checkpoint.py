@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 FORMAT = 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 SUFFIX = ".safetensors"
-# How the names of what clients keep begin; bytes of a file of these.
-OF_CLIENTS = ("client/", "inbox/")
+# How the names of what clients keep, or were given, begin; bytes of a file of these.
+OF_CLIENTS = ("client/", "inbox/", "download/")
 PART_BYTES = 2**26
 # The folder of the checkpoints of best rounds.
 BEST = "best"
@@ -212,7 +212,8 @@ def load_round(root: Path, number: int) -> Checkpoint:
         record = _record(folder)
         # Old checkpoints are deleted while their values may still be in use.
         files = [folder / name for name in record["files"] if name.endswith(SUFFIX)]
-        tensors = {name: t.clone() for file in files for name, t in read_tensors(file).items()}
+        found = {name: t for file in files for name, t in read_tensors(file).items()}
+        tensors = {name: t if name.startswith("download/") else t.clone() for name, t in found.items()}
         state = FederationState.from_tensors(tensors, record["state"])
         return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
     except UNUSABLE as error:

@@ -176,7 +176,9 @@ def expected(plan: RunPlan) -> Expected:
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
 
-    evaluations = -(-config.rounds // config.evaluation.every)
+    evaluations: float = -(-config.rounds // config.evaluation.every)
+    if (sample := config.evaluation.clients) != "all":
+        evaluations = 1 + (evaluations - 1) * (len(cohort) if sample == "cohort" else int(sample)) / clients
     busy = max(1, min(hosts, len(cells)))
     lower = "cell_size" if len(cells) < len(cohort) else "hosts"
     training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy

@@ -29,8 +29,8 @@ OF_METHODS = "shoal.algorithms.methods."
 def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
     """Copies the state of the longest run that differs from a plan in fewer `rounds` alone, for a resume.
 
-    Its rounds are those that the plan would begin with, to the bit. Of a last round that is evaluated only because it
-    is the last, the checkpoint before it is taken.
+    Its rounds are those that the plan would begin with, to the bit. Of a last round that is evaluated, or evaluated
+    whole, only because it is the last, the checkpoint before it is taken.
 
     Returns:
         None: it is done. Else why it is not, for a line.
@@ -42,7 +42,9 @@ def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
     for other, rounds in sorted(_shorter(plan), key=lambda found: -found[1]):
         why, found = _depends_on_rounds(plan, other, rounds), None
         if why is None:
-            found = _usable(other, rounds - rounds % plan.config.evaluation.every)
+            # A last round is evaluated whole, as no other may be.
+            last = rounds if plan.config.evaluation.clients == "all" else rounds - 1
+            found = _usable(other, last - last % plan.config.evaluation.every)
             why = "none of its checkpoints can be used"
         if found is not None:
             say(f"{other}: the run of {rounds} rounds goes on to {plan.config.rounds} in {folder.path}")

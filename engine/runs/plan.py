@@ -16,7 +16,7 @@ from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
-from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts
+from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts, require_sample
 from shoal.storage.store.store import Store
 
 
@@ -80,8 +80,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
     if not centralized:
         require_cohorts(participation, config.partition.clients, config.rounds, online)
+        require_sample(config.evaluation.clients, config.partition.clients)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
-    return Plan(config.rounds, participation, config.evaluation.every, size, online, config.run.keep_records)
+    evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
+    return Plan(config.rounds, participation, evaluation.every, size, online, config.run.keep_records, sample)

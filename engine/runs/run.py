@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
+from shoal.engine.config.run_identity import steering
 from shoal.engine.hosts.backend import Backend, LocalBackend
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
@@ -80,6 +81,8 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         trainers = job.trainers(store, plan.algorithm, models)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
+        if of_samples := _chosen_on_samples(config):
+            say(of_samples)
         if fresh:
             folder.clear()
             if remote is not None:
@@ -124,6 +127,17 @@ def _planned(config: Config) -> RunPlan:
 
 def _published(config: Config) -> dict[str, str]:
     return {f"the file {path}": digest for path, digest in published_digests(config).items()}
+
+
+def _chosen_on_samples(config: Config) -> str:
+    """A warning where what a run keeps or ends by is the best of samples; else nothing."""
+    keys = ["run.keep_best"] * config.run.keep_best + ["callbacks"] * bool(steering(config.plain()["callbacks"]))
+    if config.evaluation.clients == "all" or not keys:
+        return ""
+    return (
+        f"evaluation.clients: {config.evaluation.clients}: for {' and '.join(keys)} the best round is the best of "
+        "samples of clients; with all, it is the best of the federation"
+    )
 
 
 def _note(error: ShoalError, folder: RunFolder) -> None:

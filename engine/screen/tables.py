@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.sections import BOTH, DOMAINS, RANKINGS
+from shoal.engine.config.sections import BOTH, DOMAINS, EVALUATED, RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
-from shoal.engine.records.summary import PARTS, chosen, metric_of, scopes_apart
+from shoal.engine.records.summary import OF_SAMPLES, PARTS, SAMPLED, chosen, metric_of, scopes_apart
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
 from shoal.storage.store.manifest import Manifest
@@ -53,11 +53,14 @@ def show_run(run: Path) -> None:
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None or scope == DOMAINS:
             continue
-        at_best = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
+        marks = {moment: _mark(numbers[moment]) for moment in ("last", "best")}
+        at_best = f"{_percent(best['nodes'])}{marks['best']} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
-        table.add_row(scope, _percent(last["nodes"]), at_best, *rest)
+        table.add_row(scope, _percent(last["nodes"]) + marks["last"], at_best, *rest)
     console.print(table)
     _line(CAPTION.format(items=ITEMS[config.task]))
+    if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("last", "best")))):
+        _line(OF_SAMPLES)
     points, why = scopes_apart(summary, config)
     if why:
         _line(f"served and global are apart, {points:.1f} points: {why}")
@@ -204,12 +207,14 @@ def show_rounds(run: Path, last: int = 10) -> None:
             str(line["round"]),
             str(len(line["cohort"])),
             "-" if line["loss"] is None else f"{line['loss']:.4f}",
-            *map(_percent, values),
+            *(_percent(value) + _mark(line) * (value is not None) for value in values),
             f"{line['seconds']['round']:.3f}",
             size(line["bytes_up"]),
             size(line["bytes_down"]),
         )
     console.print(table)
+    if any(map(_mark, lines[-last:])):
+        _line(OF_SAMPLES)
 
 
 # Columns, by the names of rates and of their means over domains.
@@ -270,9 +275,12 @@ def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None:
             continue
-        at_best = _percent(chosen(best, scope)) + f" @{numbers['best']['round']}" if best else "-"
+        mark = _mark(numbers["best"])
+        at_best = _percent(chosen(best, scope)) + f"{mark} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[metric][weighting]) for weighting in LAST.values()]
-        table.add_row(scope, _percent(chosen(last, scope)), at_best, *rest, str(last[metric]["ranked"]))
+        table.add_row(
+            scope, _percent(chosen(last, scope)) + _mark(numbers["last"]), at_best, *rest, str(last[metric]["ranked"])
+        )
     return table
 
 
@@ -288,6 +296,11 @@ def _numbers(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _mark(numbers: Mapping[str, Any] | None) -> str:
+    """Marks numbers of a round in which not all clients were evaluated."""
+    return SAMPLED if EVALUATED in (numbers or {}) else ""
 
 
 def _line(text: str) -> None:

@@ -15,8 +15,9 @@ from shoal.engine.records.checkpoint import newest_round, sound_tensors
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.records.summary import NODES, chosen
-from shoal.engine.rounds.scoring import CORRECT, SUPPORT
 from shoal.engine.rounds.scoring import PARTS as OF_SCORES
+from shoal.engine.rounds.scoring import by_client
+from shoal.engine.rounds.state import read_scores
 from shoal.engine.studies.groups import Group
 
 
@@ -71,13 +72,12 @@ def client_accuracies(run: Path, scope: str) -> np.ndarray:
     if not newest:
         return np.zeros(0)
     with safe_open(sound_tensors(run / CHECKPOINTS, newest), framework="np") as file:
-        name = f"scores/{scope}"
-        if name not in file.keys():  # noqa: SIM118
-            return np.zeros(0)
-        counts_BKC = file.get_tensor(name)[:, OF_SCORES.index("test")]
-    rows_B = counts_BKC[:, SUPPORT].sum(1)
-    scored = rows_B > 0
-    found: np.ndarray = counts_BKC[scored, CORRECT].sum(1) / rows_B[scored]
+        table = read_scores({name: file.get_tensor(name) for name in file.keys() if name.startswith("score")})  # noqa: SIM118
+    if not table.get(scope):
+        return np.zeros(0)
+    numbers, test = by_client(table[scope]), OF_SCORES.index("test")
+    scored = numbers.rows_BP[:, test] > 0
+    found: np.ndarray = numbers.correct_BP[scored, test] / numbers.rows_BP[scored, test]
     return found
 
 

@@ -12,9 +12,9 @@ from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary, started
-from shoal.engine.records.summary import NODES, POOLED
+from shoal.engine.records.summary import NODES, OF_SAMPLES, POOLED, SAMPLED
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_share, several_clients
+from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_of_sample, is_share, several_clients
 from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows, row_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -151,6 +151,8 @@ def _figures(names: Names, mean: str, left: Mapping[str, float], right: Mapping[
         factor = 100 if is_share(figure) else 1
         a, b = factor * left[figure], factor * right[figure]
         if a != b:
-            rows.append((figure, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}"))
-    notes = (f"shares in %; scores: {MEANS[mean]}",) if rows else ("results: equal",)
-    return TextTable(("results", *names, "difference"), tuple(rows), 1, notes=notes)
+            marks = [SAMPLED * (is_share(figure) and is_of_sample(figure, of)) for of in (left, right)]
+            rows.append((figure, f"{a:.4g}{marks[0]}", f"{b:.4g}{marks[1]}", f"{b - a:+.4g}"))
+    notes = [f"shares in %; scores: {MEANS[mean]}" if rows else "results: equal"]
+    notes += [OF_SAMPLES] * any(SAMPLED in cell for row in rows for cell in row)
+    return TextTable(("results", *names, "difference"), tuple(rows), 1, notes=tuple(notes))

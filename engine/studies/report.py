@@ -11,6 +11,7 @@ import yaml
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
+from shoal.engine.config.sections import EVALUATED
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.records.run_folder import CONFIG, read_summary
@@ -57,6 +58,8 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     of_curves = [f"scores: {MEANS[mean]}"]
     if more > 0:
         of_curves.append(f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables")
+    if any(figure.endswith(f".{EVALUATED}") for row in rows for figure in row.figures):
+        of_curves.append("rounds before the last: of samples of clients (evaluation.clients)")
     results = table_of(read, Layout())
     results = replace(results, notes=(*results.notes, *_apart(named)))
     sections = [

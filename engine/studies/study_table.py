@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.engine.config.sizes import size
+from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
 from shoal.engine.studies.marks import Place, Ties, marked, shared_keys
-from shoal.engine.studies.means import MEANS, SCOPES, Mean, by_one_mean, comparable, is_share, is_short, several_clients
+from shoal.engine.studies.means import (
+    MEANS,
+    SCOPES,
+    Mean,
+    by_one_mean,
+    comparable,
+    is_of_sample,
+    is_share,
+    is_short,
+    several_clients,
+)
 from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -89,6 +100,9 @@ class _Numbers:
     def spread(self, group: Group | None, figure: str) -> Spread | None:
         return None if group is None else spread_of(group.values(figure), self.statistic)
 
+    def of_sample(self, group: Group, figure: str) -> bool:
+        return is_share(figure) and any(is_of_sample(figure, row.figures) for row in group.rows)
+
     def cell(self, group: Group | None, figure: str) -> str:
         found = self.spread(group, figure)
         if group is None or found is None:
@@ -97,6 +111,8 @@ class _Numbers:
         if found.low is not None and found.high is not None and "bytes" not in figure:
             low, high = _number(found.low, figure), _number(found.high, figure)
             text += f" ± {low}" if self.statistic == "mean" else f" [{low}, {high}]"
+        if self.of_sample(group, figure):
+            text += SAMPLED
         other = baseline_of(group, self.groups, self.against) if self.against and is_share(figure) else None
         if other is None or other is group:
             return text
@@ -196,6 +212,8 @@ def _notes(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> list[st
         notes.append(
             f"p: paired t-test over seeds against {_listed(numbers.against)}, not corrected for several comparisons"
         )
+    if any(numbers.of_sample(group, figure) for group in numbers.groups for figure in figures):
+        notes.append(OF_SAMPLES)
     lines = ["; ".join(notes)]
     if any(map(is_short, figures)):
         several = several_clients(numbers.rows)

@@ -62,8 +62,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     (
         "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
-        "participation.at_least evaluation.every engine.hosts engine.threads engine.cell_size run.checkpoint_every "
-        "run.keep run.keep_finished",
+        "participation.at_least evaluation.every evaluation.clients engine.hosts engine.threads engine.cell_size "
+        "run.checkpoint_every run.keep run.keep_finished",
         [0, -1, 2.5, "4", True],
     ),
     ("data.split_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
@@ -144,6 +144,7 @@ TAKEN: dict[str, list[Any]] = {
     "train.dropout": [0.0, 0.999],
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
+    "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
     "engine.retries": [0],
     "resources.gpus_per_host": [0.0, 0.25, 1.0, 2.0],

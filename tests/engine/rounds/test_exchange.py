@@ -167,9 +167,10 @@ def test_evaluation_alone(
     exchange.next_state.clients = {i: {"model.w": own} for i in range(6)}
     before = dict(exchange.next_state.clients)
     w = server._initial if fresh else own
-    np.testing.assert_equal(exchange.score([1, 2, 5], {}, fresh), {i: counts_of(server, data[i], w) for i in (1, 2, 5)})
+    expected = {i: counts_of(server, data[i], w) for i in (1, 2, 5)}
+    np.testing.assert_equal(dict(exchange.score([1, 2, 5], {}, fresh)), expected)
     sent = server._initial - 1
-    np.testing.assert_equal(exchange.score([1], {"w": sent}, fresh), {1: counts_of(server, data[1], sent)})
+    np.testing.assert_equal(dict(exchange.score([1], {"w": sent}, fresh)), {1: counts_of(server, data[1], sent)})
     assert exchange.next_state.clients == before
     assert (exchange.next_state.touched, exchange.next_state.scores) == ({}, {})
 

@@ -37,6 +37,8 @@ def files(folder: Path, *kinds: str) -> dict[str, bytes]:
         ({"participation": {"ratio": 0.5}, "algorithm": {"name": "fedgta"}}, 3),
         # The third round was evaluated only because it was the last.
         ({"evaluation": {"every": 2}}, 2),
+        # Or evaluated whole.
+        ({"evaluation": {"every": 1, "clients": "cohort"}, "participation": {"ratio": 0.5}}, 2),
         ({"train": {"schedule": {"name": "ExponentialLR", "gamma": 0.5}}}, 3),
     ],
 )
@@ -48,6 +50,7 @@ def test_more_rounds_end_with_the_bits_of_all_rounds(
     said = capsys.readouterr().err
     assert f"{shorter}: the run of 3 rounds goes on to 5 in {longer}" in said
     assert f"resuming after round {resumed_after}" in said
+    assert said.count("for run.keep_best the best round") == 2 * ("clients" in changes.get("evaluation", {}))
     whole = run(small(tmp_path, 5, "others", **changes))
     assert files(longer, "checkpoints", "best", "records") == files(whole, "checkpoints", "best", "records")
     assert files(longer, "checkpoints")
