@@ -184,7 +184,7 @@ class Job:
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""
         manifest = store.manifest
-        counts, classes = manifest.splits[self.split].counts, manifest.classes
+        counts, classes = manifest.splits[self.split].counts.tolist(), manifest.classes
         domain = {i: number for number, record in enumerate(manifest.domains) for i in record.numbers}
         copies = manifest.copies.get(self.split)
         return [
@@ -206,7 +206,7 @@ class Job:
         """Sizes of the whole graphs that are evaluated, as of clients that never train; the model is the first kind."""
         if graphs is None:
             return []
-        counts, classes = graphs.manifest.splits[self.split].counts, graphs.manifest.classes
+        counts, classes = graphs.manifest.splits[self.split].counts.tolist(), graphs.manifest.classes
         first = len(self.model_of)
         return [
             ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes, graphs=g.graphs, pairs=g.pairs)
