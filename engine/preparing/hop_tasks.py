@@ -61,7 +61,7 @@ def hops_on_cluster(
 
 
 def _write(store: Path, clients: range, propagation: PropagationOptions) -> FileRecord:
-    return write_hops_of(store, Store(store), propagation, clients)
+    return write_hops_of(Store(store), propagation, clients)
 
 
 def _result(done: ray.ObjectRef) -> FileRecord:

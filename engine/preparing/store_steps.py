@@ -130,7 +130,7 @@ class StoreSteps(ABC):
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
         made: Iterable[tuple[range, FileRecord]] = (
-            (pack, write_hops_of(self.path, shards, pack, propagation)) for pack in missing
+            (pack, write_hops_of(shards, propagation, pack)) for pack in missing
         )
         # Other machines do not see the folder in which a store for an address is made.
         here_alone = is_address(self.config.data.store) and self.config.ray.address is not None
@@ -163,7 +163,7 @@ class StoreSteps(ABC):
         return Clients(columns, files), values
 
 
-def write_hops_of(path: Path, shards: Store, propagation: PropagationOptions, clients: range) -> FileRecord:
+def write_hops_of(shards: Store, propagation: PropagationOptions, clients: range) -> FileRecord:
     """Writes the hops of some clients to their file in a store, from its shards; errors of `hop_columns`."""
     columns = (hop_columns(shards.shard(client), propagation, len(clients) > 1) for client in clients)
-    return write_pack(path / hops_path(propagation.name, clients), "hops", columns)
+    return write_pack(shards.path / hops_path(propagation.name, clients), "hops", columns)

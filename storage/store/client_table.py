@@ -1,7 +1,7 @@
 """The clients of a store as columns: how large each is, and where its shard, its split and its hops lie.
 
-Every kind of file has its table, an Arrow file in the folder of that kind, which is written once. What is asked for
-one client is made when it is asked for: a store has up to ten million.
+Shards, each split and each kernel's hops have a table, an Arrow file below `tables/`. What is asked for one client is
+made when it is asked for: a store has up to ten million.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import FileRecord, MappedFile, Pack, PackedRecord, record_of
 
-TABLE = "table.arrow"
+TABLES = "tables"
 # Smaller mean shards are packed: into files of so many bytes, and of so many clients, at most.
 PACKED_BELOW, PACK_BYTES, MOST_IN_A_PACK = 1 << 20, 1 << 26, 1000
 Columns = dict[str, np.ndarray]
@@ -76,7 +76,7 @@ class Table:
 
     def write(self, path: Path) -> None:
         """Writes the columns unless they are there. Raises ShoalError: the disk is full."""
-        if self.table is None or not path.exists():
+        if self.table is None or not path.exists() or record_of(path) != self.table:
             arrays = {
                 name: pa.array(column) if column.ndim == 1 else arrow_file.fixed_rows(column)
                 for name, column in self.columns.items()

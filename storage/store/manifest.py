@@ -19,7 +19,7 @@ from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.bounds import Limits
-from shoal.storage.store.client_table import TABLE, ClientRecord, Clients, Files, SplitRecord, Table
+from shoal.storage.store.client_table import TABLES, ClientRecord, Clients, Files, SplitRecord, Table
 
 # Of the manifest, and the one before, which had no tables: every client was in it.
 FORMAT, WITHOUT_TABLES = 3, 2
@@ -164,10 +164,10 @@ class Manifest:
 
     def tables(self) -> Iterator[tuple[Path, Table]]:
         """Every table, and its path below the store."""
-        yield Path("clients") / TABLE, self.clients
-        for folder, several in (("splits", self.splits), ("hops", self.hops)):
+        yield table_path("clients"), self.clients
+        for kind, several in (("splits", self.splits), ("hops", self.hops)):
             for name, table in several.items():
-                yield Path(folder) / name / TABLE, table
+                yield table_path(kind, name), table
 
     def write(self, store: Path) -> None:
         """Writes the tables that are missing, and the manifest atomically, with its seal.
@@ -187,6 +187,11 @@ class Manifest:
             del plain["layout"], plain["feature_values"]
         with replacing(store / NAME) as unfinished:
             unfinished.write_text(sealed({"format": FORMAT, **_without_records(plain)}, indent=1))
+
+
+def table_path(*names: str) -> Path:
+    """Path of a table inside a store: of `clients`, of `splits` and a name, or of `hops` and a name."""
+    return Path(TABLES, *names[:-1], f"{names[-1]}.arrow")
 
 
 def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
@@ -259,18 +264,18 @@ def tables_of(manifest: Path) -> list[tuple[Path, FileRecord]]:
     """Paths below the store, and records, of the tables that a manifest names; none of one that is damaged."""
     with suppress(ValueError, KeyError, TypeError, AttributeError):
         raw = unsealed(read_bytes(manifest))
-        named = {Path("clients"): raw["clients"]}
-        named |= {Path(kind) / name: of for kind in ("splits", "hops") for name, of in raw[kind].items()}
-        return [(folder / TABLE, FileRecord(**of["table"])) for folder, of in named.items()]
+        named = {table_path("clients"): raw["clients"]}
+        named |= {table_path(kind, name): of for kind in ("splits", "hops") for name, of in raw[kind].items()}
+        return [(path, FileRecord(**of["table"])) for path, of in named.items()]
     return []
 
 
 def _with_tables(raw: dict[str, Any], store: Path) -> None:
     """Reads what the manifest names in the place of its tables."""
 
-    def table(named: dict[str, Any], *folders: str) -> tuple[dict[str, Any], FileRecord]:
+    def table(named: dict[str, Any], *names: str) -> tuple[dict[str, Any], FileRecord]:
         record = FileRecord(**named["table"])
-        return Table.read(store.joinpath(*folders, TABLE), record, store / NAME), record
+        return Table.read(store / table_path(*names), record, store / NAME), record
 
     pack = raw["clients"]["pack"]
     columns, record = table(raw["clients"], "clients")

@@ -209,14 +209,16 @@ def open_shard(
 
     Raises ShoalError: the file is missing, damaged, or another kind of file.
     """
-    if limits is None:
-        return _mapped(path, client, record, opened)
-    if record is not None:
-        require_content(path, record)
-    shard = _mapped(path, client, record, opened)
-    require_none(path, bounds_of(shard, limits))
-    # In a map of its own: what was read here and by no model shall not stay in the memory of this process.
-    return _mapped(path, client, record, None) if opened is None else shard
+    if limits is not None:
+        if record is not None:
+            require_content(path, record)
+        shard = _mapped(path, client, record, opened)
+        require_none(path, bounds_of(shard, limits))
+        if opened is not None:
+            return shard
+        # In a map of its own: what was read here and by no model shall not stay in the memory of this process.
+        del shard
+    return _mapped(path, client, record, opened)
 
 
 def bounds_of(shard: Shard, limits: Limits) -> list[str]:

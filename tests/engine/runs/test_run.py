@@ -37,6 +37,7 @@ from shoal.engine.studies.report import report
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.storage.options.split_codes import TEST
+from shoal.storage.store.client_table import SplitRecord
 from shoal.storage.store.store import Store
 
 Refused = Callable[..., str]
@@ -238,7 +239,9 @@ def test_other_whole_graphs_are_no_way_on(over_domains: Configure) -> None:
     stopped(config)
     graphs = Store(prepare(config).path).domain_graphs()
     record = graphs.manifest.splits["public"]
-    manifest = replace(graphs.manifest, splits={"public": replace(record, unreachable=record.unreachable + 1)})
+    manifest = replace(
+        graphs.manifest, splits={"public": SplitRecord(record.counts, record.unreachable + 1, record.files)}
+    )
     manifest.write(graphs.path)
     with is_refused(says="the prepared whole graphs changed since this run started"):
         run(config, resume=True)
