@@ -91,8 +91,9 @@ class StoreSteps(ABC):
         elif shards_on_disk(self.path, old):
             manifest = old
         else:
-            manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
-            if manifest.clients != old.clients:
+            made = self._shards()
+            manifest = replace(made, clients=old.clients, splits=old.splits, hops=old.hops, provenance=old.provenance)
+            if made.clients != old.clients:
                 raise ShoalError(
                     self.path,
                     "shards that were made again are not what they were, splits and hops are of others; "

@@ -263,7 +263,7 @@ class SplitRecord(Table):
     """
 
     def __init__(self, counts: Any, unreachable: int, files: Files, table: FileRecord | None = None) -> None:
-        self.counts, self.unreachable, self.files = np.asarray(counts), unreachable, files
+        self.counts, self.unreachable, self.files = np.asarray(counts, dtype=np.int64), unreachable, files
         super().__init__({"counts": self.counts, **files.columns}, table)
 
     def __eq__(self, other: object) -> bool:

@@ -135,8 +135,7 @@ def test_what_comes_or_lies_here_damaged_is_fetched_again(
     server.read.clear()
     assert read_summary(run(config, fresh=True))["scopes"] == expected
     read = data_read(server)
-    # Shards, splits and hops of all four clients.
-    assert len(read) == 3
+    assert len(read) == 12
     assert set(read.values()) == {1}
 
 

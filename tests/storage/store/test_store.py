@@ -260,3 +260,32 @@ def test_other_items_are_written(tmp_path: Path, manifest: Manifest, kind: str, 
     assert (again.limits.graphs, again.limits.pairs) == ((3, False) if kind == "graphs" else (None, True))
     assert [client.items for client in again.clients] == [0, 1, 2]
     assert many.content(SPLIT, KERNEL) != manifest.content(SPLIT, KERNEL)
+
+
+def test_a_manifest_without_tables_is_read(make_store: Callable[..., Store]) -> None:
+    """As it was before there were packs, with the content that it had then."""
+    store = make_store()
+    manifest = store.manifest
+    plain = unsealed((store.path / NAME).read_text())
+    plain["format"] = 2
+    plain["clients"] = [
+        {key: value for key, value in asdict(each).items() if value is not None} for each in manifest.clients
+    ]
+    plain["splits"] = {
+        name: {
+            "counts": split.counts.tolist(), "without_training": [2], "unreachable": 0,
+            "files": [asdict(each) for each in split.files],
+        }
+        for name, split in manifest.splits.items()
+    }  # fmt: skip
+    plain["hops"] = {name: [asdict(each) for each in files] for name, files in manifest.hops.items()}
+    (store.path / NAME).write_text(sealed(plain))
+    for table, _ in manifest.tables():
+        (store.path / table).unlink()
+    old = Store(store.path)
+    assert old.manifest == manifest
+    (split,), (kernel,) = manifest.splits, manifest.hops
+    assert old.manifest.content(split, kernel) == "d0d5bce9a8609e080275ccf0ff73b754"
+    assert (verify(old), unnamed_files(old)) == ([], [])
+    old.manifest.write(store.path)
+    assert read_manifest(store.path) == manifest

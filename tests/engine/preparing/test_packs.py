@@ -1,8 +1,8 @@
-"""Packs, the tables that say where a client lies in them, and manifests from before there were tables."""
+"""Packs, and the tables that say where a client lies in them."""
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from support.shards import dense, flip
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.prepare import prepare
-from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.arrow_file import MappedFile, either_column, write_pack
 from shoal.storage.store.client_table import Files, clients_a_pack, clients_of, name_of
@@ -42,7 +41,7 @@ def test_small_shards_share_a_file() -> None:
 
 
 def test_a_pack_is_an_arrow_file_with_a_batch_a_client(packed: Store, make_config: Make, tmp_path: Path) -> None:
-    names = {path.relative_to(packed.path).parts[0] for path, _ in packed.files()}
+    names = {path.parts[0] for path, _ in packed.files()}
     assert names == {"clients", "splits", "hops", "tables"}
     assert len(list(packed.files())) == 3 * 3 + 3
     alone = prepare(make_config(data__store=str(tmp_path / "alone"), data__layout="dense"))
@@ -155,32 +154,3 @@ def test_rows_of_both_layouts_lie_in_one_column(tmp_path: Path) -> None:
             assert type(found) is type(each)
             assert found.dtype == kind
             np.testing.assert_array_equal(dense(found), dense(each))
-
-
-def test_a_manifest_without_tables_is_read(make_store: Callable[..., Store]) -> None:
-    """As it was before there were packs, with the content that it had then."""
-    store = make_store()
-    manifest = store.manifest
-    plain = unsealed((store.path / NAME).read_text())
-    plain["format"] = 2
-    plain["clients"] = [
-        {key: value for key, value in asdict(each).items() if value is not None} for each in manifest.clients
-    ]
-    plain["splits"] = {
-        name: {
-            "counts": split.counts.tolist(), "without_training": [2], "unreachable": 0,
-            "files": [asdict(each) for each in split.files],
-        }
-        for name, split in manifest.splits.items()
-    }  # fmt: skip
-    plain["hops"] = {name: [asdict(each) for each in files] for name, files in manifest.hops.items()}
-    (store.path / NAME).write_text(sealed(plain))
-    for table, _ in manifest.tables():
-        (store.path / table).unlink()
-    old = Store(store.path)
-    assert old.manifest == manifest
-    (split,), (kernel,) = manifest.splits, manifest.hops
-    assert old.manifest.content(split, kernel) == "d0d5bce9a8609e080275ccf0ff73b754"
-    assert (verify(old), unnamed_files(old)) == ([], [])
-    old.manifest.write(store.path)
-    assert read_manifest(store.path) == manifest
