@@ -8,11 +8,10 @@ from ray.exceptions import RayError, RayTaskError
 
 from shoal.engine.cluster.cluster import connect
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.store_steps import write_hops_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.hops import hop_memory, hops_bytes
+from shoal.storage.store.hops import hop_memory, hops_bytes, write_hops_of
 from shoal.storage.store.store import Store
 
 RETRIES = 3

@@ -14,9 +14,9 @@ from shoal.storage.files.disk import require_disk
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.types import is_address
-from shoal.storage.store.arrow_file import FileRecord, Pack, write_pack
+from shoal.storage.store.arrow_file import FileRecord, Pack
 from shoal.storage.store.client_table import Clients, Files, SplitRecord, ranges, sizes
-from shoal.storage.store.hops import hop_columns, hops_bytes, labelled_and_neighbours
+from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops_of
 from shoal.storage.store.manifest import NAME, CopiesRecord, Manifest
 from shoal.storage.store.store import IDS, Place, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter
@@ -162,9 +162,3 @@ class StoreSteps(ABC):
         packs = (Pack(self.path / shard_path(each), "shard") for each in ranges(clients, pack))
         columns, values = sizes(packs, classes)
         return Clients(columns, files), values
-
-
-def write_hops_of(shards: Store, propagation: PropagationOptions, clients: range) -> FileRecord:
-    """Writes the hops of some clients to their file in a store, from its shards; errors of `hop_columns`."""
-    columns = (hop_columns(shards.shard(client), propagation, len(clients) > 1) for client in clients)
-    return write_pack(shards.path / hops_path(propagation.name, clients), "hops", columns)

@@ -16,11 +16,18 @@ from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.shard import Shard, weights_column
+from shoal.storage.store.store import Store, hops_path
 
 
 def write_hops(path: Path, shard: Shard, propagation: PropagationOptions) -> FileRecord:
     """Writes the hops of a shard to a file of their own; errors of `hop_columns`, or the disk is full."""
     return arrow_file.write(path, "hops", hop_columns(shard, propagation))
+
+
+def write_hops_of(shards: Store, propagation: PropagationOptions, clients: range) -> FileRecord:
+    """Writes the hops of the clients of a pack into a store, from its shards; errors as of `write_hops`."""
+    columns = (hop_columns(shards.shard(client), propagation, len(clients) > 1) for client in clients)
+    return arrow_file.write_pack(shards.path / hops_path(propagation.name, clients), "hops", columns)
 
 
 def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = False) -> dict[str, pa.Array]:
