@@ -40,7 +40,6 @@ from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.store.arrow_file import FileRecord, Pack, record_of, write, write_pack
 from shoal.storage.store.client_table import SplitRecord, clients_a_pack, ranges
-from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 from shoal.storage.store.hops import training_graph
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
 from shoal.storage.store.masking import without_edges, without_features, without_labels
@@ -151,8 +150,14 @@ class StoreBuilder(StoreSteps):
         gathering = gathered(graph, assignment, kept, clients, self.dtype, self.memory_limit, layout)
 
         def columns(client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:
-            pairs = self._pairs(client, part, graph.nodes) if pairs_only else None
-            own = without_edges(part, data.sparsity) if pairs is None else without_held_out(part, pairs)
+            pairs = None
+            if pairs_only:
+                from shoal.storage.store.held_out_edges import without_held_out
+
+                pairs = self._pairs(client, part, graph.nodes)
+                own = without_held_out(part, pairs)
+            else:
+                own = without_edges(part, data.sparsity)
             x = without_features(x, own.node, data.sparsity)
             weight = None
             if graph.edge_weight is not None:
@@ -203,6 +208,9 @@ class StoreBuilder(StoreSteps):
 
     def _pairs(self, client: int, part: Induced, nodes: int) -> Pairs:
         """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
+        # They are loaded where items are pairs.
+        from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of
+
         require_room(client, len(part.indices), self.config.memory_limit())
         if self.clients is None:
             return draw_pairs(part, client, self.config.data, self.lazy.sides[part.node])

@@ -186,7 +186,7 @@ class Manifest:
         if self.layout == "dense":
             del plain["layout"], plain["feature_values"]
         with replacing(store / NAME) as unfinished:
-            unfinished.write_text(sealed({"format": FORMAT, **_without_records(plain)}, indent=1))
+            unfinished.write_text(sealed({"format": FORMAT, **plain}, indent=1))
 
 
 def table_path(*names: str) -> Path:
@@ -209,15 +209,6 @@ USUAL: dict[str, object] = {
 def _plain(record: ClientRecord) -> dict[str, Any]:
     """The fields of a record as they are digested."""
     return {key: value for key, value in asdict(record).items() if key not in USUAL or value != USUAL[key]}
-
-
-def _without_records(plain: Any) -> Any:
-    """Records as objects of JSON."""
-    if isinstance(plain, FileRecord | CopiesRecord | DomainRecord):
-        return asdict(plain)
-    if isinstance(plain, dict):
-        return {key: _without_records(value) for key, value in plain.items()}
-    return [_without_records(value) for value in plain] if isinstance(plain, list) else plain
 
 
 def read_manifest(store: Path) -> Manifest:
