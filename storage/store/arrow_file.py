@@ -172,13 +172,18 @@ class Pack:
 
         Raises ShoalError: it is missing, unreadable, damaged, or not of this kind and format.
         """
-        self.path = path
+        self.path, self._inode = path, _inode(path)
         self.content = _mapped(path, size)
         with self._reading():
             self._reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self.content)))
             metadata = self._reader.schema.metadata or {}
         if metadata.get(b"shoal.kind") != kind.encode() or metadata.get(b"shoal.format") != str(FORMAT).encode():
             raise ShoalError(path, f"not a {kind} of format {FORMAT}; {AGAIN}")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is still the one that is mapped: it may have been made again."""
+        return self._inode is not None and self._inode == _inode(self.path)
 
     def __len__(self) -> int:
         return int(self._reader.num_record_batches)
@@ -233,7 +238,7 @@ class MappedFile:
         """Maps a file, or takes a pack that is `opened`, among which it stays; errors of `Pack`."""
         self.path = path
         pack = None if opened is None else opened.get(path)
-        if pack is None:
+        if pack is None or not pack.is_there:
             pack = Pack(path, kind, None if record is None else size_of(record))
         if opened is not None:
             opened[path] = pack
@@ -332,6 +337,13 @@ def _mapped(path: Path, expected: int | None) -> np.ndarray:
         raise ShoalError(path, "missing; run `shoal prepare` again") from None
     except OSError as error:
         raise cannot_read(path, error) from error
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _private_map(file: int, size: int) -> np.ndarray:

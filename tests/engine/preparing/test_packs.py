@@ -96,6 +96,19 @@ def test_a_damaged_client_is_named_and_the_others_are_read(packed: Store, number
     assert (verify(packed), unnamed_files(packed)) == ([], [])
 
 
+def test_a_pack_that_is_made_again_is_mapped_again(packed: Store) -> None:
+    path, record = packed.path / shard_path(range(2)), packed.manifest.clients[1].file
+    # In the features, which are the last of a batch.
+    sound = flip(path, record.start + record.bytes - 200)
+    packed.shard(0)
+    path.with_suffix(".new").write_bytes(sound)
+    os.replace(path.with_suffix(".new"), path)
+    np.testing.assert_array_equal(packed.shard(1).x, Store(packed.path).shard(1).x)
+    path.unlink()
+    with refused(path, "client 1", says="missing"):
+        packed.shard(1)
+
+
 def test_packs_that_change_places_are_refused(packed: Store) -> None:
     first, second = (packed.path / shard_path(range(start, start + 2)) for start in (0, 2))
     content = first.read_bytes()
