@@ -143,8 +143,9 @@ class StoreBuilder(StoreSteps):
         # Nodes without a client are those of one more client, which is not requested.
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
-        # A whole graph has files of its own.
+        # A whole graph has files of its own, and what is made again of a store lies as it did.
         pack = clients_a_pack(count, needed) if self.clients is None else 1
+        pack = pack if self.old is None else self.old.pack
         missing = self._missing(shard_path, count, pack)
         clients = [client for each in missing for client in each]
         gathering = gathered(graph, assignment, kept, clients, self.dtype, self.memory_limit, layout)

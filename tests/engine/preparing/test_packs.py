@@ -96,6 +96,18 @@ def test_a_damaged_client_is_named_and_the_others_are_read(packed: Store, number
     assert (verify(packed), unnamed_files(packed)) == ([], [])
 
 
+def test_a_store_without_packs_stays_one(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of an earlier Shoal, of which something is lost, or to which something is added."""
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.storage.store.client_table.PACKED_BELOW", 0)
+        store = prepare(make_config())
+    (store.path / shard_path(2)).unlink()
+    again = prepare(make_config(propagation__hops=1))
+    assert again.manifest.clients == store.manifest.clients
+    assert (store.path / hops_path("r0.5-k1-float32", 4)).exists()
+    assert verify(again) == []
+
+
 def test_a_pack_that_is_made_again_is_mapped_again(packed: Store) -> None:
     path, record = packed.path / shard_path(range(2)), packed.manifest.clients[1].file
     # In the features, which are the last of a batch.
