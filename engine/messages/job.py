@@ -184,22 +184,27 @@ class Job:
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""
         manifest = store.manifest
-        counts, classes = manifest.splits[self.split].counts.tolist(), manifest.classes
+        clients, train = manifest.clients, manifest.splits[self.split].counts[:, 0].tolist()
+        nodes = clients.count("nodes").tolist()
+        graphs, pairs = (
+            clients.columns[name].tolist() if name in clients.columns else [None] * len(clients)
+            for name in ("graphs", "pairs")
+        )
         domain = {i: number for number, record in enumerate(manifest.domains) for i in record.numbers}
         copies = manifest.copies.get(self.split)
         return [
             ClientInfo(
-                client=c.client,
-                nodes=c.nodes,
-                train=counts[c.client][0],
-                classes=classes,
-                model=self.model_of[c.client],
-                graphs=c.graphs,
-                pairs=c.pairs,
-                domain=domain.get(c.client, 0),
+                client=client,
+                nodes=nodes[client],
+                train=train[client],
+                classes=manifest.classes,
+                model=self.model_of[client],
+                graphs=graphs[client],
+                pairs=pairs[client],
+                domain=domain.get(client, 0),
                 graphs_of_node=None if copies is None else copies.most,
             )
-            for c in manifest.clients
+            for client in range(len(clients))
         ]
 
     def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:
