@@ -1,6 +1,6 @@
 """Quality of a partition: the edges it cuts, the sizes of clients, and how much their labels differ."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ class Quality:
     isolated: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, ready for JSON."""
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        """The plain numbers, ready for JSON, without those of every client."""
+        return {key: value for key, value in vars(self).items() if not isinstance(value, tuple)}
 
 
 def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarray | None = None) -> Quality:

@@ -13,6 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import Job
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.client_table import clients_of
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path, training_path
 
@@ -52,8 +53,7 @@ def _complete(store: Path, job: Job) -> frozenset[int]:
 
 def _clients(folder: Path) -> frozenset[int]:
     # One listing for all files: a shared file system would take a millisecond for each.
-    names = os.listdir(folder) if folder.is_dir() else []
-    return frozenset(int(name.removesuffix(".arrow")) for name in names if name.removesuffix(".arrow").isdigit())
+    return frozenset(client for name in (os.listdir(folder) if folder.is_dir() else ()) for client in clients_of(name))
 
 
 SECONDS_BETWEEN_CALLS = 0.2

@@ -188,21 +188,18 @@ class Job:
         domain = np.zeros(len(manifest.clients), dtype=np.int64)
         for number, record in enumerate(manifest.domains):
             domain[record.numbers] = number
-        copies = manifest.copies.get(self.split)
-        first = manifest.clients[0]
-        predicted = [name for name in ("graphs", "pairs") if getattr(first, name) is not None]
-        columns: dict[str, Any] = {
-            name: [getattr(c, name) for c in manifest.clients] for name in ("client", "nodes", *predicted)
-        }
-        train = [counts[0] for counts in manifest.splits[self.split].counts]
-        columns |= {"train": train, "model": self.model_of, "domain": domain}
+        copies, clients = manifest.copies.get(self.split), manifest.clients
+        predicted = {name: clients.columns[name] for name in ("graphs", "pairs") if name in clients.columns}
+        train = manifest.splits[self.split].counts[:, 0]
+        sizes: dict[str, Any] = {"client": np.arange(len(clients)), "nodes": clients.count("nodes"), "train": train}
+        columns = sizes | predicted | {"model": self.model_of, "domain": domain}
         return ClientTable(columns, manifest.classes, None if copies is None else copies.most)
 
     def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:
         """Sizes of the whole graphs that are evaluated, as of clients that never train; the model is the first kind."""
         if graphs is None:
             return []
-        counts, classes = graphs.manifest.splits[self.split].counts, graphs.manifest.classes
+        counts, classes = graphs.manifest.splits[self.split].counts.tolist(), graphs.manifest.classes
         first = len(self.model_of)
         return [
             ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes, graphs=g.graphs, pairs=g.pairs)

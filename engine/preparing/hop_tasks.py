@@ -1,4 +1,4 @@
-"""Hops computed in parallel: one Ray task a shard, on any free machine of the cluster."""
+"""Hops computed in parallel: one Ray task a shard, or a pack of them, on any free machine of the cluster."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,42 +11,47 @@ from shoal.engine.config.config import Config
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.bounds import Limits
-from shoal.storage.store.hops import hop_memory, write_hops
-from shoal.storage.store.manifest import ClientRecord
-from shoal.storage.store.shard import open_shard
-from shoal.storage.store.store import hops_path, shard_path
+from shoal.storage.store.hops import hop_memory, hops_bytes, write_hops_of
+from shoal.storage.store.store import Store
 
 RETRIES = 3
 
 
 def hops_on_cluster(
-    config: Config, store: Path, clients: Sequence[ClientRecord], limits: Limits, propagation: PropagationOptions
-) -> Iterator[tuple[int, FileRecord]]:
-    """Writes the hops of some clients, and yields each as it is done; refused after `engine.cell_timeout` silent
-    seconds.
+    config: Config, shards: Store, packs: Sequence[range], propagation: PropagationOptions
+) -> Iterator[tuple[range, FileRecord]]:
+    """Writes the hops of some packs, and yields each as it is done; refused after `engine.cell_timeout` silent seconds.
 
     At most so many tasks run at a time as `engine.memory_limit` holds, and as there are processors. All machines must
-    see the folder of the store. A task checks its shard before it reads it.
+    see the folder of the store. A task checks its shards before it reads them.
     """
-    shape = limits.features, propagation, limits.weighted
-    largest = max(hop_memory(client.nodes, client.entries, *shape) for client in clients)
+    manifest = shards.manifest
+    shape = manifest.features, propagation
+    nodes, entries = (manifest.clients.count(what) for what in ("nodes", "entries"))
+
+    def needed(pack: range) -> int:
+        """Bytes for the largest client, and for the hops of all until they are written."""
+        of_each = (hop_memory(int(nodes[i]), int(entries[i]), *shape, manifest.weighted) for i in pack)
+        return max(of_each) + (hops_bytes(int(nodes[pack].sum()), *shape) if len(pack) > 1 else 0)
+
+    largest = max(map(needed, packs))
     connect(config)
     try:
         cpus = int(ray.cluster_resources().get("CPU", 1))
         parallel = max(1, min(cpus, config.memory_limit() // largest))
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_write)
-        waiting = list(reversed(clients))
-        running: dict[ray.ObjectRef, int] = {}
+        waiting = list(reversed(packs))
+        running: dict[ray.ObjectRef, range] = {}
         while waiting or running:
             while waiting and len(running) < parallel:
-                client = waiting.pop()
-                running[task.remote(store, client, limits, propagation)] = client.client
+                pack = waiting.pop()
+                running[task.remote(shards.path, pack, propagation)] = pack
             done, _ = ray.wait(list(running), timeout=config.engine.cell_timeout)
             if not done:
+                late = sorted(client for pack in running.values() for client in pack)
                 raise ShoalError(
                     "prepare",
-                    f"no hops of clients {sorted(running.values())} for {config.engine.cell_timeout:.0f} s; "
+                    f"no hops of clients {late} for {config.engine.cell_timeout:.0f} s; "
                     "look at the cluster or raise engine.cell_timeout, and run it again to go on",
                 )
             yield running.pop(done[0]), _result(done[0])
@@ -54,9 +59,8 @@ def hops_on_cluster(
         ray.shutdown()
 
 
-def _write(store: Path, client: ClientRecord, limits: Limits, propagation: PropagationOptions) -> FileRecord:
-    shard = open_shard(store / shard_path(client.client), client.client, client.file, limits)
-    return write_hops(store / hops_path(propagation.name, client.client), shard, propagation)
+def _write(store: Path, clients: range, propagation: PropagationOptions) -> FileRecord:
+    return write_hops_of(Store(store), propagation, clients)
 
 
 def _result(done: ray.ObjectRef) -> FileRecord:

@@ -1,14 +1,16 @@
 """From a graph to a store: the partition, the shard of every client, and which of its items train."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import read_graph
@@ -33,16 +35,16 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced, kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER, Pairs
-from shoal.storage.graph.rows import entries_of
+from shoal.storage.graph.rows import Rows
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
-from shoal.storage.store.arrow_file import FileRecord, record_of, write
-from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
+from shoal.storage.store.arrow_file import FileRecord, Pack, record_of, write, write_pack
+from shoal.storage.store.client_table import SplitRecord, clients_a_pack, ranges
 from shoal.storage.store.hops import training_graph
-from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest, SplitRecord
+from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
 from shoal.storage.store.masking import without_edges, without_features, without_labels
-from shoal.storage.store.shard import write_shard, write_training_shard
-from shoal.storage.store.split import Split, from_codes, open_split, random_split, to_codes, write_split
+from shoal.storage.store.shard import Shard, graph_columns, shard_columns
+from shoal.storage.store.split import Split, from_codes, random_split, split_columns, to_codes
 from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
 
 ASSIGNMENT = Path("assignment.npy")
@@ -141,27 +143,35 @@ class StoreBuilder(StoreSteps):
         # Nodes without a client are those of one more client, which is not requested.
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
-        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
-        with progress("shards", count, "clients", count - len(missing)) as step:
-            for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit, layout):
-                pairs = self._pairs(client, part, graph.nodes) if pairs_only else None
-                own = without_edges(part, data.sparsity) if pairs is None else without_held_out(part, pairs)
-                x = without_features(x, own.node, data.sparsity)
-                weight = None
-                if graph.edge_weight is not None:
-                    weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
-                write = partial(
-                    write_shard, client=client, part=own, label=label, x=x, graph_of=graph.graph_of, pairs=pairs,
-                    edge_weight=weight,
-                )  # fmt: skip
-                self.writer.once(shard_path(client), write)
-                step.advance()
-        files = [self.writer.finished(shard_path(client)) for client in range(count)]
+        # A whole graph has files of its own, and what is made again of a store lies as it did.
+        pack = clients_a_pack(count, needed) if self.clients is None else 1
+        pack = pack if self.old is None else self.old.pack
+        missing = self._missing(shard_path, count, pack)
+        clients = [client for each in missing for client in each]
+        gathering = gathered(graph, assignment, kept, clients, self.dtype, self.memory_limit, layout)
+
+        def columns(client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:
+            pairs = None
+            if pairs_only:
+                from shoal.storage.store.held_out_edges import without_held_out
+
+                pairs = self._pairs(client, part, graph.nodes)
+                own = without_held_out(part, pairs)
+            else:
+                own = without_edges(part, data.sparsity)
+            x = without_features(x, own.node, data.sparsity)
+            weight = None
+            if graph.edge_weight is not None:
+                weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
+            step.advance()
+            return shard_columns(client, own, label, x, graph.graph_of, pairs, weight)
+
+        with progress("shards", count, "clients", count - len(clients)) as step:
+            for each in missing:
+                of_pack = starmap(columns, islice(gathering, len(each)))
+                self.writer.once(shard_path(each), partial(write_pack, kind="shard", clients=of_pack))
         classes = LABELS if pairs_only else graph.classes
-        records = [self._record(client, file, classes) for client, file in enumerate(files) if file is not None]
-        values = 0
-        if layout == "sparse":
-            values = self._stored_values(records) if data.sparsity.features else entries_of(graph.x)
+        table, values = self._clients(count, pack, classes)
         return Manifest(
             identity=self.made,
             name=graph.name,
@@ -172,14 +182,14 @@ class StoreBuilder(StoreSteps):
             dtype=self.dtype,
             cleaning=asdict(graph.cleaning),
             quality=measured,
-            clients=records,
+            clients=table,
             published=self.lazy.published,
             layout=layout,
             feature_values=values,
             # A store of whole graphs needs none: each is a client.
             domains=[] if self.options is None else _domains(graph, self.options),
             graphs=None if graph.graph_of is None else graph.items,
-            pairs=sum(record.items for record in records) if pairs_only else None,
+            pairs=int(table.count("items").sum()) if pairs_only else None,
             label_names=None if graph.label_names is None or pairs_only else list(graph.label_names),
             weighted=graph.edge_weight is not None,
             feature_names=None if graph.vocabulary is None or data.path is None else graph.vocabulary.tolist(),
@@ -199,6 +209,9 @@ class StoreBuilder(StoreSteps):
 
     def _pairs(self, client: int, part: Induced, nodes: int) -> Pairs:
         """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
+        # They are loaded where items are pairs.
+        from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of
+
         require_room(client, len(part.indices), self.config.memory_limit())
         if self.clients is None:
             return draw_pairs(part, client, self.config.data, self.lazy.sides[part.node])
@@ -211,37 +224,33 @@ class StoreBuilder(StoreSteps):
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         code = None if shards.manifest.pairs is not None else self._codes(shards, options)
-        files, counts, untrained, unreachable = [], [], [], 0
-        what = shards.manifest.item_name
-        for client in range(shards.clients):
-            shard = shards.shard(client)
+        counts, unreachable = [], 0
+        what, place = shards.manifest.item_name, partial(split_path, options.split_name)
 
-            def write(path: Path, shard: Any = shard) -> FileRecord:
-                if shard.pairs is not None:
-                    split = from_codes(shard.pairs.part)
-                elif code is None:
-                    split = random_split(shard.item_label, shard.item, shard.client, options)
-                else:
-                    split = from_codes(code[shard.item])
-                if self.clients is None and shard.pairs is None:
-                    split = without_labels(split, shard.item, self.config.data.sparsity)
-                return write_split(path, split)
+        def split_of(shard: Shard) -> Split:
+            if shard.pairs is not None:
+                return from_codes(shard.pairs.part)
+            if code is None:
+                split = random_split(shard.item_label, shard.item, shard.client, options)
+            else:
+                split = from_codes(code[shard.item])
+            return split if self.clients is not None else without_labels(split, shard.item, self.config.data.sparsity)
 
-            file = self.writer.once(split_path(options.split_name, client), write)
-            split = open_split(self.path / split_path(options.split_name, client), shard.items, file)
-            label = shard.item_label
-            _require_labels(label, split, client, options, what)
-            files.append(file)
-            counts.append([len(split.train), len(split.val), len(split.test)])
-            if not len(split.train):
-                untrained.append(client)
-            unreachable += int((~np.isin(label[split.test], label[split.train])).sum())
+        for clients in ranges(shards.clients, shards.manifest.pack):
+            several = [shards.shard(client) for client in clients]
+            columns = (split_columns(split_of(shard)) for shard in several)
+            self.writer.once(place(clients), partial(write_pack, kind="split", clients=columns))
+            labels = [shard.item_label for shard in several]
+            found, beyond = _measured(Pack(self.path / place(clients), "split"), labels, clients, options, what)
+            counts.append(found)
+            unreachable += beyond
         for part, name in ((0, "training"), (2, "test")):
-            if not any(each[part] for each in counts):
+            if not sum(each[:, part].sum() for each in counts):
                 raise ShoalError(
                     f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
                 )
-        result = SplitRecord(counts, untrained, unreachable, files)
+        files = self._files(place, "split", shards.clients, shards.manifest.pack)
+        result = SplitRecord(np.concatenate(counts), unreachable, files)
         _report_split(result, options, what)
         return result
 
@@ -250,9 +259,9 @@ class StoreBuilder(StoreSteps):
         if self.clients is not None or options.split != "public" or (copy_of := self.lazy.graph.copy_of) is None:
             return None
         total, most = np.zeros(copy_of.max() + 1, dtype=np.int64), []
-        for client, file in enumerate(split.files):
-            shard = shards.shard(client)
-            train = open_split(self.path / split_path(options.split_name, client), shard.items, file).train
+        made = Store(self.path, manifest=replace(shards.manifest, splits={options.split_name: split}))
+        for client in range(shards.clients):
+            shard, train = shards.shard(client), made.split(options.split_name, client).train
             # Their items are graphs.
             assert shard.graph is not None
             own = np.bincount(copy_of[shard.node[np.isin(shard.graph, shard.item[train])]], minlength=len(total))
@@ -323,12 +332,27 @@ def given_codes(
     return None
 
 
-def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions, what: str) -> None:
-    for rows in (split.train, split.val, split.test):
-        if len(rows) and label[rows].min() < 0:
-            raise ShoalError(
-                f"data.split {options.split}: client {client} has an unlabelled {what} in its split; mark it 0 (none)"
-            )
+def _measured(
+    pack: Pack, labels: Sequence[np.ndarray], clients: range, options: SplitOptions, what: str
+) -> tuple[np.ndarray, int]:
+    """Items of every part of some clients' splits, `[n, 3]`, and the test items of classes that they do not train.
+
+    Refuses parts with unlabelled items. `labels` has those of all items, client by client.
+    """
+    rows = [pack.batch(number).column("rows") for number in range(len(pack))]
+    counts = np.array([each.value_lengths() for each in rows]).reshape(-1, 3)
+    owner = np.repeat(np.arange(3 * len(rows)), counts.ravel())
+    client, part = owner // 3, owner % 3
+    first = np.cumsum([0, *map(len, labels)])[:-1]
+    label = np.concatenate(labels)[first[client] + np.concatenate([each.values for each in rows])]
+    if (label < 0).any():
+        number = clients[client[label < 0][0]]
+        raise ShoalError(
+            f"data.split {options.split}: client {number} has an unlabelled {what} in its split; mark it 0 (none)"
+        )
+    trains = np.zeros((len(rows), label.max(initial=0) + 1), dtype=bool)
+    trains[client[part == 0], label[part == 0]] = True
+    return counts, int((~trains[client[part == 2], label[part == 2]]).sum())
 
 
 def _report(graph: Graph) -> None:
@@ -367,13 +391,13 @@ def _report_sides(graph: Graph, side: np.ndarray) -> None:
 
 
 def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:
-    train, val, test = np.sum(split.counts, axis=0)
+    train, val, test = split.counts.sum(axis=0)
     line = f"split {options.split_name}: {train:,} train, {val:,} validation, {test:,} test {what}s"
     if split.unreachable:
         line += f"; {split.unreachable:,} test {what}s of classes their client has no training {what} of"
-    if split.without_training:
-        some = ", ".join(map(str, split.without_training[:8])) + (" …" if len(split.without_training) > 8 else "")
-        line += f"; {len(split.without_training)} clients without a training {what} ({some})"
+    if untrained := split.without_training:
+        some = ", ".join(map(str, untrained[:8])) + (" …" if len(untrained) > 8 else "")
+        line += f"; {len(untrained)} clients without a training {what} ({some})"
     say(line)
 
 
@@ -394,43 +418,42 @@ class TrainingBuilder(StoreSteps):
 
     def _shards(self) -> Manifest:
         of = self.clients.manifest
-        share = sum(train for train, _, _ in of.splits[self.split].counts) / max(1, sum(c.nodes for c in of.clients))
-        needed = int(share * sum(client.file.bytes for client in of.clients))
+        share = of.splits[self.split].counts[:, 0].sum() / max(1, of.clients.count("nodes").sum())
+        needed = int(share * of.clients.files.total)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
         count = self.clients.clients
-        files = []
         with progress("training nodes", count, "clients") as step:
-            for client in range(count):
-                files.append(self.writer.once(shard_path(client), partial(self._write_shard, client)))
-                step.advance()
-        records = [self._record(client, file, of.classes) for client, file in enumerate(files)]
-        nodes, entries = (sum(getattr(record, what) for record in records) for what in ("nodes", "entries"))
+            for clients in ranges(count, of.pack):
+                write = partial(write_pack, kind="shard", clients=map(self._columns, clients))
+                self.writer.once(shard_path(clients), write)
+                step.advance(len(clients))
+        table, values = self._clients(count, of.pack, of.classes)
+        nodes, entries = (int(table.count(what).sum()) for what in ("nodes", "entries"))
         say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
         # Ids, classes and domains are those of all nodes.
         return replace(
             of,
             identity=self.made,
-            clients=records,
+            clients=table,
             splits={},
             hops={},
             ids=None,
-            feature_values=self._stored_values(records) if of.layout == "sparse" else 0,
+            feature_values=values if of.layout == "sparse" else 0,
         )
 
-    def _write_shard(self, client: int, path: Path) -> FileRecord:
+    def _columns(self, client: int) -> dict[str, pa.Array]:
         shard = self.clients.shard(client)
         part, row = training_graph(shard, self.clients.split(self.split, client).train)
         weight = shard.edge_weight
         if weight is not None:
             weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
-        return write_training_shard(path, part, shard.label[row], shard.x[row], weight)
+        return graph_columns(part, shard.label[row], shard.x[row], weight)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
-        none = np.zeros(0, dtype=np.int32)
-        files = []
-        for client in shards.manifest.clients:
-            all_train = Split(np.arange(client.nodes, dtype=np.int32), none, none)
-            path = split_path(options.split_name, client.client)
-            files.append(self.writer.once(path, partial(write_split, split=all_train)))
-        counts = [[client.nodes, 0, 0] for client in shards.manifest.clients]
-        return SplitRecord(counts, [i for i, (nodes, _, _) in enumerate(counts) if not nodes], 0, files)
+        none, nodes = np.zeros(0, dtype=np.int32), shards.manifest.clients.count("nodes")
+        place, pack = partial(split_path, options.split_name), shards.manifest.pack
+        for clients in ranges(shards.clients, pack):
+            splits = (Split(np.arange(count, dtype=np.int32), none, none) for count in nodes[clients])
+            self.writer.once(place(clients), partial(write_pack, kind="split", clients=map(split_columns, splits)))
+        counts = np.stack([nodes, 0 * nodes, 0 * nodes], axis=1)
+        return SplitRecord(counts, 0, self._files(place, "split", shards.clients, pack))

@@ -1,34 +1,31 @@
 """The steps of a prepare: shards, splits, hops, a manifest after each. Every finished file survives an interruption."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shoal.engine.config.config import Config
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
-from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.types import is_address
-from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops
-from shoal.storage.store.manifest import NAME, ClientRecord, CopiesRecord, Manifest, SplitRecord
-from shoal.storage.store.shard import open_shard
-from shoal.storage.store.store import IDS, Store, hops_path, shard_path, split_path
+from shoal.storage.store.arrow_file import FileRecord, Pack
+from shoal.storage.store.client_table import Clients, Files, SplitRecord, ranges, sizes
+from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops_of
+from shoal.storage.store.manifest import NAME, CopiesRecord, Manifest
+from shoal.storage.store.store import IDS, Place, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter
 
 
 def shards_on_disk(path: Path, manifest: Manifest) -> bool:
     """Whether every shard of a manifest, and the ids of nodes, are on disk."""
     ids = manifest.ids is None or (path / IDS).exists()
-    return ids and _all_exist(path, shard_path, [client.file for client in manifest.clients])
+    return ids and _all_exist(path, shard_path, manifest.clients.files)
 
 
 def split_on_disk(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
@@ -45,9 +42,9 @@ def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions
     )
 
 
-def _all_exist(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
+def _all_exist(store: Path, place: Place, files: Files) -> bool:
     """Whether all files of one kind exist; a deleted one is made again. Whether they are sound is for `verify`."""
-    return all((store / place(client)).exists() for client in range(len(records)))
+    return all((store / place(clients)).exists() for clients, _ in files.files())
 
 
 # Hops of so many bytes are worth the start of a cluster.
@@ -94,8 +91,9 @@ class StoreSteps(ABC):
         elif shards_on_disk(self.path, old):
             manifest = old
         else:
-            manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
-            if manifest.clients != old.clients:
+            made = self._shards()
+            manifest = replace(made, clients=old.clients, splits=old.splits, hops=old.hops, provenance=old.provenance)
+            if made.clients != old.clients:
                 raise ShoalError(
                     self.path,
                     "shards that were made again are not what they were, splits and hops are of others; "
@@ -119,50 +117,48 @@ class StoreSteps(ABC):
             manifest.write(self.path)
         return Store(self.path)
 
-    def _hops(self, shards: Store, propagation: PropagationOptions) -> list[FileRecord]:
-        manifest = shards.manifest
-        missing = [c for c in manifest.clients if self.writer.finished(hops_path(propagation.name, c.client)) is None]
+    def _hops(self, shards: Store, propagation: PropagationOptions) -> Files:
+        manifest, count = shards.manifest, shards.clients
+        place = partial(hops_path, propagation.name)
+        missing = self._missing(place, count, manifest.pack)
+        clients = [client for pack in missing for client in pack]
         if propagation.rows == "all":
-            rows = sum(client.nodes for client in missing)
+            rows = int(manifest.clients.count("nodes")[clients].sum())
         else:
-            rows = sum(int(labelled_and_neighbours(shards.shard(client.client)).sum()) for client in missing)
+            rows = sum(int(labelled_and_neighbours(shards.shard(client)).sum()) for client in clients)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made = self._hops_here(shards, missing, propagation)
+        made: Iterable[tuple[range, FileRecord]] = (
+            (pack, write_hops_of(shards, propagation, pack)) for pack in missing
+        )
         # Other machines do not see the folder in which a store for an address is made.
         here_alone = is_address(self.config.data.store) and self.config.ray.address is not None
         if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray" and not here_alone:
             # A prepare in one process needs no Ray.
             from shoal.engine.preparing.hop_tasks import hops_on_cluster
 
-            made = hops_on_cluster(self.config, self.path, missing, manifest.limits, propagation)
-        count = len(manifest.clients)
-        with progress(f"hops {propagation.name}", count, "clients", count - len(missing)) as step:
-            for client, record in made:
-                self.writer.add(hops_path(propagation.name, client), record)
-                step.advance()
-        files = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
-        return [file for file in files if file is not None]
+            made = hops_on_cluster(self.config, shards, missing, propagation)
+        with progress(f"hops {propagation.name}", count, "clients", count - len(clients)) as step:
+            for pack, record in made:
+                self.writer.add(place(pack), record)
+                step.advance(len(pack))
+        return self._files(place, "hops", count, manifest.pack)
 
-    def _hops_here(
-        self, shards: Store, clients: Sequence[ClientRecord], propagation: PropagationOptions
-    ) -> Iterator[tuple[int, FileRecord]]:
-        for client in clients:
-            path = self.path / hops_path(propagation.name, client.client)
-            yield client.client, write_hops(path, shards.shard(client.client), propagation)
+    def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
+        """The clients of every file of a kind that is not finished."""
+        return [each for each in ranges(clients, pack) if self.writer.finished(place(each)) is None]
 
-    def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
-        shard = open_shard(self.path / shard_path(client), client, file)
-        label = shard.item_label
-        labelled = label[label >= 0]
-        counts = np.bincount(labelled, minlength=classes).tolist()
-        graphs = None if shard.graph is None else shard.items
-        pairs = None if shard.pairs is None else shard.items
-        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file, graphs, pairs)
+    def _files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
+        """All files of a kind, which are finished."""
+        places = [place(each) for each in ranges(clients, pack)]
+        records = [record for record in map(self.writer.finished, places) if record is not None]
+        return Files.of_packs([self.path / each for each in places], kind, records, clients, pack)
 
-    def _stored_values(self, clients: Sequence[ClientRecord]) -> int:
-        """How many values shards keep of sparse features."""
-        shards = (open_shard(self.path / shard_path(each.client), each.client, each.file) for each in clients)
-        return sum(shard.x.entries for shard in shards if isinstance(shard.x, CsrRows))
+    def _clients(self, clients: int, pack: int, classes: int) -> tuple[Clients, int]:
+        """The table of all clients, whose shards are finished, and how many values these keep of sparse features."""
+        files = self._files(shard_path, "shard", clients, pack)
+        packs = (Pack(self.path / shard_path(each), "shard") for each in ranges(clients, pack))
+        columns, values = sizes(packs, classes)
+        return Clients(columns, files), values

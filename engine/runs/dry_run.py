@@ -88,10 +88,11 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None
-    stored = 0 if values is None else sum(file.bytes for file in manifest.hops.get(config.propagation.name, ()))
+    hops = manifest.hops.get(config.propagation.name)
+    stored = 0 if values is None or hops is None else hops.total
     return _Sizes(
         manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
-        sum(client.entries for client in manifest.clients), manifest.weighted, manifest.feature_bytes, values,
+        int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
         stored or hops_bytes(manifest.nodes, manifest.features, config.propagation),
         None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
     )  # fmt: skip

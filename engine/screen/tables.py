@@ -141,10 +141,8 @@ def show_store(place: object, manifest: Manifest) -> None:
     hidden = "" if manifest.pairs is None else " for training, those held out not counted"
     table = Table(title=f"store {place}", show_header=False)
     quality = manifest.quality
-    entries = sum(client.entries for client in manifest.clients)
-    nodes, labelled, items = (
-        [getattr(client, name) for client in manifest.clients] for name in ("nodes", "labelled", "items")
-    )
+    clients = manifest.clients
+    entries, nodes, labelled, items = (clients.count(name) for name in ("entries", "nodes", "labelled", "items"))
     dataset = manifest.identity.get("dataset", {})
     density = "dense"
     if manifest.layout == "sparse":
@@ -153,7 +151,7 @@ def show_store(place: object, manifest: Manifest) -> None:
     if manifest.item_name != "node":
         graphs = f"{manifest.items:,} {manifest.item_name}s, "
         held = f"{min(items):,} to {max(items):,} {manifest.item_name}s and "
-    classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
+    classes = (clients.columns["classes"] > 0).sum(1)
     names = [f"{number} {name}" for number, name in enumerate(manifest.label_names or ())]
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
@@ -161,21 +159,22 @@ def show_store(place: object, manifest: Manifest) -> None:
         "partition": _listed(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
-        "edges kept": f"{entries // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
-        "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
+        "edges kept": f"{entries.sum() // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
+        "labels": f"{labelled.sum():,} labelled {manifest.item_name}s, "
+        f"{min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
         **({"features": abridged(manifest.feature_names)} if manifest.feature_names else {}),
         **({"features": f"made: {_listed(made)}"} if (made := dataset.get("made_features")) else {}),
         **({"classes": abridged(names, SHOWN_CLASSES)} if names else {}),
         "splits": ", ".join(
-            f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
+            f"{name} ({' / '.join(f'{part:,}' for part in split.counts.sum(0))})"
             for name, split in manifest.splits.items()
         ),
         **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
         **({"masked": lacking} if (lacking := masks(manifest.identity.get("sparsity", {}))) else {}),
         "hops": ", ".join(manifest.hops) or "none",
-        "size": size(sum(client.file.bytes for client in manifest.clients)) + " of shards",
+        "size": size(clients.files.total) + " of shards",
     }
     for name, text in rows.items():
         table.add_row(name, text)

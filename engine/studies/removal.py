@@ -35,7 +35,8 @@ FILES = {
     ),
     "store": (
         rf"{BELOW}(manifest\.json|progress\.jsonl|assignment\.npy|nodes/ids\.arrow|\.lock)",
-        rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}\.arrow",
+        rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}(-\d{{5,}})?\.arrow",
+        rf"{BELOW}tables/(clients|(splits|hops)/[^/]+)\.arrow",
     ),
     "sweep": (rf"sweep\.json|table\.(csv|parquet|json)|said/\d+\.txt|{REPORT}",),
 }

@@ -183,7 +183,7 @@ def _labels_of_clients(run: Path) -> np.ndarray | None:
     path = store_or_overlay(config)
     if not (path / NAME).exists():
         return None
-    return np.array([client.classes for client in read_manifest(path).clients])
+    return read_manifest(path).clients.columns["classes"]
 
 
 def _costs(named: dict[str, Group]) -> list[Drawing]:

@@ -24,6 +24,8 @@ from shoal.storage.store.verify import unnamed_files, verify
 
 Make = Callable[..., Config]
 Capture = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("unpacked")
+
 SPLIT, KERNEL = "stratified-20-40-40-seed0", "r0.5-k2-float32"
 RAY = {"engine__backend": "ray", "engine__hosts": 1}
 
@@ -157,7 +159,7 @@ def test_every_client_is_what_its_training_nodes_induce(inductive: Make, whole: 
             np.testing.assert_allclose(stored, hop, atol=1e-5)
         record = training.manifest.clients[client]
         assert (record.nodes, record.labelled, sum(record.classes)) == (own.nodes,) * 3
-    assert training.manifest.splits[SPLIT].counts == [[c.nodes, 0, 0] for c in training.manifest.clients]
+    assert training.manifest.splits[SPLIT].counts.tolist() == [[c.nodes, 0, 0] for c in training.manifest.clients]
     assert 0 < sum(c.nodes for c in training.manifest.clients) < 400
     assert verify(training) == []
 
