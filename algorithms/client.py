@@ -25,7 +25,7 @@ from shoal.algorithms.models.inputs.neighbourhood import (
     standalone,
 )
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Readout
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.protocol import MODEL, Tree

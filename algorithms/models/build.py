@@ -16,8 +16,15 @@ from torch import nn
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Pooling, Readout
-from shoal.algorithms.models.model_options import MOST_LAYERS, WIDEST
-from shoal.algorithms.models.names import BACKBONES, HEADLESS, OF_GRAPHS, PROMPTS, require_backbone_name
+from shoal.algorithms.models.names import (
+    BACKBONES,
+    HEADLESS,
+    MOST_LAYERS,
+    OF_GRAPHS,
+    PROMPTS,
+    WIDEST,
+    require_backbone_name,
+)
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.models.user.user_model import user_model, user_readout
 from shoal.storage.errors import ShoalError

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
-from shoal.engine.callbacks.loading import load_callbacks
+from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported

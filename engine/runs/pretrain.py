@@ -15,8 +15,7 @@ from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, cut_up
 from shoal.algorithms.models.build import READOUT, backbone, build
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.readout import Readout
-from shoal.algorithms.models.model_options import ModelSpec
-from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.models.names import BACKBONES, ModelSpec
 from shoal.algorithms.rng import key
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
 from shoal.engine.config.config import Config, device_choice

@@ -12,7 +12,6 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.figures import Drawing, over_key
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.marks import Place, marked
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
 from shoal.engine.studies.page import Section, write_page
 from shoal.engine.studies.papers import (
@@ -26,7 +25,7 @@ from shoal.engine.studies.papers import (
     study_of,
 )
 from shoal.engine.studies.study import Selection
-from shoal.engine.studies.study_table import on_screen
+from shoal.engine.studies.study_table import Place, marked, on_screen
 from shoal.engine.studies.sweep import Sweep, span, store_keys
 from shoal.engine.studies.sweep_folder import row_of
 from shoal.engine.studies.text_table import TextTable

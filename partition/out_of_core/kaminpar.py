@@ -9,7 +9,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.out_of_core.balance import balance, size_bound
 from shoal.partition.out_of_core.blocks import Level
-from shoal.partition.out_of_core.memory import BLOCK, BUCKET
+from shoal.partition.out_of_core.semi_external import BLOCK, BUCKET
 from shoal.storage.files.mapped import ROWS, read
 from shoal.storage.graph.graph import Graph
 

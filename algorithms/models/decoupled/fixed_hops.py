@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.masked_features import products
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 

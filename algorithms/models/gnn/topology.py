@@ -7,8 +7,7 @@ from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.algorithms.models.layers.head import GAIN
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import GAIN, Output
 from shoal.storage.errors import ShoalError
 
 

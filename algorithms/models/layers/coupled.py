@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator
 from shoal.algorithms.models.layers.dropout import drop, transform
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, Inputs, ItemBatch, PairBatch
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import drop
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 
 Pooling = Literal["mean", "sum", "max", "attention"]
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, operator_over
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs, batch_of, features_of, graphs_of_rows, pairs_of
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.algorithms.models.layers.readout import Readout, ceil_of, floor_of, highest
 from shoal.storage.errors import ShoalError
 

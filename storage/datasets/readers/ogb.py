@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks, number_in
 from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, synthetic_identity
 from shoal.storage.datasets.sources.download import published
-from shoal.storage.datasets.sources.npz_stream import NpzMember
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root, derived_root
+from shoal.storage.datasets.sources.streams import NpzMember, column_count, csv_blocks, number_in
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.digest import input_digest
