@@ -13,12 +13,9 @@ MOST_ENTRIES = 2**31
 
 
 class CompletedGraph(NamedTuple):
-    """A' = A or kNN, symmetric and without loops (FGGP, equation 6); tensors, so that `View.cache` can keep it.
+    """A' = A or kNN, symmetric and without loops (FGGP, equation 6), as ascending CSR of int32 on the processor.
 
-    Attributes:
-        indptr: Row starts, int32 `[N + 1]`, on the processor.
-        indices: Columns, int32 `[2 M]`, ascending in a row, on the processor.
-        pairs_2M: Its edges i < j, int32, ascending by i and then by j.
+    `pairs_2M` are its edges i < j, int32, ascending by i and then by j. Tensors, so that `View.cache` can keep it.
     """
 
     indptr: Tensor

@@ -131,13 +131,7 @@ class DrawnOperator(SparseMatrix):
     """
 
     def __init__(self, pairs_2S: Tensor, kept_S: Tensor, nodes: int) -> None:
-        """Makes the graph once, for all layers that multiply by it.
-
-        Args:
-            pairs_2S: Candidates i < j, int32, ascending by i and then by j.
-            kept_S: a, float32, zeros and ones; may have a gradient.
-            nodes: Number of nodes N.
-        """
+        """Makes the graph once, for all layers, of candidates i < j, int32, ascending; `kept_S` is a, float32."""
         self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
         found_S = kept_S.detach() > 0.5
         if compiled(kept_S):

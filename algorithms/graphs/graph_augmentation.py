@@ -16,13 +16,10 @@ from shoal.storage.store.view import View
 
 @dataclass(frozen=True)
 class SmallGraphs:
-    """Graphs without loops, of which no edge joins two.
+    """Graphs without loops, of which no edge joins two, as one CSR with ascending columns, every edge both ways.
 
-    Attributes:
-        first: First node of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
-        indptr: Row starts of the adjacency, integers `[N + 1]`.
-        indices: Columns, ascending in a row, every edge both ways, integers `[E]`.
-        row: Where the features of every node are, int64 `[N]`.
+    `first` is the first node of every graph and the end of the last, int64 `[G + 1]`; every graph has a node. `row` is
+    where the features of every node are, int64 `[N]`.
     """
 
     first: np.ndarray

@@ -32,11 +32,9 @@ class GraphViews:
             )
 
     def draw(self, edges: float, features: float) -> Inputs:
-        """A view in which every undirected edge is missing with one probability, every feature with another.
+        """A view without a share of the undirected edges, and with a share of the columns masked, both in [0, 1).
 
-        Args:
-            edges: Share of the edges to remove, in [0, 1).
-            features: Share of the columns to mask, in [0, 1); what is left is not scaled up.
+        Each is missing with that probability; what is left of the features is not scaled up.
         """
         data, coupled = self._data, self._model.coupled
         kept_F = (self._rand(data.features) >= features).float()

@@ -147,11 +147,8 @@ def update(
     The tile's own numbers depend on how a library multiplies: they only tell which pairs need `cosine`.
 
     Args:
-        near: Cosines to within `margin`, float32 `[R, C]`.
-        first_row: Number of the tile's first row.
-        first_column: Of its first column; at least that of the row.
+        near: Cosines to within `margin`, float32 `[R, C]`, of rows from `first_row` and columns from `first_column` on.
         z: Rows of length one, float32 `[N, H]`.
-        margin: How far a number of the tile may be from `cosine`.
         best: The k largest cosines of every row, float64 `[N, k]`, descending; changed.
         who: Whose they are, int32 `[N, k]`; changed.
         least: What a number of a tile must reach to matter, float32 `[N]`; changed.

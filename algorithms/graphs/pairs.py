@@ -135,15 +135,10 @@ def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarr
 def merged(
     low: np.ndarray, high: np.ndarray, keys: np.ndarray, nodes: int, out_2S: np.ndarray, known_S: np.ndarray
 ) -> int:
-    """Pairs of a graph, int32, and other ones in one ascending order, each pair once; gives their number.
+    """Pairs i < j of a graph, int32, and other ones in one ascending order, each pair once; gives their number.
 
-    Args:
-        low: i of the graph's pairs.
-        high: j.
-        keys: i N + j of the others, int64, ascending; may repeat, and may name pairs of the graph.
-        nodes: N.
-        out_2S: Written, with room for all.
-        known_S: Written: whether a pair is the graph's.
+    `keys` are i N + j of the others, int64, ascending; they may repeat, and may name pairs of the graph. Pairs and
+    whether they are the graph's are written to `out_2S` and `known_S`, with room for all.
     """
     count, at = 0, 0
     for pair in range(len(low) + 1):

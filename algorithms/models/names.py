@@ -49,11 +49,7 @@ WIDEST, MOST_LAYERS = 2**24, 1000
 
 
 def require_backbone_name(name: str, task: str) -> None:
-    """Checks that a name is a model for a task, or a user's file.
-
-    Raises:
-        ShoalError: It is neither.
-    """
+    """Raises a ShoalError for what is neither a model for a task nor a user's file."""
     if name in OF_GRAPHS and task != "graph":
         raise ShoalError("model.name", f"{name} reads codes of small graphs, for graph tasks (task: graph); take gin")
     if name not in BACKBONES and name not in OF_GRAPHS and not is_own(name):

@@ -161,11 +161,7 @@ def without_denormals() -> Iterator[None]:
 
 
 def bounded_loss(loss: float, first: float = math.inf) -> float:
-    """The loss of a client that was trained.
-
-    Raises:
-        ShoalError: It is NaN or infinite, or a million times as large as `first`, an earlier one (at least 1).
-    """
+    """The loss of a trained client; a ShoalError says that it is not finite, or 1e6 times max(`first`, 1), or more."""
     if not math.isfinite(loss):
         found = "NaN" if math.isnan(loss) else "infinite"
     elif loss > DIVERGED * max(first, 1.0):

@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 def load_callbacks(config: Config) -> dict[str, Callback]:
     """The callbacks of a config by the names that messages use, in its order; TensorBoard first, unless it is named.
 
-    Raises:
-        ShoalError: Unknown name, wrong option, a package is missing, or a user's file fails; names the key.
+    A ShoalError names the key of an unknown name, a wrong option, a missing package or a user's file that fails.
     """
     named = [(each.name, each.options) for each in config.callbacks]
     if config.run.tensorboard and all(name != "tensorboard" for name, _ in named):

@@ -63,9 +63,8 @@ class Driver:
     def drive(self, state: FederationState | None) -> None:
         """Runs all remaining rounds, from a state or from the start, and writes the summary.
 
-        Raises:
-            ShoalError: A round failed, or something cannot be written; a checkpoint is kept where one can be.
-            KeyboardInterrupt: The user stopped it, or its time was over; a checkpoint is written.
+        A ShoalError says that a round failed or a file cannot be written, a KeyboardInterrupt that the user stopped it
+        or its time was over; a checkpoint is kept where one can be.
         """
         began = time.monotonic()
         memory = PeakMemory()

@@ -27,16 +27,10 @@ OF_METHODS = "shoal.algorithms.methods."
 
 
 def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
-    """Copies the state of the longest run that differs from a plan in fewer `rounds` alone, for a resume.
+    """Copies the state of the longest run that differs from a plan in fewer `rounds` alone; else gives why it did not.
 
     Its rounds are those that the plan would begin with, to the bit. Of a last round that is evaluated only because it
-    is the last, the checkpoint before it is taken.
-
-    Returns:
-        None: it is done. Else why it is not, for a line.
-
-    Raises:
-        ShoalError: The folder cannot be written.
+    is the last, the checkpoint before it is taken. A ShoalError says that the folder cannot be written.
     """
     reasons = []
     for other, rounds in sorted(_shorter(plan), key=lambda found: -found[1]):

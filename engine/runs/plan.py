@@ -37,8 +37,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config; refuses what is not possible by its
-        key.
+        """Checks method, models, device, dataset, callbacks and rounds of a config; a ShoalError names a key.
 
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """

@@ -13,11 +13,9 @@ Statistic = Literal["mean", "median"]
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a study: its folder and values of the keys that vary, seeds among them; a key that it has not is
-    missing.
+    """One run of a study: its folder, values of keys that vary, seeds among them, and, if it is finished, its figures.
 
-    Its figures are as `figures_of` gives them, none if it is not finished; its state is `finished`, `failed` with an
-    error, `waiting`, or `not chosen`.
+    Its state is `finished`, `failed` with an error, `waiting`, or `not chosen`; a key that it has not is missing.
     """
 
     columns: dict[str, str]

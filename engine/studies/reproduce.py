@@ -359,11 +359,8 @@ def _seconds(runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missi
 def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) -> tuple[Path | None, bool]:
     """Runs what is missing of the tables, prints them, and writes a page, Markdown and a CSV of each.
 
-    Returns:
-        The page, None if no table has runs, and whether no run failed.
-
-    Raises:
-        ShoalError: A name is wrong, or no config of a table can be read.
+    Gives the page, None if no table has runs, and whether no run failed. A ShoalError names a wrong name, or says that
+    no config of a table can be read.
     """
     chosen = tables_of(paper, names)
     done: list[TableRuns] = []

@@ -25,15 +25,9 @@ def size_bound(nodes: int, clients: int, imbalance: float) -> int:
 def balance(level: Level, part_N: np.ndarray, weight_P: np.ndarray, high: int, entries: int) -> None:
     """Moves nodes out of parts of more than `high` nodes, in place: those first that lose the fewest edges.
 
-    A node goes to the part it has most edges to among those with room, or to any with room. The entries are read
-    once, so what nodes lose is what they lost before the first of them moved.
-
-    Args:
-        level: The finest graph: nodes weigh one.
-        part_N: Part of every node, int32 `[N]`, -1 for nodes that have none.
-        weight_P: Nodes of every part, int64; kept up to date.
-        high: Bound; all parts together have room for all nodes.
-        entries: Entries read at a time; changes no number.
+    A node goes to the part it has most edges to among those with room, or to any with room. The entries are read once,
+    so what nodes lose is what they lost before the first of them moved. The nodes of the level weigh one; arguments are
+    those of `refine`.
     """
     assert level.node_weights is None
     assert high * len(weight_P) >= weight_P.sum()
@@ -143,16 +137,9 @@ def refine(
 ) -> None:
     """Moves nodes to a part with more of their edge weight, or with as much and less weight of its own, in place.
 
-    The same rule as clustering, with parts for clusters (Meyerhenke, Sanders and Schulz, SEA 2014, section 4.1).
-
-    Args:
-        level: The graph.
-        part_N: Part of every node, int32 `[N]`, -1 for nodes without edges.
-        weight_P: Weight of every part, int64; kept up to date.
-        low: No move brings a part below this weight.
-        high: No move brings a part above this weight.
-        entries: Entries read at a time; changes no number.
-        report: See `Passes.run`.
+    The same rule as clustering, with parts for clusters (Meyerhenke, Sanders and Schulz, SEA 2014, section 4.1). The
+    part of every node, int32 `[N]`, is -1 for nodes without edges; the weights of parts, int64, are kept up to date,
+    and no move brings one below `low` or above `high`. So many `entries` are read at a time, which changes no number.
     """
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
     PASSES.run(level, entries, lambda block: _move(block, part_N, weight_P, connection_P, low, high), report)

@@ -27,17 +27,13 @@ def number_clusters(label_N: np.ndarray) -> int:
 def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entries: int, bucket: int) -> Level:
     """The graph of clusters; edges inside a cluster are dropped, the weights of the others are added.
 
-    Entries between clusters go to files by range of coarse node, and every file is merged in memory. So the work
-    needs as much disk as there are such entries, 8 bytes each (12 if the level has weights), and as much again at
-    most for the result, whose entries are memory maps. A row's neighbours are in the order of their first entry.
+    Entries between clusters go to files in an empty folder by range of coarse node, and every file is merged in memory.
+    So the work needs as much disk as there are such entries, 8 bytes each (12 if the level has weights), and as much
+    again at most for the result, whose entries are memory maps. A row's neighbours are in the order of their first
+    entry.
 
-    Args:
-        level: The graph.
-        coarse_N: Coarse node of every node, int32 `[N]`; -1 for those left out, which have no edges.
-        nodes: Number of coarse nodes.
-        folder: An empty folder for the result.
-        entries: Entries read at a time.
-        bucket: Entries merged at a time, unless a single coarse node has more.
+    `coarse_N` is the coarse node of every node, int32, -1 for those left out, which have no edges. `entries` are read
+    and `bucket` entries merged at a time, unless a single coarse node has more.
     """
     degree_C = np.zeros(nodes, dtype=np.int64)
     weight_C = np.zeros(nodes, dtype=np.int32)

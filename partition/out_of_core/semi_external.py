@@ -58,10 +58,9 @@ class Memory:
 
     @classmethod
     def of(cls, limit: int | None, nodes: int) -> "Memory":
-        """Buffers for a graph of so many nodes: up to half of the memory that the arrays of its nodes leave free.
+        """Buffers for a graph of so many nodes: up to half of what their arrays leave free of the limit.
 
-        Raises:
-            ShoalError: The limit does not hold the arrays of the nodes.
+        A ShoalError says that it does not hold these arrays.
         """
         if limit is None:
             return cls(None)

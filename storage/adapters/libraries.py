@@ -94,11 +94,8 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
 
     `ndata` holds features and labels under the keys `x` and `y`, and, if there are, `train_mask`, `val_mask`,
     `test_mask` and `assignment`, as `from_pyg` takes them; `edata` has the weights of edges, if they have any, under
-    `weight` or `w`.
-
-    Raises:
-        ShoalError: Several kinds of node or edge, an entry is missing or wrong, or it tells something of edges, parts
-            or clients and is not read; names it. A warning names all others.
+    `weight` or `w`. A ShoalError names an entry that is missing or wrong, or tells something of edges, parts or clients
+    and is not read; a warning names all others.
     """
     if not hasattr(graph, "is_homogeneous"):
         raise ShoalError("graph", f"must be one DGLGraph, found {type(graph).__name__}")
@@ -135,10 +132,8 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
     """A `DGLGraph` of both directions of every edge, with the tensors of `tensors_of` in `ndata`.
 
     Features and labels are under `feat` and `label`, the numbers of a shard's nodes under `dgl.NID`, and the weights of
-    edges, where they have any, in `edata` under `weight`. `module` is the library; None imports `dgl`.
-
-    Raises:
-        ShoalError: DGL cannot be imported, or labels are of graphs or pairs.
+    edges, where they have any, in `edata` under `weight`. `module` is the library; None imports `dgl`. A ShoalError
+    says that it cannot be imported, or that labels are of graphs or pairs.
     """
     module = library("dgl", "a DGLGraph") if module is None else module
     tensors = tensors_of(graph, split)
@@ -161,14 +156,9 @@ def from_sparse_tensor(
 ) -> Graph:
     """The graph, called `name`, of an adjacency: edges made undirected and simple.
 
-    Args:
-        adjacency: `SparseTensor` `[N, N]`, or its transpose; values, if it has any, are the weights of edges.
-        x: Features `[N, F]`.
-        y: One class a node `[N]`; -1 or NaN where there is none. None: no node has one, for tasks that read none.
-        masks: `train_mask`, `val_mask`, `test_mask`, bool `[N]`; each is optional.
-
-    Raises:
-        ShoalError: The adjacency is not square, or a tensor is of a wrong shape, type or value; names it.
+    It is a `SparseTensor` `[N, N]`, or its transpose; values, if it has any, are the weights of edges. x is `[N, F]`, y
+    one class a node, -1 or NaN where there is none, or None, for tasks that read none; masks are `train_mask`,
+    `val_mask`, `test_mask`, bool `[N]`, each optional. A ShoalError names what is not of its shape, type or value.
     """
     if not isinstance(masks, Mapping | None):
         raise ShoalError("masks", f"expected a mapping of {', '.join(MASKS)}, got {type(masks).__name__}")

@@ -17,10 +17,9 @@ from shoal.storage.options.types import is_own
 
 
 def load(options: DataSource) -> Graph:
-    """The graph that a config asks for; features are finite, and normalised if `row_normalize` is set.
+    """The graph that a config asks for, its features finite and, by `row_normalize`, normalised.
 
-    Raises:
-        ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged.
+    A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
     spec, name = _spec(options), options.key
     if spec.finite and options.row_normalize:

@@ -7,13 +7,9 @@ import numpy as np
 
 
 class Drawn(NamedTuple):
-    """The neighbours drawn for some rows, renumbered: column j is row `nodes[j]` of the shard.
+    """The neighbours drawn for some rows, as CSR of int32: column j is row `nodes[j]` of the shard.
 
-    Attributes:
-        nodes: Rows of the shard that occur, int64 `[m]`: first those drawn for, then the others in the order in
-            which they were first drawn.
-        indptr: Row pointer, int32 `[n + 1]`.
-        indices: Columns, int32, `[drawn]`.
+    `nodes`, int64 `[m]`, are first those drawn for, then the others in the order in which they were first drawn.
     """
 
     nodes: np.ndarray
@@ -26,12 +22,8 @@ def draw_neighbours(
 ) -> Drawn:
     """Draws up to `fanout` neighbours of every row, uniformly and without replacement (GraphSAGE, Alg. 2, N_k).
 
-    Args:
-        indptr: Row pointer of the adjacency, int32 `[N + 1]`.
-        indices: Its columns, int32 `[E]`.
-        rows: Rows to draw for, int64 `[n]`, each once.
-        fanout: Neighbours of a row; -1 takes all.
-        rng: Random generator; a row with at most `fanout` neighbours gets the same ones from any generator.
+    Rows are int64 `[n]`, each once; of one with at most `fanout` neighbours, or for -1, all are taken, whatever `rng`
+    is.
     """
     degree = indptr[rows + 1] - indptr[rows]
     counts = degree if fanout < 0 else np.minimum(degree, fanout)

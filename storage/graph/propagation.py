@@ -18,17 +18,10 @@ def propagate(
 ) -> None:
     """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
 
-    Where edges have weights, they are the entries of A, and a degree is the sum of a row of A + I. Beside the arrays
-    given, it needs under 50 bytes a node. A column's bits depend on no other column. Raises ShoalError: a value of the
-    result is too large for a float16 `out`.
-
-    Args:
-        indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
-        indices: Neighbours, int32 `[E]`; A is symmetric and has no self loops.
-        x: Features, float32 or float16 `[N, F]`, C-contiguous; may be a read-only memory map.
-        r: Exponent of the normalisation, in [0, 1].
-        out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
-        weight: Entries of A, float32 `[E]`; None: all are 1, and so are the bits of the result.
+    A, symmetric and without loops, is CSR of fewer than 2^31 entries: ones, or the weights of edges, float32 `[E]`; a
+    degree is the sum of a row of A + I. Features `[N, F]` and `out`, no part of them, are float32 or float16,
+    C-contiguous; sums are float32 and rounded once. A column's bits depend on no other column. It needs under 50 bytes
+    a node. Raises ShoalError: a value of the result is too large for a float16 `out`.
     """
     assert x.shape == out.shape, (x.shape, out.shape)
     assert len(indptr) == len(x) + 1, (len(indptr), len(x))

@@ -20,18 +20,10 @@ def next_hop(
     dtype: str,
     weight: np.ndarray | None = None,
 ) -> Rows:
-    """diag(received) (A + I) diag(sent) x, sparse where that gains (`gains_sparse`).
+    """diag(received) (A + I) diag(sent) x, sparse where that gains; `weight` are A's entries, None: ones.
 
     Sums are float32 and run over a node itself and then its neighbours, as in `kernels/spmm.py`: zeros that are left
     out change no sum. Raises ShoalError: a value of the result is too large for float16.
-
-    Args:
-        indptr: Row pointer of A, int32 `[N + 1]`.
-        indices: Columns of A's entries, int32 `[E]`.
-        x: Sparse rows `[N, F]`.
-        sent: Scaling of what a node sends, float32 `[N]`.
-        received: Scaling of what a node receives, float32 `[N]`.
-        weight: A's entries, float32 `[E]`; None: ones.
     """
     counts = np.empty(len(x), dtype=np.int64)
     _count(indptr, indices, x.indptr, x.columns, x.features, counts)

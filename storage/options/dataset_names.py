@@ -81,11 +81,7 @@ def has_user_options(name: str) -> bool:
 
 
 def require_dataset(name: str) -> None:
-    """Refuses a name of no dataset; files and classes are looked up when they are read.
-
-    Raises:
-        ShoalError: There is no such dataset, or it is one of OGB's molecules without one label of classes a graph.
-    """
+    """Raises a ShoalError for a name of no dataset; files and classes are looked up when they are read."""
     known = name.lower()
     if known in MANY_TASKS or known in OF_NUMBERS:
         labels = f"{MANY_TASKS[known]} labels a graph" if known in MANY_TASKS else "numbers and no classes for labels"

@@ -392,11 +392,7 @@ class FedPG(Algorithm):
 
 
 def depth_of(name: str, model: FlatModel) -> int:
-    """The steps from which a model reads, L of a GNN of L layers and K of one that reads hops.
-
-    Raises:
-        ShoalError: A user's model that passes messages, which does not say.
-    """
+    """The steps from which a model reads: L of a GNN, K of one of hops; a ShoalError refuses one that does not say."""
     if model.coupled is None:
         return max(model.inputs)
     if is_own(name):

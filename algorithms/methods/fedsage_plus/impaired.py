@@ -19,15 +19,11 @@ class Impaired(NamedTuple):
     """The graph of the nodes that are shown, and what they lost; tensors, so that `View.cache` can keep it.
 
     Attributes:
-        indptr: Row starts of the shown nodes' adjacency, int32 `[V + 1]`, on the processor.
-        indices: Its columns, int32, on the processor.
+        indptr, indices: The shown nodes' adjacency as CSR, int32, on the processor.
         operator: `mean` over it, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
-        x_VF: Features of shown nodes, float32.
-        train_T: Places of training rows among the shown nodes, int64.
-        label_T: Their labels, int64.
+        x_VF, x_HF: Features of shown and of hidden nodes, float32; `square_H` are squares of the latter's norms.
+        train_T, label_T: Places of training rows among the shown nodes, int64, and their labels, int64.
         hidden_H: Rows of the hidden nodes, int64, ascending.
-        x_HF: Their features, float32.
-        square_H: The squares of the norms of these.
         missing_V: How many hidden neighbours a shown node has, int64.
         lost_L: Places of these among the hidden nodes, int64, those of the first shown node first.
     """

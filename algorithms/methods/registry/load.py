@@ -79,11 +79,7 @@ class MethodSpec:
 
 
 def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
-    """Reads a user's file, if it is one, and what it imports beside it: hosts on other machines need not see them.
-
-    Raises:
-        ShoalError: Unknown method or missing file.
-    """
+    """Reads a user's file, if it is one, and what it imports beside it; a ShoalError says that there is none."""
     require_method_name(name)
     if name in METHODS:
         return MethodSpec(name, dict(options))
@@ -92,12 +88,7 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
 
 
 def load(spec: MethodSpec) -> Algorithm:
-    """Makes the method with its hyper-parameters.
-
-    Raises:
-        ShoalError: The file fails, the class is missing or no method, or a hyper-parameter is unknown or out of its
-            range; of a user's file with the line.
-    """
+    """Makes the method with its hyper-parameters; a ShoalError names a wrong class or option, of a user's the line."""
     if (code := spec.code) is None:
         cls = _our_class(spec.name)
         where = file_of(cls)
@@ -154,12 +145,7 @@ def _our_class(name: str) -> type[Algorithm]:
 
 
 def require_method(cls: Any, file: str, source: str) -> None:
-    """Checks the class itself.
-
-    Raises:
-        ShoalError: Not a frozen dataclass derived from `Algorithm`, no `round`, hooks with other arguments, a hook or
-            flag of an earlier version, or a flag with an unknown value; names the line.
-    """
+    """Refuses what is no frozen dataclass of `Algorithm`, or has hooks or flags that are not read; names the line."""
     where = class_place(cls, file, source)
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
         kind = f"class {cls.__name__}" if isinstance(cls, type) else type(cls).__name__

@@ -30,11 +30,7 @@ class GCNII(Coupled):
     lifted = True
 
     def __init__(self, *shape: Any, alpha: float = 0.1, theta: float = 0.5, **options: Any) -> None:
-        """As for `Coupled`.
-
-        Raises:
-            ShoalError: As there, or `model.alpha` or `model.theta` is out of range.
-        """
+        """As for `Coupled`; a ShoalError also says that `model.alpha` or `model.theta` is out of range."""
         if not 0 <= alpha <= 1:
             raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
         if theta <= 0:

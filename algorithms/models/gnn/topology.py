@@ -19,11 +19,7 @@ class Topology(nn.Module):
     """
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 128) -> None:
-        """Draws the parameters from torch's default generator; `classes`, `hops` and `dropout` are not used.
-
-        Raises:
-            ShoalError: `hidden` is out of range.
-        """
+        """Draws the parameters from torch's default generator; `classes`, `hops` and `dropout` are not used."""
         super().__init__()
         if hidden < 1:
             raise ShoalError("model.hidden", f"must be at least 1, found {hidden}")

@@ -52,11 +52,9 @@ class ItemBatch:
 
 @dataclass(frozen=True)
 class GraphBatch(ItemBatch):
-    """Several graphs, one behind the other; the matrices have no entry between two.
+    """Several graphs behind one another, their first rows and the end of the last in `first`, int64 `[G + 1]`.
 
-    Attributes:
-        first: First row of every graph and the end of the last, int64 `[G + 1]`.
-        codes_NQ: Structure codes of all nodes, for a backbone that reads them.
+    The matrices have no entry between two. `codes_NQ` are structure codes of all nodes, for a backbone that reads them.
     """
 
     first: Tensor
@@ -88,10 +86,9 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
 
 def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """The part of a client's graph that its training rows depend on, as `all_nodes` has the whole graph.
+    """The part of a client's graph that its training rows depend on, kept as `all_nodes` keeps the whole graph.
 
-    A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order. It
-    is built once and kept on the host while there is room.
+    A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order.
     """
     field: Neighbourhood = data.cache(("field", operator, layers), lambda: _field(data, operator, layers))
     return field
@@ -173,11 +170,9 @@ def operator_over(
     symmetric: bool = True,
     weight: np.ndarray | None = None,
 ) -> SparseMatrix:
-    """The matrix of all nodes of a graph without loops; with its transpose, if it is symmetric.
+    """The matrix of all nodes of a graph without loops; with its transpose, if edges go both ways (`symmetric`).
 
-    Symmetric: every edge has both directions. Where it is not, a node's degree is the number of its senders.
-
-    Row starts are int32 `[N + 1]`, columns int32 `[E]`; `weight` has the entries of A, float32 `[E]`, else ones.
+    Where not, a node's degree is the number of its senders. `weight` has the entries of A, float32 `[E]`, else ones.
     """
     nodes, degree = len(indptr) - 1, degrees(indptr, weight)
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)

@@ -45,7 +45,6 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
     """Row starts `[N + M + 1]` and ascending columns of a graph in which every node has so many new neighbours more.
 
     New nodes stand behind all others, in the order of the nodes that they are neighbours of, and have no other.
-    Columns are int32 `[E]`, ascending in a row, without loops.
     """
     nodes, entries, new = len(count_N), len(indices), int(count_N.sum())
     before = np.concatenate([[0], np.cumsum(count_N)])

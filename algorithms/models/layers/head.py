@@ -63,10 +63,8 @@ class Head(nn.Module):
     ) -> None:
         """Draws the parameters from torch's default generator, if it `draws` any: others are loaded before use.
 
-        `activation` is `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25.
-
-        Raises:
-            ShoalError: `model.layers`, `model.hidden` or `train.dropout` is out of range.
+        `activation` is `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25. A
+        ShoalError names an option that is out of range.
         """
         super().__init__()
         if layers < 1:

@@ -79,11 +79,7 @@ def embedded_nodes(backbone: Any, batch: ItemBatch) -> Tensor:
 
 
 class PairEmbedding(OverNodes):
-    """The product of the embeddings of both ends, entry by entry.
-
-    z_uv = z_u * z_v, the Hadamard operator of node2vec (Grover and Leskovec, KDD 2016, table 1), is the same for both
-    directions of an edge.
-    """
+    """The product z_u * z_v of the embeddings of both ends, entry by entry (node2vec, KDD 2016, table 1: Hadamard)."""
 
     def forward(self, batch: PairBatch) -> Output:
         """Output for every pair of a batch; the embedding is the product, `[M, H]`."""

@@ -20,9 +20,8 @@ COLUMNS = 16
 def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "DenseHops | SparseHops":
     """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense.
 
-    Scores are sums of their products with some of the vectors, the same of all hops or one of each.
-
-    Beside a dense hop, sparse ones are written out, too, which takes less time and no more memory than the dense one.
+    Scores are sums of their products with some of the vectors. Beside a dense hop, sparse ones are written out, too,
+    which takes less time and no more memory than the dense one.
     """
     sparse = [hop for hop in hops if isinstance(hop, FeatureMatrix)]
     if len(head.linears) > 1 and len(sparse) == len(hops):
@@ -120,13 +119,10 @@ def apart(hops: Sequence[Features]) -> Hops:
 def weigh_hops(
     module: Any, hops: Hops, scores: Mapping[int, Tensor], count: int, sum_NF: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; writes the sum of some, `[N, F]`.
+    """Sigmoids of all scores and weights of all `count` hops, `[N, K]`; writes the weighted sum of some, `[N, F]`.
 
-    Args:
-        module: A GAMLP of any attention but `recursive`, on a processor.
-        scores: Of every hop that is not summed its products with the vectors, `[N, R]`.
-        count: K.
-        sum_NF: The weighted sum of those that are summed; of width 0 if there are none.
+    `module` is a GAMLP of any attention but `recursive`, on a processor; `scores` has, of every hop that is not summed,
+    its products with the vectors, `[N, R]`. `sum_NF` is of width 0 if none are summed.
     """
     rows = len(sum_NF)
     weight_NK = torch.empty(rows, count)
@@ -246,12 +242,9 @@ def unweigh(
 ) -> None:
     """The gradients of scores, and of what summed hops are multiplied by, from that of their sum.
 
-    Args:
-        hops: As for `weigh`, like `places`; `gate` and `weight` are what it gave.
-        of_total: Gradient of the weighted sum, `[N, F]`.
-        of_score: Gradient of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`.
-        of_own: That of `own` is added to it, `[F]`; empty if scores read no hop.
-        of_reference: That of `reference` is added to it, `[R, F]`.
+    Arguments are those of `weigh`, or what it gave, and gradients: `of_total` that of the weighted sum, `[N, F]`;
+    `of_score` that of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`; those of
+    `own` and `reference` are added to `of_own` and `of_reference`.
     """
     reads = len(of_own) > 0
     for n in range(len(of_total)):

@@ -92,11 +92,7 @@ class GPFPlus(Unchanged):
     """GPF-plus (the same paper, section 4.2): x_i + sum_j softmax_j(<a_j, x_i>) b_j."""
 
     def __init__(self, features: int, *, vectors: int = 10) -> None:
-        """Draws the parameters from torch's default generator; F is `features`, K is `vectors`.
-
-        Raises:
-            ShoalError: There is no vector.
-        """
+        """Draws K = `vectors` vectors from torch's default generator."""
         super().__init__(features)
         _require_vectors(vectors)
         self.scored = nn.Parameter(torch.empty(vectors, features))
@@ -130,11 +126,7 @@ class SUPT(nn.Module):
     def __init__(
         self, features: int, *, vectors: int = 10, form: Literal["soft", "hard"] = "soft", share: float = 0.2
     ) -> None:
-        """Draws the parameters from torch's default generator; F is `features`.
-
-        Raises:
-            ShoalError: An option is out of range.
-        """
+        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range."""
         super().__init__()
         _require_vectors(vectors)
         if not 0 < share <= 1:
@@ -213,11 +205,7 @@ class AllInOne(nn.Module):
     """
 
     def __init__(self, features: int, *, tokens: int = 10, inner: float = 0.3, cross: float = 0.1) -> None:
-        """Draws the parameters from torch's default generator; F is `features`.
-
-        Raises:
-            ShoalError: An option is out of range.
-        """
+        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range."""
         super().__init__()
         if tokens < 1:
             raise ShoalError("model.prompt.tokens", f"must be at least 1, found {tokens}")
@@ -276,11 +264,7 @@ class VPG(nn.Module):
         joined: float = 0.5,
         shares: Literal["kept", "original"] = "kept",
     ) -> None:
-        """Draws the parameters from torch's default generator; F is `features`.
-
-        Raises:
-            ShoalError: An option is out of range.
-        """
+        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range."""
         super().__init__()
         if not 0 < nodes <= 1:
             raise ShoalError("model.prompt.nodes", f"must be above 0 and at most 1, found {nodes}")

@@ -52,10 +52,8 @@ def let_through(gradient: Tensor, output: Tensor) -> Tensor:
 def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
     """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy, which it returns.
 
-    Logits are float32 `[N, C]`, labels int64 `[N]`. A row without a finite maximum, as of NaN, has NaN for both.
-
-    Raises:
-        IndexError: A label is not one of the classes.
+    Logits are float32 `[N, C]`, labels int64 `[N]`, an IndexError if not of a class. A row without a finite maximum, as
+    of NaN, has NaN for both.
     """
     rows, classes = logits.shape
     total = 0.0

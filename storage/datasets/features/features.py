@@ -33,12 +33,9 @@ def check_finite(x: Any, where: str) -> None:
 
 
 def row_normalized(x: Any, where: str) -> Any:
-    """Features `[N, F]` with rows that sum to 1, of the same kind and type; a row of zeros stays so.
+    """Features `[N, F]` in memory with rows that sum to 1, of the same kind and type; a row of zeros stays so.
 
-    x is not changed; the result is in memory, even if x is a memory map.
-
-    Raises:
-        ShoalError: A feature is negative, so that sums mean nothing; names `where`.
+    A ShoalError names `where`: a feature is negative, so that sums mean nothing.
     """
     if sp.issparse(x):
         scaled = x.copy()

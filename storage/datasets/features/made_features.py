@@ -18,8 +18,7 @@ DENSE_NODES = 1000
 def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures, memory_limit: int) -> Any:
     """Features `[N, F]`, float32, of a graph as CSR: SciPy CSR for `degree` and `one-hot`, else an array.
 
-    Raises:
-        ShoalError: There are too many nodes, or too few, or they take more than `memory_limit` bytes; names the key.
+    A ShoalError names the key: there are too many nodes, or too few, or they take more than `memory_limit` bytes.
     """
     nodes, width = len(indptr) - 1, options.width
     if options.kind == "one-hot":

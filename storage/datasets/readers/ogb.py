@@ -55,14 +55,10 @@ Rows = Callable[[int], Iterable[np.ndarray]]
 
 
 class Raw(NamedTuple):
-    """The published files of one graph, opened; each function gives rows in blocks, from a given row number on.
+    """The published files of one graph, opened, and what errors call edges, features and labels (`where`).
 
-    Attributes:
-        nodes: Number of nodes N, as the files announce it, like that of edges and features.
-        edge_columns: Edges, int64 `[2, e]`.
-        feature_rows: Features, float32 `[n, F]`.
-        label_rows: Labels, of any number type, `[n]`; NaN where there is none.
-        where: Names of edges, features and labels in error messages.
+    Each function gives rows in blocks, from a given row number on: edges int64 `[2, e]`, features float32 `[n, F]`,
+    labels `[n]` of any number type, NaN where there is none. Counts are as the files announce them.
     """
 
     nodes: int

@@ -27,11 +27,8 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
 
     The text is numbers: how many graphs; of each how many nodes, and its label; of each node a tag, which is left, how
     many neighbours, and these, counted from 0 in their graph. Source: Zhang et al., "An End-to-End Deep Learning
-    Architecture for Graph Classification", AAAI 2018.
-
-    Raises:
-        ValueError: The text, `member` of the .zip, is not of this form; a damaged .zip raises what `zipfile` does.
-        MemoryError: It is larger than the free memory.
+    Architecture for Graph Classification", AAAI 2018. A ValueError says that the text is not of this form, a
+    MemoryError that it is larger than the free memory; a damaged .zip raises what `zipfile` does.
     """
     with open_plain(path) as file, zipfile.ZipFile(file) as archive:
         found = archive.getinfo(member)

@@ -18,10 +18,8 @@ LONGEST_LINE = 1 << 20
 def csv_blocks(path: Path, dtype: type, block_bytes: int, advice: str, first: int = 0) -> Iterator[np.ndarray]:
     """Rows from number `first` on, in blocks `[n, columns]` of int64, float32 or float64; an empty field is NaN.
 
-    `block_bytes`, the text worked on at a time, are more than a line has.
-
-    Raises:
-        ShoalError: The file is damaged, cut off, or holds other things than rows of numbers.
+    `block_bytes`, the text worked on at a time, are more than a line has. A ShoalError says that the file is damaged,
+    cut off, or holds other things than rows of numbers.
     """
     names = [str(column) for column in range(column_count(path, advice))]
     types = {name: pa.from_numpy_dtype(dtype) for name in names}

@@ -104,9 +104,8 @@ def graph_at(path: str | None) -> Path:
 def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, Path]:
     """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
 
-    Raises:
-        ShoalError: A file is missing, but for features where these are made and `labels` that are not read, or features
-            are there twice.
+    A ShoalError says that one is missing, but for features that are made and `labels` that are not read, or there
+    twice.
     """
     if path.is_file():
         if path.name.endswith(KINDS):
