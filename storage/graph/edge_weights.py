@@ -76,20 +76,13 @@ def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 def weights_among(part: Induced, indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Weights of the edges of a part of a graph, float32 `[e]`, in the part's order; rows of both are ascending."""
     found = np.empty(len(part.indices), dtype=np.float32)
-    _look_up(part.node, part.indptr, part.indices, indptr, indices, weight, found)
+    _look_up((part.node, part.indptr, part.indices), (indptr, indices, weight), found)
     return found
 
 
 @numba.njit(cache=True)
-def _look_up(
-    node: np.ndarray,
-    part_indptr: np.ndarray,
-    part_indices: np.ndarray,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    weight: np.ndarray,
-    found: np.ndarray,
-) -> None:
+def _look_up(part: tuple[np.ndarray, ...], graph: tuple[np.ndarray, ...], found: np.ndarray) -> None:
+    (node, part_indptr, part_indices), (indptr, indices, weight) = part, graph
     for row in range(len(node)):
         first, end = indptr[node[row]], indptr[node[row] + 1]
         for e in range(part_indptr[row], part_indptr[row + 1]):

@@ -56,7 +56,7 @@ def induced(
     cursor = entry_ends[:-1].copy()
     with step(f"edges of {len(clients)} clients", int(indptr[-1]), "entries") as advance:
         for first, pointer, low, high in row_blocks(indptr, ENTRIES_A_BLOCK):
-            _fill(first, pointer, read(indices, low, high), assignment, slot, row_of, cursor, columns)
+            _fill((first, pointer, read(indices, low, high)), assignment, slot, row_of, (cursor, columns))
             advance(high - low)
     for number in range(len(clients)):
         ids = node[node_ends[number] : node_ends[number + 1]]
@@ -76,7 +76,7 @@ def breadth_first(ids: np.ndarray, pointer: np.ndarray, columns: np.ndarray) -> 
     new_pointer = np.zeros(len(ids) + 1, dtype=np.int64)
     np.cumsum(np.diff(pointer)[order], out=new_pointer[1:])
     new_columns = np.empty_like(columns)
-    _permute(pointer, columns, order, row_of, new_pointer, new_columns)
+    _permute((pointer, columns), order, row_of, (new_pointer, new_columns))
     return Induced(ids[order], new_pointer, new_columns)
 
 
@@ -113,15 +113,13 @@ def _number(
 
 @numba.njit(cache=True)
 def _fill(
-    first: int,
-    pointer: np.ndarray,
-    indices: np.ndarray,
+    block: tuple[int, np.ndarray, np.ndarray],
     assignment: np.ndarray,
     slot: np.ndarray,
     row_of: np.ndarray,
-    cursor: np.ndarray,
-    columns: np.ndarray,
+    out: tuple[np.ndarray, np.ndarray],
 ) -> None:
+    (first, pointer, indices), (cursor, columns) = block, out
     for row in range(len(pointer) - 1):
         client = assignment[first + row]
         s = slot[client]
@@ -160,14 +158,8 @@ def _breadth_first(pointer: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True)
-def _permute(
-    pointer: np.ndarray,
-    columns: np.ndarray,
-    order: np.ndarray,
-    row_of: np.ndarray,
-    new_pointer: np.ndarray,
-    new_columns: np.ndarray,
-) -> None:
+def _permute(csr: tuple[np.ndarray, ...], order: np.ndarray, row_of: np.ndarray, out: tuple[np.ndarray, ...]) -> None:
+    (pointer, columns), (new_pointer, new_columns) = csr, out
     for row in range(len(order)):
         start = pointer[order[row]]
         low, high = new_pointer[row], new_pointer[row + 1]

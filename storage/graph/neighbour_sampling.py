@@ -34,22 +34,20 @@ def draw_neighbours(
     nodes[: len(rows)] = rows
     column_of = np.full(len(indptr) - 1, -1, dtype=np.int32)
     column_of[rows] = np.arange(len(rows), dtype=np.int32)
-    count = _draw(indptr, indices, rows, pointer, rng.random(len(columns)), column_of, columns, nodes)
+    count = _draw((indptr, indices), rows, rng.random(len(columns)), column_of, (pointer, columns, nodes))
     return Drawn(nodes[:count].copy(), pointer, columns)
 
 
 @numba.njit(cache=True)
 def _draw(
-    indptr: np.ndarray,
-    indices: np.ndarray,
+    csr: tuple[np.ndarray, ...],
     rows: np.ndarray,
-    pointer: np.ndarray,
     uniform: np.ndarray,
     column_of: np.ndarray,
-    columns: np.ndarray,
-    nodes: np.ndarray,
+    drawn: tuple[np.ndarray, ...],
 ) -> int:
-    """Fills `columns` and the rest of `nodes`; returns how many nodes occur."""
+    """Fills columns and the rest of the nodes; returns how many nodes occur."""
+    (indptr, indices), (pointer, columns, nodes) = csr, drawn
     count = len(rows)
     for i in range(len(rows)):
         start, first, end = indptr[rows[i]], pointer[i], pointer[i + 1]

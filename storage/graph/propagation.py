@@ -66,8 +66,11 @@ def hops(
         last = result[-1] if result else x
         if isinstance(last, CsrRows):
             scalings = _scalings(indptr, propagation.r, weight)
-            result.append(next_hop(indptr, indices, last, *scalings, propagation.dtype, weight))
-            continue
+            hop = next_hop((indptr, indices), last, scalings, propagation.dtype, weight)
+            if hop is not None:
+                result.append(hop)
+                continue
+            last = last.toarray()
         out = np.empty(last.shape, dtype=propagation.dtype)
         propagate(indptr, indices, last, propagation.r, out, weight=weight)
         result.append(out)

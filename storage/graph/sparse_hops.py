@@ -1,48 +1,35 @@
-"""Hops of sparse features: sparse as long as that gains, then dense, with the bits of the dense kernel."""
+"""Hops of sparse features, as long as sparse rows gain, with the bits of the dense kernel."""
 
 import numba
 import numpy as np
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.rows import BLOCK_VALUES, CsrRows, Rows, gains_sparse
+from shoal.storage.graph.rows import CsrRows, gains_sparse
 
 MAX_ENTRIES = 2**31
 # A row with fewer columns than one in so many is sorted; of others all columns are looked through.
 SORTED_BELOW = 16
+Pair = tuple[np.ndarray, np.ndarray]
+Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def next_hop(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    x: CsrRows,
-    sent: np.ndarray,
-    received: np.ndarray,
-    dtype: str,
-    weight: np.ndarray | None = None,
-) -> Rows:
-    """diag(received) (A + I) diag(sent) x, sparse where that gains; `weight` are A's entries, None: ones.
+def next_hop(csr: Pair, x: CsrRows, scalings: Pair, dtype: str, weight: np.ndarray | None) -> CsrRows | None:
+    """diag(received) (A + I) diag(sent) x, by (sent, received) and A's CSR, of ones or weights; None: dense gains.
 
     Sums are float32 and run over a node itself and then its neighbours, as in `kernels/spmm.py`: zeros that are left
     out change no sum. Raises ShoalError: a value of the result is too large for float16.
     """
     counts = np.empty(len(x), dtype=np.int64)
-    _count(indptr, indices, x.indptr, x.columns, x.features, counts)
+    _count(*csr, x.indptr, x.columns, x.features, counts)
     entries = int(counts.sum())
+    if entries >= MAX_ENTRIES or not gains_sparse(x.shape, entries, dtype):
+        return None
+    pointer = np.zeros(len(x) + 1, dtype=np.int32)
+    np.cumsum(counts, out=pointer[1:])
+    columns, found = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)
     values = x.values.astype(np.float32, copy=False)
-    given = indptr, indices, x.indptr, x.columns, values, sent, received, weight
-    if entries < MAX_ENTRIES and gains_sparse(x.shape, entries, dtype):
-        pointer = np.zeros(len(x) + 1, dtype=np.int32)
-        np.cumsum(counts, out=pointer[1:])
-        columns, found = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)
-        _fill(*given, x.features, pointer, columns, found)
-        return CsrRows(pointer, columns, _rounded(found, dtype), x.features)
-    out = np.empty(x.shape, dtype=dtype)
-    rows = max(1, BLOCK_VALUES // max(1, x.features))
-    for start in range(0, len(x), rows):
-        block = np.zeros(out[start : start + rows].shape, dtype=np.float32)
-        _fill_dense(*given, start, block)
-        out[start : start + rows] = _rounded(block, dtype)
-    return out
+    _fill(csr, weight, (x.indptr, x.columns, values), scalings, x.features, (pointer, columns, found))
+    return CsrRows(pointer, columns, _rounded(found, dtype), x.features)
 
 
 def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -73,21 +60,10 @@ def _count(
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    pointer: np.ndarray,
-    columns: np.ndarray,
-    values: np.ndarray,
-    sent: np.ndarray,
-    received: np.ndarray,
-    weight: np.ndarray | None,
-    features: int,
-    out_pointer: np.ndarray,
-    out_columns: np.ndarray,
-    out_values: np.ndarray,
-) -> None:
-    """Writes columns, ascending, and values of each row of the hop."""
+def _fill(csr: Pair, weight: np.ndarray | None, x: Triple, scalings: Pair, features: int, out: Triple) -> None:
+    """Writes columns, ascending, and values of each row of the hop; all three matrices are row starts and so on."""
+    (indptr, indices), (pointer, columns, values), (sent, received) = csr, x, scalings
+    out_pointer, out_columns, out_values = out
     seen = np.full(features, -1, dtype=np.int32)
     total = np.empty(features, dtype=np.float32)
     for row in range(len(out_pointer) - 1):
@@ -115,29 +91,3 @@ def _fill(
                     at += 1
         for place in range(start, at):
             out_values[place] = total[out_columns[place]] * received[row]
-
-
-@numba.njit(cache=True, nogil=True)
-def _fill_dense(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    pointer: np.ndarray,
-    columns: np.ndarray,
-    values: np.ndarray,
-    sent: np.ndarray,
-    received: np.ndarray,
-    weight: np.ndarray | None,
-    first: int,
-    out: np.ndarray,
-) -> None:
-    """Adds rows `first` and following of the hop to `out`, zeros `[n, F]`."""
-    for row in range(first, first + len(out)):
-        total = out[row - first]
-        for e in range(indptr[row] - 1, indptr[row + 1]):
-            j = row if e < indptr[row] else indices[e]
-            scale = sent[j]
-            if weight is not None:
-                scale *= np.float32(1) if e < indptr[row] else weight[e]
-            for place in range(pointer[j], pointer[j + 1]):
-                total[columns[place]] += scale * values[place]
-        total *= received[row]

@@ -13,6 +13,12 @@ from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
+FAST = {"reassoc", "contract", "nsz"}
+ONE = np.float32(1)
+# Hops, float32 `[N, F]` each, and which of all K they are, int64; numbers of all hops at every node, and their weights.
+Read = tuple[tuple[np.ndarray, ...], np.ndarray]
+Weights = tuple[np.ndarray, np.ndarray]
+
 # Columns of a product that costs as much as a narrower one.
 COLUMNS = 16
 
@@ -98,7 +104,7 @@ class Hops(NamedTuple):
     others: dict[int, Features]
 
     @property
-    def read(self) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    def read(self) -> Read:
         """The summed ones as the kernels read them, and their numbers."""
         if not self.summed:
             return (np.empty((0, 0), np.float32),), np.zeros(1, np.int64)
@@ -137,8 +143,8 @@ def weigh_hops(
             gate_NK[:, place] = score_NR[:, -1]
             if place < len(reference_KF):
                 shared_N += score_NR[:, place]
-    tensors = own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF
-    weigh(*hops.read, *(tensor.numpy() for tensor in tensors))
+    vectors, weights = (own_F.numpy(), reference_RF.numpy()), (gate_NK.numpy(), weight_NK.numpy())
+    weigh(hops.read, vectors, shared_N.numpy(), weights, sum_NF.numpy())
     return gate_NK, weight_NK
 
 
@@ -175,31 +181,20 @@ def evaluated(module: Any, hops: Sequence[Features]) -> Output:
     return head.after_first(out)
 
 
-FAST = {"reassoc", "contract", "nsz"}
-ONE = np.float32(1)
-
-
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def weigh(
-    hops: tuple[np.ndarray, ...],
-    places: np.ndarray,
-    own: np.ndarray,
-    reference: np.ndarray,
-    shared: np.ndarray,
-    gate: np.ndarray,
-    weight: np.ndarray,
-    total: np.ndarray,
+    read: Read, vectors: tuple[np.ndarray, np.ndarray], shared: np.ndarray, weights: Weights, total: np.ndarray
 ) -> None:
     """Writes weights softmax(sigmoid(scores)) of all hops at every node, and the weighted sum of D of its hops.
 
     Args:
-        hops: Those that are summed, float32 `[N, F]` each; one of width 0 if there are none.
-        places: Which of the K hops they are, int64 `[D]`.
-        own: What a hop is multiplied by for its own score, float32 `[F]`; empty if scores read no hop.
-        reference: What the first ones of them are multiplied by for the score of every hop, `[R, F]`.
+        read: Those that are summed, of width 0 if there are none, and which of the K hops they are.
+        vectors: What a hop is multiplied by for its own score, float32 `[F]`, empty if scores read no hop; and what the
+            first ones of them are multiplied by for the score of every hop, `[R, F]`.
         shared: The part of all scores that is not of these hops, `[N]`.
-        gate: That part of each hop's score, which gives way to its sigmoid, `[N, K]`, as `weight`; `total` is `[N, F]`.
+        weights: That part of each hop's score, which gives way to its sigmoid, and the weights; `total` is `[N, F]`.
     """
+    (hops, places), (own, reference), (gate, weight) = read, vectors, weights
     reads = len(own) > 0
     for n in range(len(shared)):
         common = shared[n]
@@ -231,21 +226,15 @@ def weigh(
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def unweigh(
-    hops: tuple[np.ndarray, ...],
-    places: np.ndarray,
-    of_total: np.ndarray,
-    gate: np.ndarray,
-    weight: np.ndarray,
-    of_score: np.ndarray,
-    of_own: np.ndarray,
-    of_reference: np.ndarray,
+    read: Read, of_total: np.ndarray, weights: Weights, of_score: np.ndarray, vectors: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """The gradients of scores, and of what summed hops are multiplied by, from that of their sum.
 
     Arguments are those of `weigh`, or what it gave, and gradients: `of_total` that of the weighted sum, `[N, F]`;
     `of_score` that of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`; those of
-    `own` and `reference` are added to `of_own` and `of_reference`.
+    its `vectors` are added.
     """
+    (hops, places), (gate, weight), (of_own, of_reference) = read, weights, vectors
     reads = len(of_own) > 0
     for n in range(len(of_total)):
         for d in range(len(hops)):

@@ -167,10 +167,8 @@ class _Cutter:
         """The nodes of a graph, ascending, and its edges both ways by places among these, `[2, E]`."""
         options, base = self._options, self._base
         least, most = HOPS[self._level]
-        count = _reach(
-            base.indptr, base.indices, centres.astype(np.int64), least, most, options.smallest,
-            self._mark, self._found,
-        )  # fmt: skip
+        bounds = least, most, options.smallest
+        count = _reach((base.indptr, base.indices), centres.astype(np.int64), bounds, self._mark, self._found)
         nodes = self._found[:count].copy()
         rng = np.random.default_rng([options.seed, list(HOPS).index(self._level), label, number, 1])
         if count > options.largest:
@@ -186,16 +184,14 @@ class _Cutter:
 
 @numba.njit(cache=True)
 def _reach(
-    indptr: np.ndarray,
-    indices: np.ndarray,
+    csr: tuple[np.ndarray, np.ndarray],
     centres: np.ndarray,
-    least: int,
-    most: int,
-    smallest: int,
+    bounds: tuple[int, int, int],
     mark: np.ndarray,
     found: np.ndarray,
 ) -> int:
     """Writes the nodes that the hops reach, centres first; gives their number. `mark` is -1 before and after."""
+    (indptr, indices), (least, most, smallest) = csr, bounds
     count = 0
     for node in centres:
         found[count] = node
