@@ -47,10 +47,7 @@ def require_divides_graphs(method: str) -> None:
 
 
 def partition(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
+    graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None, workspace: Workspace | None = None
 ) -> np.ndarray:
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 

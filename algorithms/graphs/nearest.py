@@ -178,10 +178,7 @@ def update(
 
 @numba.njit(cache=True, nogil=True)
 def offer_all(z: np.ndarray, first: int, found: np.ndarray, best: np.ndarray, who: np.ndarray) -> None:
-    """Takes into account what a library found for rows from `first` on, int64 `[n, K]`; -1 and a row itself are none.
-
-    Other arguments are those of `update`.
-    """
+    """`update` by what a library found for rows from `first` on, int64 `[n, K]`; -1 and a row itself are none."""
     for r in range(len(found)):
         for j in found[r]:
             if j >= 0 and j != first + r:

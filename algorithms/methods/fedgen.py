@@ -61,10 +61,7 @@ def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_B
 
 
 def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
-    """exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|): falls where noise makes a difference.
-
-    The diversity loss of FedGen, whose code takes the mean squared difference of the noise for the norm.
-    """
+    """FedGen's diversity loss: exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|)."""
     apart_NN = distances(noise_NZ, noise_NZ)
     different_NN = torch.cdist(g_NH, g_NH, p=1) / g_NH.shape[1]
     return (-(apart_NN * different_NN).mean()).exp()

@@ -83,10 +83,7 @@ class PseudoLabels(Algorithm):
 
 @dataclass(frozen=True)
 class FedGL(PseudoLabels, FedAvg):
-    """FedGL (Chen et al., Information Sciences 657, 2024): FedAvg with pseudo labels, see `PseudoLabels`.
-
-    Messages are FedAvg's; with `pseudo: 0` it is FedAvg, to the bit with `engine.trainer: autograd`.
-    """
+    """FedAvg with pseudo labels (Chen et al., 2024), see `PseudoLabels`; with `pseudo: 0` FedAvg, messages alike."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,4 @@ class FedProto(Aligned, ClassRows):
 
 @dataclass(frozen=True)
 class FedProtoAveraged(Aligned, AveragedRows):
-    """The FedProto that FGGP compares with: FedAvg with FedProto's prototypes and loss.
-
-    For the loss see `Aligned`; FGGP's code has lam = 0.01. lam = 0 trains as FedAvg.
-    """
+    """FedAvg with FedProto's prototypes and loss (`Aligned`), as FGGP has it with lam = 0.01; lam = 0: FedAvg."""

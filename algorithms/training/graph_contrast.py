@@ -83,11 +83,7 @@ class GraphContrast:
         self.steps = min(math.ceil(len(graphs) / options.batch), len(graphs) // 2)
 
     def epoch(self, number: int) -> Iterator[float]:
-        """Trains on all graphs once, in a new order, and gives the loss before each step.
-
-        Raises:
-            ShoalError: The loss is no finite number any more.
-        """
+        """Trains on all graphs once, in a new order; gives each step's loss. Raises ShoalError if one is not finite."""
         rng = np.random.default_rng(self._random("epoch", number))
         self._model.train()
         for chosen in np.array_split(rng.permutation(len(self._graphs)), self.steps):

@@ -45,11 +45,7 @@ class LocalTrainer:
         method: Algorithm,
         analytic: AnalyticGradient | None = None,
     ) -> None:
-        """Makes the optimizers of the host's models once.
-
-        The method's `loss` is used where `fit` is given none. `analytic` gives the gradients of the model that the
-        config names, for plain training; None: autograd does.
-        """
+        """Makes the optimizers once; `loss` is used where `fit` has none, `analytic` gradients for plain training."""
         self.options = options
         self._method, self._analytic = method, analytic
         self._small = SmallHead(models[MODEL]) if analytic is not None and is_small_head(models[MODEL]) else None
@@ -66,11 +62,7 @@ class LocalTrainer:
     def fit(
         self, client: Client, received: Received, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:
-        """Trains one of a client's models in place; see `shoal.algorithms.base.Trainer`.
-
-        Raises:
-            ShoalError: The loss is NaN or infinite, or the method's loss or term is no scalar to differentiate.
-        """
+        """Trains a client's model in place, see `base.Trainer`; a ShoalError says that the loss is not finite."""
         if not client.info.train:
             return float("nan")
         own = client.models[model]
@@ -135,10 +127,7 @@ class LocalTrainer:
 
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
-        """The optimizer of one of a client's models, for a training loop of a method's own.
-
-        The optimizer's moments are read from `client.state`, and written there after the block.
-        """
+        """The optimizer of one of a client's models, its moments read from `client.state`, and written back behind."""
         own, optimizer = client.models[model], self._optimizers[model]
         w = own.flat.w
         optimizer.state.clear()

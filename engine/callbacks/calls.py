@@ -139,7 +139,5 @@ def _failure(name: str, hook: str, error: BaseException) -> ShoalError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]
     where = f"{name}: {file}, line {lines[-1]}" if lines else name
     return ShoalError(
-        "callbacks",
-        f"{where}, in {hook}(): {in_words(error)}",
-        detail="".join(traceback.format_exception(error)),
+        "callbacks", f"{where}, in {hook}(): {in_words(error)}", detail="".join(traceback.format_exception(error))
     )

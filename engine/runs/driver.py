@@ -113,10 +113,7 @@ class Driver:
             self._calls.end(None)
 
     def _watching(self, view: LiveView, interrupt: Interrupt, done: int) -> Watch:
-        """Shows a round under way. A run that is asked to stop keeps the rounds before it at once.
-
-        What sent the signal may not wait for the end of the round: `ray job stop` waits for three seconds.
-        """
+        """Shows a round under way; asked to stop, it keeps earlier rounds at once (`ray job stop` waits 3 seconds)."""
 
         def watch(live: Live) -> None:
             view.watch(live)

@@ -67,10 +67,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over repetitions: mean or median, and how far it goes below and above.
-
-    That is the sample standard deviation, or the lower and upper quartile; None of a single run.
-    """
+    """A figure over repetitions: mean and sample deviation, or median and quartiles; no spread of a single run."""
 
     middle: float
     low: float | None

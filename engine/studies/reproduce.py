@@ -14,16 +14,7 @@ from shoal.engine.studies.figures import Drawing, over_key
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
 from shoal.engine.studies.page import Section, write_page
-from shoal.engine.studies.papers import (
-    LOCAL,
-    Paper,
-    PaperCell,
-    Printed,
-    known_names,
-    smallest_of,
-    some_of,
-    study_of,
-)
+from shoal.engine.studies.papers import LOCAL, Paper, PaperCell, Printed, known_names, smallest_of, some_of, study_of
 from shoal.engine.studies.study import Selection
 from shoal.engine.studies.study_table import Place, marked, on_screen
 from shoal.engine.studies.sweep import Sweep, span, store_keys
@@ -285,10 +276,7 @@ def tables_of(paper: Paper, names: Sequence[str]) -> list[str]:
 
 
 def named_in(paper: Paper, tables: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Names of blocks, columns and rows in texts, each of which is a name, or several with commas between them.
-
-    Raises ShoalError for a name that no table has.
-    """
+    """Names of blocks, columns and rows in texts, with commas between them; a ShoalError names an unknown one."""
     known = [name for table in tables_of(paper, tables) for name in known_names(paper.cells(table))]
     found = []
     for text in texts:

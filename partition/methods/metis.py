@@ -95,7 +95,6 @@ def by_metis(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     import pymetis
 
     adjacency = pymetis.CSRAdjacency(
-        np.ascontiguousarray(graph.indptr, dtype=np.int64),
-        np.ascontiguousarray(graph.indices, dtype=np.int64),
+        np.ascontiguousarray(graph.indptr, dtype=np.int64), np.ascontiguousarray(graph.indices, dtype=np.int64)
     )
     return fill_empty(part_graph(adjacency, options), options.clients)

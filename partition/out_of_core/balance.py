@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from shoal.partition.out_of_core.blocks import Block, Level, Passes, blocks
-from shoal.partition.out_of_core.tally import weight_at
+from shoal.partition.out_of_core.blocks import Block, Level, Passes, blocks, weight_at
 from shoal.storage.kernels.prefetch import fetch_ahead
 
 # Losses below EXACT are counted one by one, larger ones by powers of two.

@@ -11,8 +11,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.out_of_core.balance import balance, fill_lightest, refine, size_bound
 from shoal.partition.out_of_core.blocks import Level
-from shoal.partition.out_of_core.clustering import cluster
-from shoal.partition.out_of_core.contraction import contract, mapped, number_clusters
+from shoal.partition.out_of_core.contraction import cluster, contract, mapped, number_clusters
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.mapped import ROWS, read
 from shoal.storage.graph.graph import Graph

@@ -175,10 +175,7 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(_starts(counts), indices[places], values[places], self.shape[1])
 
     def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
-        """Some square blocks, in the order asked for, on the diagonal of a matrix that has no other entries.
-
-        `first` are the first rows of all blocks and the end of the last, int64 `[G + 1]`.
-        """
+        """Some square blocks, in order, of a matrix of nothing else; `first` are their first rows, int64 `[G + 1]`."""
         found = _diagonal_blocks(self.csr, first, blocks)
         known = self._transposed
         if known is not None:

@@ -16,10 +16,7 @@ READ_INTO_MEMORY = (
     ("readers.pyg", ("flickr",)),
     ("readers.npz_graphs", ("reddit",)),
     ("user.files", ("files",)),
-    (
-        "readers.twitch",
-        ("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw"),
-    ),
+    ("readers.twitch", ("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw")),
     ("readers.matlab_graphs", ("acmv9", "dblpv7")),
     ("readers.pyg", ("cornell", "texas", "wisconsin", "actor")),
     ("readers.pyg", ("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions")),
@@ -28,11 +25,7 @@ READ_INTO_MEMORY = (
     ("readers.ogb_molecules", ("ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp")),
 )
 # The synthetic twin of a published graph that is too large to be at hand everywhere.
-TWINS = {
-    "ogbn-arxiv": "arxiv-like",
-    "ogbn-products": "products-like",
-    "ogbn-papers100m": "papers100m-like",
-}
+TWINS = {"ogbn-arxiv": "arxiv-like", "ogbn-products": "products-like", "ogbn-papers100m": "papers100m-like"}
 # Small graphs cut out of another dataset.
 INDUCED = ("induced-node", "induced-edge", "induced-graph")
 NOT_IN_MEMORY = (

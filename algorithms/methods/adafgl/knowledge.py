@@ -150,10 +150,7 @@ def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places:
 
 
 class Rows(NamedTuple):
-    """Rows that are asked for, int64 `[R]`, their features `[R, F]`, and what is written out of them, `[R, (K + 1) F]`.
-
-    All of it is constant, so that the steps of a visit share it.
-    """
+    """Rows asked for, int64 `[R]`, their features, and what is written out of them, `[R, (K + 1) F]`; all constant."""
 
     rows: Tensor
     x_RF: Features

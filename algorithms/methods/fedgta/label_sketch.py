@@ -31,20 +31,14 @@ class SketchForm(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """A client's labels in numbers: moments, float32, of every step or of the last, one below the other.
-
-    The confidence is a device scalar where torch computed it, not yet synchronised.
-    """
+    """Moments of a client's labels, float32, one step below the other; a confidence, maybe not synchronised yet."""
 
     moments_SC: Tensor
     confidence: float | Tensor
 
 
 def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """Propagates labels, Y^0 float32, and sums up every step: on a GPU by torch, on the processor tile by tile.
-
-    The sketch of a client without nodes is zeros.
-    """
+    """Propagates Y^0, float32, and sums up every step: on a GPU by torch, else by tiles; zeros without nodes."""
     if not data.nodes:
         rows = form.orders * (2 if form.moments == "hybrid" else 1)
         steps = form.lp_steps if form.moment_steps == "all" else 1
@@ -110,10 +104,7 @@ class Tile(NamedTuple):
 
 
 def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[tuple[int, Tile]]:
-    """Gives steps and Y^1 … Y^k, as `propagate_labels` does, of some classes, then of the next, until all had them.
-
-    Each is valid until the next.
-    """
+    """Gives steps and Y^1 … Y^k, as `propagate_labels` does, of classes in turn; each is valid until the next."""
     # Loading the kernels takes a third of a second and 140 MB: only a host that needs them loads them.
     from shoal.algorithms.methods.fedgta import label_tiles
 

@@ -108,10 +108,7 @@ def propagate_sums(
 
 @numba.njit(cache=True, nogil=True)
 def sum_powers(z: np.ndarray, scales: np.ndarray, origin: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = Σ_v (scales_v z_v - origin)^(k+1), class by class: float32 over some rows, then float64.
-
-    The origin is float32 `[1, W]`, `out` float64 `[K, W]`.
-    """
+    """out[k] = Σ_v (scales_v z_v - origin)^(k+1), float64 `[K, W]`, of sums in float32 over some rows each."""
     orders, width = out.shape
     powers = np.empty((ROWS, LANES), dtype=np.float32)
     part = np.empty((orders, width), dtype=np.float32)

@@ -30,13 +30,7 @@ from shoal.algorithms.methods.fedpg.alignment_term import (
     reach_of,
     train_scorer,
 )
-from shoal.algorithms.methods.fedpg.hop_prototypes import (
-    MOST_HOPS,
-    Annotated,
-    annotate,
-    hop_prototypes,
-    hop_weights,
-)
+from shoal.algorithms.methods.fedpg.hop_prototypes import MOST_HOPS, Annotated, annotate, hop_prototypes, hop_weights
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.storage.errors import ShoalError

@@ -1,12 +1,15 @@
 """A client's generator of missing neighbours: training, exchange with other clients, the augmented graph.
 
-Axes: V shown nodes, M generated ones, m shown nodes that others see, k generators, Q parameters of a maker.
+Axes: N nodes of the client, V of them shown and H hidden, L lost edges, F features; M generated nodes, m shown nodes
+that others see, k generators, Q parameters of a maker.
 """
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,25 +27,104 @@ from shoal.algorithms.methods.fedsage_plus.generator import (
     of_maker,
     root,
 )
-from shoal.algorithms.methods.fedsage_plus.impaired import Impaired, impaired
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, operator_over
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, kept_rows, operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
 from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.readout import ROUNDING
 from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
-from shoal.storage.graph.sparse_matrix import Features, ranges
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, stored
+from shoal.storage.store.view import View
+
+
+class Impaired(NamedTuple):
+    """The graph of the nodes that are shown, and what they lost; tensors, so that `View.cache` can keep it.
+
+    Attributes:
+        indptr, indices: The shown nodes' adjacency as CSR, int32, on the processor.
+        operator: `mean` over it, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
+        x_VF, x_HF: Features of shown and of hidden nodes, float32; `square_H` are squares of the latter's norms.
+        train_T, label_T: Places of training rows among the shown nodes, int64, and their labels, int64.
+        hidden_H: Rows of the hidden nodes, int64, ascending.
+        missing_V: How many hidden neighbours a shown node has, int64.
+        lost_L: Places of these among the hidden nodes, int64, those of the first shown node first.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    operator: SparseMatrix
+    x_VF: Features
+    train_T: Tensor
+    label_T: Tensor
+    hidden_H: Tensor
+    x_HF: Features
+    square_H: Tensor
+    missing_V: Tensor
+    lost_L: Tensor
+
+    def around(self, layers: int) -> Neighbourhood:
+        """All shown nodes, for a backbone of so many layers."""
+        return Neighbourhood(self.x_VF, (self.operator,) * layers)
+
+
+def impaired(data: View, share: float, seed: int) -> Impaired:
+    """Hides a share of the nodes, in (0, 1), rounded down, drawn uniformly; kept on the host while there is room."""
+    found: Impaired = data.cache(("impaired", share, seed), lambda: _impaired(data, share, seed))
+    return found
+
+
+def _impaired(data: View, share: float, seed: int) -> Impaired:
+    indptr, indices = data.csr
+    shown_N = np.ones(data.nodes, dtype=bool)
+    shown_N[np.random.default_rng(seed).permutation(data.nodes)[: int(share * data.nodes + ROUNDING)]] = False
+    # Among the shown nodes, or among the hidden ones.
+    place_N = np.where(shown_N, np.cumsum(shown_N), np.cumsum(~shown_N)) - 1
+    row_E = np.repeat(np.arange(data.nodes), np.diff(indptr))
+    kept_E, lost_E = (shown_N[row_E] & (shown_N[indices] == stays) for stays in (True, False))
+    degree_V, missing_V = (np.bincount(row_E[of], minlength=data.nodes)[shown_N] for of in (kept_E, lost_E))
+    starts = np.concatenate([[0], np.cumsum(degree_V)]).astype(np.int32)
+    columns = place_N[indices[kept_E]].astype(np.int32)
+
+    def there(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(data.device)
+
+    train = data.train.cpu().numpy()
+    seen_T = shown_N[train]
+    hidden_H = there(np.flatnonzero(~shown_N))
+    x_HF = kept_rows(data, 0, hidden_H)
+    return Impaired(
+        torch.from_numpy(starts),
+        torch.from_numpy(columns),
+        operator_over("mean", starts, columns).to(data.device),
+        kept_rows(data, 0, there(np.flatnonzero(shown_N))),
+        there(place_N[train[seen_T]]),
+        data.train_label[there(np.flatnonzero(seen_T))],
+        hidden_H,
+        x_HF,
+        _row_squares(x_HF),
+        there(missing_V),
+        there(place_N[indices[lost_E]]),
+    )
+
+
+def _row_squares(x_HF: Features) -> Tensor:
+    """The square of the norm of every row."""
+    x_HF = stored(x_HF)
+    if isinstance(x_HF, Tensor):
+        return torch.linalg.vecdot(x_HF, x_HF)
+    indptr, _, values = x_HF.parts()
+    rows = torch.arange(len(x_HF), device=values.device).repeat_interleave(indptr.diff())
+    return values.new_zeros(len(x_HF)).index_add_(0, rows, values.square())
+
 
 # Numbers of a block in the search for the nearest: 16 MB.
 BLOCK = 2**22
 
 
 def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
-    """The sum of the mean squared differences of generated nodes from the nearest lost neighbour, over V; a scalar.
-
-    `new` are neighbours of shown nodes; one of a node that lost none does not count.
-    """
+    """Sum of mean squared differences of shown nodes' new neighbours from the nearest lost one, over V; a scalar."""
     seen_HPR = new.seen(impaired.x_HF)
     return _squares(new, seen_HPR, impaired, *nearest_lost(new, seen_HPR, impaired)) / len(impaired.missing_V)
 
@@ -214,10 +296,7 @@ class ClientGenerator:
     # With other clients.
 
     def shown(self, nodes: int) -> Tree:
-        """What other clients are sent: the maker, and noisy embeddings and numbers of neighbours of some nodes.
-
-        These are m, or all, drawn uniformly of those that are shown.
-        """
+        """What others get: the maker, and noisy embeddings and neighbour counts of m or all shown nodes, drawn."""
         client, state = self._client, self._client.state
         # At the first visit it was drawn just now.
         state[GENERATOR] = self._flat.w.detach().clone()
@@ -259,10 +338,7 @@ class ClientGenerator:
             del state[f"{GENERATOR}.opt.{name}"]
 
     def augmented(self, coupled: Coupled) -> AugmentedNodes:
-        """The client's nodes in its augmented graph, as a backbone reads them; kept on the host while there is room.
-
-        Features of generated neighbours are written out where that is smaller than what they are made of.
-        """
+        """The client's nodes in its augmented graph, as a backbone reads them, kept on the host while there is room."""
         seed, w_bytes = int(self._client.state[AUGMENTED]), self._client.state[GENERATOR].cpu().numpy().tobytes()
 
         def build() -> tuple[Tensor, ...]:

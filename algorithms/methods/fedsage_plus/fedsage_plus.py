@@ -174,10 +174,7 @@ class FedSagePlusFedGTA(AugmentedGraphs, FedGTA):
 
 
 def drawn_peers(clients: int, peers: int, rng: torch.Generator, device: torch.device) -> Tensor:
-    """Whose generators each client judges, places of others int64 `[clients, k]`; each is judged by k clients, too.
-
-    k is `peers`, at most all others.
-    """
+    """Whose generators each client judges, places of k others, int64 `[clients, k]`; each is judged by k, too."""
     ring = torch.randperm(clients, generator=rng, device=device)
     steps = torch.arange(1, min(peers, clients - 1) + 1, device=device)
     found = torch.empty(clients, len(steps), dtype=torch.int64, device=device)

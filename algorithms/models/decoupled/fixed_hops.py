@@ -66,10 +66,7 @@ class MLP(FixedHops):
 
 
 class SGC(FixedHops):
-    """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b.
-
-    One layer is the paper's. Two or more give methods with prototypes an embedding of width `hidden`.
-    """
+    """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b; more layers make an MLP."""
 
     def hop_weights(self, hops: int) -> dict[int, float]:
         return {hops: 1.0}
@@ -116,10 +113,7 @@ class GBP(FixedHops):
 
 
 class SummedFeatures(FeatureMatrix):
-    """sum_k w_k X_k, `[N, F]`, some X_k sparse: its product with a weight W is sum_k w_k (X_k W), so no sum is kept.
-
-    It has no arrays of its own.
-    """
+    """sum_k w_k X_k, `[N, F]`, some sparse, without arrays of its own: times a weight W, it is sum_k w_k (X_k W)."""
 
     def __init__(self, hops: Sequence[Features], weights: Sequence[float]) -> None:
         """Wraps the hops, each `[N, F]`, float32."""

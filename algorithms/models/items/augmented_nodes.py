@@ -60,10 +60,7 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
 
 @dataclass(frozen=True)
 class AugmentedNodes:
-    """The nodes of a client, as a coupled backbone reads them in an augmented graph; no new node is an item.
-
-    `data` is the client's graph as it is; `operator` is what the layers multiply by, `[N + M, N + M]`.
-    """
+    """The nodes of a client, as a coupled backbone reads them in an augmented graph; no new node is an item."""
 
     data: View
     x: AugmentedFeatures

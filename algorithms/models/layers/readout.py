@@ -18,10 +18,7 @@ Pooling = Literal["mean", "sum", "max", "attention"]
 
 
 class Adapted(nn.Module):
-    """A linear adapter instead of the backbone's classifier, and a classifier on the adapter's output.
-
-    Where clients train different models, all then have embeddings of one width D and classifiers of one shape.
-    """
+    """A linear adapter to a common width D instead of the backbone's classifier, and a classifier on its output."""
 
     def __init__(self, backbone: nn.Module, embedding: int, classes: int, dropout: float) -> None:
         """Draws the classifier from torch's default generator; the backbone was made for `embedding` classes."""
@@ -100,16 +97,9 @@ class Readout(OverNodes):
     """
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        readout: Pooling,
-        dropout: float,
-        own: Callable[[int], nn.Module] | None = None,
+        self, backbone: nn.Module, readout: Pooling, dropout: float, own: Callable[[int], nn.Module] | None = None
     ) -> None:
-        """Draws the gate of `attention` from torch's default generator.
-
-        `own` makes the user's pooling from the width, instead of these.
-        """
+        """Draws the gate of `attention` from torch's default generator; `own` makes a user's pooling instead."""
         super().__init__(backbone, dropout)
         self.readout = readout
         width: Any = self.head.linears[-1].in_features
@@ -190,10 +180,7 @@ def floor_of(share: float, counts: Tensor) -> Tensor:
 
 
 def highest(score_N: Tensor, group_N: Tensor, wanted_G: Tensor) -> Tensor:
-    """Rows of the `wanted_G` highest scores, float32, of every group, int64, ascending; all, if a group has fewer.
-
-    Of equal scores the first rows are taken.
-    """
+    """Rows of the `wanted_G` highest scores of every group, or all, int64, ascending; of equal ones the first."""
     # One sort of whole numbers: the group above, below it the bits of the score, which are in the order of floats once
     # those of negative ones are turned around. Adding zero makes one zero of two.
     bits_N = (score_N + 0.0).view(torch.int32)

@@ -70,10 +70,7 @@ class DenseHops:
 
 
 class SparseHops:
-    """The same of sparse hops: the head's first layer is linear, so it may come before the sum.
-
-    Each hop is multiplied once, by the first weight and all vectors.
-    """
+    """The same of sparse hops, each multiplied once, by the first weight and all vectors, before the sum."""
 
     def __init__(self, hops: Sequence[FeatureMatrix], head: Head, vectors_RF: Tensor) -> None:
         self.shape = len(hops[0]), len(hops), hops[0].shape[1]

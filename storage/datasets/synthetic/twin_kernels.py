@@ -154,10 +154,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
 
 @numba.njit(cache=True)
 def features_of(table: Table, ids: np.ndarray, centre: np.ndarray, axis: np.ndarray, x: np.ndarray) -> None:
-    """Fills the features of nodes: the centre of their class, plus or minus its axis, and noise.
-
-    The sign is that of the community, not of the node, so that it remains in an average over neighbours.
-    """
+    """Fills features: the centre of the class, its axis with the sign of the community, and noise."""
     features = x.shape[1]
     for i in range(len(ids)):
         place = unpermuted(ids[i], table.nodes, table.bits, table.id_key)

@@ -15,8 +15,7 @@ from shoal.partition.methods.workspace import Workspace, silent
 from shoal.partition.out_of_core import semi_external
 from shoal.partition.out_of_core.balance import balance, fill_lightest, refine, size_bound
 from shoal.partition.out_of_core.blocks import Level, blocks
-from shoal.partition.out_of_core.clustering import cluster
-from shoal.partition.out_of_core.contraction import bucket_starts, contract, number_clusters
+from shoal.partition.out_of_core.contraction import bucket_starts, cluster, contract, number_clusters
 from shoal.partition.out_of_core.kaminpar import by_kaminpar, write_parhip
 from shoal.partition.out_of_core.semi_external import (
     BLOCK,

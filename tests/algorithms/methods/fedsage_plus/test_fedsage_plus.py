@@ -22,6 +22,7 @@ from shoal.algorithms.methods.fedsage_plus import client_generator
 from shoal.algorithms.methods.fedsage_plus.client_generator import (
     ClientGenerator,
     GeneratorOptions,
+    impaired,
     nearest_hidden,
     nearest_lost,
     others_loss,
@@ -29,7 +30,6 @@ from shoal.algorithms.methods.fedsage_plus.client_generator import (
 )
 from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
 from shoal.algorithms.methods.fedsage_plus.generator import GeneratedFeatures, fresh_generator
-from shoal.algorithms.methods.fedsage_plus.impaired import impaired
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.rng import key
