@@ -1,6 +1,5 @@
 """Views of a client's graph for augmentation: edges removed in pairs, features masked by column."""
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,22 +56,9 @@ class GraphViews:
         indptr, indices = self._data.csr
         kept_M = (self._rand(len(indices) // 2) >= share).cpu().numpy()
         pair_E = self._data.cache("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()
-        return _some_entries(indptr, indices, pair_E, kept_M)
-
-
-@numba.njit(cache=True, nogil=True)
-def _some_entries(
-    indptr: np.ndarray, indices: np.ndarray, pair: np.ndarray, kept: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts and columns, int32, of the entries of pairs that are kept, bool `[E / 2]`."""
-    starts, columns = np.zeros(len(indptr), np.int32), np.empty(len(indices), np.int32)
-    count = 0
-    for row in range(len(indptr) - 1):
-        for entry in range(indptr[row], indptr[row + 1]):
-            columns[count] = indices[entry]
-            count += kept[pair[entry]]
-        starts[row + 1] = count
-    return starts, columns[:count]
+        kept_E = kept_M[pair_E]
+        starts = np.concatenate([[0], np.cumsum(kept_E)])[indptr]
+        return starts.astype(np.int32), indices[kept_E]
 
 
 def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
