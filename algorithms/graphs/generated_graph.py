@@ -153,9 +153,6 @@ class DrawnOperator(SparseMatrix):
     def device(self) -> torch.device:
         return self._kept_S.device
 
-    def __len__(self) -> int:
-        return self._nodes
-
     def __matmul__(self, dense: Tensor) -> Tensor:
         with torch.autocast(dense.device.type, enabled=False):
             return _Product.apply(dense.float(), self._kept_S, self)

@@ -57,10 +57,8 @@ Texts = Mapping[str, UserCode]
 def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
     """The class of a backbone: of `BACKBONES`, in graph tasks also of `OF_GRAPHS`, `headless` also of `HEADLESS`.
 
-    Or it is `my_file.py:Name`, see `user_model.Backbone`; users' files that `texts` lacks are read.
-
-    Raises:
-        ShoalError: There is none of this name for the task, or a user's file fails.
+    Or it is `my_file.py:Name`, see `user_model.Backbone`; users' files that `texts` lacks are read. Raises ShoalError:
+    there is none of this name for the task, or a user's file fails.
     """
     if is_own(name):
         return user_model(_text("model.name", name, texts))

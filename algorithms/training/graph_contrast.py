@@ -61,10 +61,7 @@ class GraphContrast:
     ) -> None:
         """Draws the parameters of the model, which is on the device of the data, and of the projection.
 
-        `random` gives the seed of a purpose and a number.
-
-        Raises:
-            ShoalError: There are fewer than two graphs.
+        `random` gives the seed of a purpose and a number. Raises ShoalError: there are fewer than two graphs.
         """
         if len(graphs) < 2:
             raise ShoalError(f"pre-training contrasts graphs with one another and needs two, found {len(graphs)}")

@@ -19,7 +19,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient
 from shoal.algorithms.training.analytic.small_heads import SmallHead, is_small_head
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -192,18 +192,16 @@ def batches(
     inputs = own.gathered("train", dtype)
     assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
-        whole = inputs
-        return lambda places: whole if places is None else whole._replace(rows=_rows_at(whole.rows, places))
-    return lambda places: inputs if places is None else [_features_at(stored(hop), places) for hop in inputs]
-
-
-def _rows_at(rows: Tensor | None, places: Tensor) -> Tensor:
-    """Some of the rows that are asked for; None: all are, in their order."""
-    return places if rows is None else rows[places]
-
-
-def _features_at(rows: StoredFeatures, places: Tensor) -> Features:
-    return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]
+        whole, asked = inputs, inputs.rows
+        return lambda places: (
+            whole if places is None else whole._replace(rows=places if asked is None else asked[places])
+        )
+    hops = [stored(hop) for hop in inputs]
+    return lambda places: (
+        inputs
+        if places is None
+        else [hop.rows(places) if isinstance(hop, SparseMatrix) else hop[places] for hop in hops]
+    )
 
 
 def flat_step(optimizer: torch.optim.Optimizer, w: nn.Parameter) -> Step:

@@ -51,10 +51,8 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
 
     Reads the config's `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute. The file is
     replaced when all epochs are done. A single graph is cut into `parts`; of many, `graphs` are those of training
-    items, or all.
-
-    Raises:
-        ShoalError: The model passes no messages, there are too few graphs, bad input, or the file cannot be written.
+    items, or all. Raises ShoalError: the model passes no messages, there are too few graphs, bad input, or the file
+    cannot be written.
     """
     spec = _model(config)
     _require_place(out)

@@ -26,6 +26,14 @@ from shoal.engine.rounds.scoring import PARTS as OF_SCORES
 from shoal.engine.studies.groups import Group
 from shoal.storage.files.digest import text_digest
 
+# Okabe and Ito (2008), the dark ones first; lines and marks differ, too.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+WIDTH, HEIGHT = 6.4, 4.0
+MOST_BARS, LONGEST = 40, 200
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -125,13 +133,6 @@ def numeric(values: Sequence[str]) -> list[float] | None:
     return found if len(set(found)) > 1 else None
 
 
-# Okabe and Ito (2008), the dark ones first; lines and marks differ, too.
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LINES = ("-", "--", "-.", ":")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++")
-WIDTH, HEIGHT = 6.4, 4.0
-MOST_BARS, LONGEST = 40, 200
 STYLE: Any = {
     "font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
     "svg.fonttype": "none", "svg.hashsalt": "shoal", "figure.constrained_layout.use": True,

@@ -38,11 +38,6 @@ class Row:
 Key = tuple[tuple[str, str], ...]
 
 
-def seeds_of(row: Row) -> Key:
-    """The columns of a run by which it repeats others."""
-    return tuple((name, value) for name, value in row.columns.items() if is_seed(name))
-
-
 def others_of(row: Row, key: str = "") -> Key:
     """The columns of a run but seeds and one key."""
     return tuple((name, value) for name, value in row.columns.items() if name != key and not is_seed(name))
@@ -130,4 +125,5 @@ def paired_p(group: Group, other: Group, figure: str) -> float | None:
 
 
 def _by_seeds(group: Group, figure: str) -> dict[Key, float]:
-    return {seeds_of(row): row.figures[figure] for row in group.rows if figure in row.figures}
+    rows = [row for row in group.rows if figure in row.figures]
+    return {tuple(item for item in row.columns.items() if is_seed(item[0])): row.figures[figure] for row in rows}

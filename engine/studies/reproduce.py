@@ -14,7 +14,7 @@ from shoal.engine.studies.figures import Drawing, over_key
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
 from shoal.engine.studies.page import Section, write_page
-from shoal.engine.studies.papers import LOCAL, Paper, PaperCell, Printed, known_names, smallest_of, some_of, study_of
+from shoal.engine.studies.papers import LOCAL, Paper, Printed, known_names, smallest_of, some_of, study_of
 from shoal.engine.studies.study import Selection
 from shoal.engine.studies.study_table import Place, marked, on_screen
 from shoal.engine.studies.sweep import Sweep, span, store_keys
@@ -62,7 +62,8 @@ class TableRuns:
     def __init__(self, paper: Paper, name: str, asked: Asked) -> None:
         """Reads the configs of all runs; starts and writes nothing. Raises ShoalError if no config is right."""
         self.paper, self.name, self.read, self.asked = paper, name, paper.tables[name], asked
-        self.cells = _asked_of(paper, name, asked)
+        cells = some_of(paper.cells(name), asked.only) if asked.only else paper.cells(name)
+        self.cells = smallest_of(cells) if asked.smallest else cells
         self.why_not = {cell.label: cell.cannot for cell in self.cells if cell.cannot is not None}
         self._seeds = 1 if asked.smallest else asked.seeds or self.read.seeds
         found: list[tuple[int, Selection, RunPlan, Row]] = []
@@ -163,7 +164,10 @@ class TableRuns:
         # A table without blocks or columns has no such column.
         shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
         # Of each block and column, of other data or models, alone.
-        both = [marked(of_column, _same_as_shown, lambda *_: False) for of_column in shares.values()]
+        both = [
+            marked(of_column, lambda *two: len({f"{each:.2f}" for each in two}) == 1, lambda *_: False)
+            for of_column in shares.values()
+        ]
         best, second = (frozenset((r, shown.index(c)) for pair in both for r, c in pair[at]) for at in (0, 1))
         return TextTable(
             tuple(heads[at] for at in shown), tuple(tuple(row[at] for at in shown) for row in rows),
@@ -208,11 +212,6 @@ class TableRuns:
         return [*notes, *(f"no runs: {_listed(labels)}: {reason}" for reason, labels in reasons.items())]
 
 
-def _asked_of(paper: Paper, name: str, asked: Asked) -> list[PaperCell]:
-    cells = some_of(paper.cells(name), asked.only) if asked.only else paper.cells(name)
-    return smallest_of(cells) if asked.smallest else cells
-
-
 def _fault(plan: RunPlan) -> str:
     """Why the store of a run cannot be made; empty if it can."""
     try:
@@ -231,10 +230,6 @@ def _shown(values: Sequence[float]) -> str:
     if not values:
         return "-"
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _same_as_shown(one: float, other: float) -> bool:
-    return f"{one:.2f}" == f"{other:.2f}"
 
 
 def _gap(values: Sequence[float], printed: Printed | None) -> str:

@@ -242,15 +242,12 @@ def _notes(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> list[st
     lines = ["; ".join(notes)]
     if any(map(is_short, figures)):
         several = several_clients(numbers.rows)
-        why = f"; runs have {_in_words(several)} clients" if several else ""
+        counts = f"{', '.join(map(str, several[:-1]))} and {several[-1]}" if several else ""
+        why = f"; runs have {counts} clients" if several else ""
         lines.append(f"scores: {MEANS[numbers.mean]}{why}")
     if unlike := [figure for figure in figures if is_share(figure) and not comparable(figure, numbers.rows)]:
         lines.append(f"not compared, for they depend on the number of clients: {', '.join(unlike)}")
     return lines
-
-
-def _in_words(numbers: Sequence[int]) -> str:
-    return " and ".join([", ".join(map(str, numbers[:-1])), str(numbers[-1])])
 
 
 def _listed(values: Mapping[str, str]) -> str:

@@ -115,11 +115,9 @@ def by_semi_external(
     and Clustering", ALENEX 2015). Nodes without edges fill the smallest parts at the end. The bound is strict: the
     largest part has at most max(floor(imbalance N / clients), ceil(N / clients)) nodes.
 
-    `graph.indptr` and `graph.indices` may be memory maps; they are read in blocks, in order, about twenty times.
-    The result depends on `workspace.memory_limit` only if that forces more levels than the number of nodes does.
-
-    Raises:
-        ShoalError: `workspace.memory_limit` cannot be kept, or the disk is full.
+    `graph.indptr` and `graph.indices` may be memory maps; they are read in blocks, in order, about twenty times. The
+    result depends on `workspace.memory_limit` only if that forces more levels than the number of nodes does. Raises
+    ShoalError: `workspace.memory_limit` cannot be kept, or the disk is full.
     """
     workspace = workspace or Workspace()
     memory = Memory.of(workspace.memory_limit, graph.nodes)

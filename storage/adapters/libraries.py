@@ -18,6 +18,9 @@ from shoal.storage.graph.rows import CsrRows, csr_of
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split, to_codes
 
+X, Y = "feat", "label"
+WEIGHTS = ("weight", "w")
+
 
 def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> dict[str, Tensor]:
     """A whole graph, which has its own split, or a client's, as tensors by PyG's names.
@@ -83,10 +86,6 @@ def _csr(x: Any) -> Tensor:
 
 def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-X, Y = "feat", "label"
-WEIGHTS = ("weight", "w")
 
 
 def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:

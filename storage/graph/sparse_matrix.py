@@ -41,9 +41,9 @@ class FeatureMatrix(ABC):
     def __matmul__(self, dense: Tensor) -> Tensor:
         """The product with a float32 `[F, H]`, which may be differentiated."""
 
-    @abstractmethod
     def float(self) -> "FeatureMatrix":
         """With float32 values; itself, if it has them."""
+        return self
 
     @abstractmethod
     def to_dense(self) -> Tensor:

@@ -25,6 +25,10 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.store.view import View
 
+# Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
+COMMON, BRANCHES, HOMOPHILY = "common", "branches", "homophily"
+PERSONAL = "personal"
+
 
 class Scores(NamedTuple):
     """Class scores of nodes, `[N, C]`: of the homophilous branch, and of the three of the heterophilous one."""
@@ -78,11 +82,6 @@ class Branches(nn.Module):
 def _after(branch: Head, product_NH: Tensor) -> Tensor:
     """Scores of a branch whose first weight is multiplied already."""
     return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
-
-
-# Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
-COMMON, BRANCHES, HOMOPHILY = "common", "branches", "homophily"
-PERSONAL = "personal"
 
 
 @dataclass

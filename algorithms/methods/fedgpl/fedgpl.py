@@ -29,6 +29,12 @@ Mixing = Literal["hidta", "task_mean", "mean", "none"]
 Diagonal = Literal["weight_norm", "delta"]
 Distance = Literal["rms", "norm"]
 STILL = 1e-12
+GRAPHS = dict.fromkeys(("x", "pairs", "arrows", "first"), Reduce.GATHER)
+UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
+Noise = Literal["off", "paper", "clipped"]
+Exchange = Generator[Ask | Mix, Any, None]
+# The largest |u| below a half: beyond it the logarithm is infinite.
+FURTHEST = 0.5 - 2**-24
 
 
 @dataclass(frozen=True)
@@ -91,14 +97,6 @@ def transferability(trained: Trained, diagonal: Diagonal) -> Tensor:
     own_T = end_TQ.norm(dim=1) if diagonal == "weight_norm" else length_T
     tau_TT.diagonal().copy_(torch.where(still_T, 1.0, own_T))
     return tau_TT
-
-
-GRAPHS = dict.fromkeys(("x", "pairs", "arrows", "first"), Reduce.GATHER)
-UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
-Noise = Literal["off", "paper", "clipped"]
-Exchange = Generator[Ask | Mix, Any, None]
-# The largest |u| below a half: beyond it the logarithm is infinite.
-FURTHEST = 0.5 - 2**-24
 
 
 @dataclass

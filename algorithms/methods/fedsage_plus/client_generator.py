@@ -38,6 +38,12 @@ from shoal.algorithms.training.local_training import bounded_loss, kept_moments
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, stored
 from shoal.storage.store.view import View
 
+# Numbers of a block in the search for the nearest: 16 MB.
+BLOCK = 2**22
+# Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its augmented
+# graph. They also name random streams: another text is another seed.
+GENERATOR, HIDDEN, AUGMENTED = "generator", "hidden", "mended"
+
 
 class Impaired(NamedTuple):
     """The graph of the nodes that are shown, and what they lost; tensors, so that `View.cache` can keep it.
@@ -119,10 +125,6 @@ def _row_squares(x_HF: Features) -> Tensor:
     return values.new_zeros(len(x_HF)).index_add_(0, rows, values.square())
 
 
-# Numbers of a block in the search for the nearest: 16 MB.
-BLOCK = 2**22
-
-
 def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
     """Sum of mean squared differences of shown nodes' new neighbours from the nearest lost one, over V; a scalar."""
     seen_HPR = new.seen(impaired.x_HF)
@@ -182,11 +184,6 @@ def _squares(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired, made_
     product_Q = new.products(seen_HPR, made_Q, hidden_Q)
     apart_Q = new.squares_M()[made_Q] - 2 * product_Q + impaired.square_H[hidden_Q]
     return apart_Q.sum() / new.shape[1]
-
-
-# Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its augmented
-# graph. They also name random streams: another text is another seed.
-GENERATOR, HIDDEN, AUGMENTED = "generator", "hidden", "mended"
 
 
 @dataclass(frozen=True)

@@ -42,16 +42,10 @@ class GeneratedFeatures(FeatureMatrix):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self), len(self._layer_FPR)))
-
-    def __len__(self) -> int:
-        return len(self.owner_M)
+        return torch.Size((len(self.owner_M), len(self._layer_FPR)))
 
     def __matmul__(self, weight_FK: Tensor) -> Tensor:
         return self._rooted((self._layer_FPR.flatten(1).t() @ weight_FK).unflatten(0, self._layer_FPR.shape[1:]))
-
-    def float(self) -> "GeneratedFeatures":
-        return self
 
     def to_dense(self) -> Tensor:
         return self._rooted(self._layer_FPR.permute(1, 2, 0))

@@ -38,6 +38,10 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
+GENERATOR = "generator"
+# A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
+MOST_NODES = 10_000
+
 
 class GlobalView:
     """What a client's model reads of A' = A or kNN, or of a graph that a generator draws anew in every step."""
@@ -86,11 +90,6 @@ class GlobalView:
 
     def _around(self, operator: SparseMatrix, depth: int) -> Neighbourhood:
         return Neighbourhood(self._data.whole(0), (operator,) * depth)
-
-
-GENERATOR = "generator"
-# A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
-MOST_NODES = 10_000
 
 
 @dataclass

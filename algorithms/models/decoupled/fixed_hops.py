@@ -126,11 +126,8 @@ class SummedFeatures(FeatureMatrix):
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return _sum(products(self._hops, weight_FH), self._weights)
 
-    def float(self) -> "SummedFeatures":
-        return self
-
     def to_dense(self) -> Tensor:
-        dense = [hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in self._hops]
+        dense = [hop.to_dense() for hop in self._hops]
         return _sum(dense, self._weights)
 
 

@@ -202,48 +202,24 @@ def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.nda
     assert weight is None or operator in ("sum", "symmetric"), operator
     indptr, indices = drawn.indptr, drawn.indices
     n, counts = len(indptr) - 1, np.diff(indptr)
-    if operator == "symmetric" and weight is None:
-        root = 1 / np.sqrt(degree.astype(np.float64))
-        of_row = (degree[:n] - 1) / np.maximum(counts, 1) * root[:n]
-        starts, columns, entries = _symmetric(indptr, indices, of_row, root)
-        return SparseMatrix.of(starts, columns, entries, len(drawn.nodes))
-    row = np.repeat(np.arange(n), counts)
-    scale = ((degree[:n] - 1) / np.maximum(counts, 1))[row] if weight is None else weight.astype(np.float64)
+    scale = np.repeat((degree[:n] - 1) / np.maximum(counts, 1), counts) if weight is None else weight.astype(np.float64)
     loops = np.ones(0)
     if operator == "sum":
         values = scale
     elif operator == "symmetric":
         root = 1 / np.sqrt(degree.astype(np.float64))
-        values, loops = scale * root[row] * root[indices], root[:n] ** 2
+        values, loops = scale * np.repeat(root[:n], counts) * root[indices], root[:n] ** 2
     elif operator == "mean":
-        values = (1 / np.maximum(counts, 1))[row]
+        values = np.repeat(1 / np.maximum(counts, 1), counts)
     else:
         values, loops = np.ones(len(indices)), np.ones(n)
     if len(loops):
-        values = np.insert(values, indptr[:-1], loops)
-        indices = np.insert(indices, indptr[:-1], np.arange(n))
+        # Before the other entries of every row.
+        values, indices = np.insert(values, indptr[:-1], loops), np.insert(indices, indptr[:-1], np.arange(n))
         indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
     # Copies: what is kept of a matrix must not keep the map of a shard open.
     parts = indptr.astype(np.int32), indices.astype(np.int32), values.astype(np.float32)
     return SparseMatrix.of(*parts, columns=len(drawn.nodes))
-
-
-@numba.njit(cache=True, nogil=True)
-def _symmetric(
-    indptr: np.ndarray, indices: np.ndarray, of_row: np.ndarray, of_column: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row starts, columns and values of entries r_i c_j, a loop c_i^2 first in every row; r `[n]`, c `[m]`, float64."""
-    n = len(indptr) - 1
-    starts = np.empty(n + 1, np.int32)
-    columns, values = np.empty(len(indices) + n, np.int32), np.empty(len(indices) + n, np.float32)
-    for row in range(n):
-        place = indptr[row] + row
-        starts[row], columns[place], values[place] = place, row, of_column[row] ** 2
-        for entry in range(indptr[row], indptr[row + 1]):
-            columns[entry + row + 1] = indices[entry]
-            values[entry + row + 1] = of_row[row] * of_column[indices[entry]]
-    starts[n] = indptr[n] + n
-    return starts, columns, values
 
 
 def draw_neighbours(

@@ -26,19 +26,13 @@ class AugmentedFeatures(FeatureMatrix):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self), self._new.shape[1]))
-
-    def __len__(self) -> int:
-        return len(self._x) + len(self._new)
+        return torch.Size((len(self._x) + len(self._new), self._new.shape[1]))
 
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return torch.cat([self._x @ weight_FH, self._new @ weight_FH])
 
-    def float(self) -> "AugmentedFeatures":
-        return self
-
     def to_dense(self) -> Tensor:
-        return torch.cat([x if isinstance(x, Tensor) else x.to_dense() for x in (self._x, self._new)])
+        return torch.cat([self._x.to_dense(), self._new.to_dense()])
 
 
 def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,7 @@ class Output(NamedTuple):
 
         Of a classifier that passes messages (`head: conv`) also before the normalisation and ReLU in front of it.
         """
-        return self.embedding.to_dense() if isinstance(self.embedding, FeatureMatrix) else self.embedding
+        return self.embedding.to_dense()
 
 
 class Head(nn.Module):

@@ -12,6 +12,10 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.rows import csr_of, entries_of, gains_sparse
 
 BLOCK_VALUES = 1 << 22
+# One column a node is for graphs as small as those that are published with it.
+MOST_ONE_HOT = 20_000
+# Up to so many nodes all eigenvectors are computed, and no iteration can miss one.
+DENSE_NODES = 1000
 
 
 def compact(x: np.ndarray) -> Any:
@@ -67,12 +71,6 @@ def _refuse(where: str, row: int) -> None:
 def _require_none_negative(values: np.ndarray, where: str) -> None:
     if (values < 0).any():
         raise ShoalError(where, "negative features have no sum to divide by; set data.row_normalize to false")
-
-
-# One column a node is for graphs as small as those that are published with it.
-MOST_ONE_HOT = 20_000
-# Up to so many nodes all eigenvectors are computed, and no iteration can miss one.
-DENSE_NODES = 1000
 
 
 def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures, memory_limit: int) -> Any:

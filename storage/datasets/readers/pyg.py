@@ -156,11 +156,9 @@ def _raw_files(options: DataSource) -> list[Path]:
     return []
 
 
-def _pyg_content(options: DataSource) -> dict[str, Any]:
-    return {"options": dict(options.user_options)}
-
-
-PYG_DATASET = DatasetSpec("", load_pyg, _raw_files, task=None, content=_pyg_content, weighted=True)
+PYG_DATASET = DatasetSpec(
+    "", load_pyg, _raw_files, task=None, content=lambda options: {"options": dict(options.user_options)}, weighted=True
+)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,8 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
     as the published code does, of the `same_class`, which reveals the label, in test graphs, too. By default none.
 
     Features are U S of a truncated singular value decomposition of those of the large graph to `width` columns, whose
-    signs make the largest entry of every singular vector positive; further columns are 0.
-
-    Raises:
-        ShoalError: An option is out of range, the large graph has labels of graphs, or no graph would be left.
+    signs make the largest entry of every singular vector positive; further columns are 0. Raises ShoalError: an option
+    is out of range, the large graph has labels of graphs, or no graph would be left.
     """
     _require(options)
     if base.graph_of is not None:

@@ -31,6 +31,34 @@ NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.ty
 # Folders of these hold files that are no part of the table any more.
 VERSIONED = ("_delta_log", ".hoodie")
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 17
+EDGES, NODES = "edges", "nodes"
+ENDS, WEIGHT = ("source", "target"), "weight"
+ID, LABEL, SPLIT, CLIENT = "id", "label", "split", "assignment"
+PARTS = {
+    **dict.fromkeys(("", "none", "0"), UNASSIGNED),
+    **dict.fromkeys(("train", "1"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation", "2"), VAL),
+    **dict.fromkeys(("test", "3"), TEST),
+}
+# Letters and digits of names that are no features: what they say, and the way out.
+NO_FEATURES = (
+    (
+        "the number of a row",
+        "leave it out, in pandas with index=False",
+        "index idx rowindex rownumber rownum rowid rowname rownames level0",
+    ),
+    ("an id", "call the ids 'id' and leave others out", "node nodeid nodeidx nodeindex nid ids"),
+    ("a label", "the label is column 'label'; leave others out", "y labels labelid class classid target targets"),
+    (
+        "a part of the split",
+        "write one column 'split' of train, val and test",
+        "trainmask valmask validmask validationmask testmask mask train val test istrain isval istest splits",
+    ),
+    ("a client", "write its number as column 'assignment'", "client clientid clients assignments party partyid"),
+    ("a graph", "write every graph into a folder of its own", "graph graphid graphidx graphindex domain domainid"),
+)
+# Names that pandas and others give to columns that have none: row numbers, as they write them.
+UNNAMED = re.compile(r"\W*|Unnamed: [\d.]+|__index_level_\d+__")
 
 
 class Rows(NamedTuple):
@@ -149,15 +177,11 @@ def _parsed(texts: pa.Array) -> pa.Array | int:
             continue
     words = trimmed.to_pylist()
     # Where truth values stand among numbers, they are what is wrong.
-    for fits in (lambda word: _is_number(word) or _is_truth(word), _is_number):
+    for fits in (lambda word: _is_number(word) or word.lower() in ("true", "false"), _is_number):
         for row, word in enumerate(words):
             if word is not None and not fits(word):
                 return row
     return 0
-
-
-def _is_truth(text: str) -> bool:
-    return text.lower() in ("true", "false")
 
 
 def _is_number(text: str) -> bool:
@@ -210,36 +234,6 @@ def _next(part: Path, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | Non
         return next(batches, None)
 
 
-EDGES, NODES = "edges", "nodes"
-ENDS, WEIGHT = ("source", "target"), "weight"
-ID, LABEL, SPLIT, CLIENT = "id", "label", "split", "assignment"
-PARTS = {
-    **dict.fromkeys(("", "none", "0"), UNASSIGNED),
-    **dict.fromkeys(("train", "1"), TRAIN),
-    **dict.fromkeys(("val", "valid", "validation", "2"), VAL),
-    **dict.fromkeys(("test", "3"), TEST),
-}
-# Letters and digits of names that are no features: what they say, and the way out.
-NO_FEATURES = (
-    (
-        "the number of a row",
-        "leave it out, in pandas with index=False",
-        "index idx rowindex rownumber rownum rowid rowname rownames level0",
-    ),
-    ("an id", "call the ids 'id' and leave others out", "node nodeid nodeidx nodeindex nid ids"),
-    ("a label", "the label is column 'label'; leave others out", "y labels labelid class classid target targets"),
-    (
-        "a part of the split",
-        "write one column 'split' of train, val and test",
-        "trainmask valmask validmask validationmask testmask mask train val test istrain isval istest splits",
-    ),
-    ("a client", "write its number as column 'assignment'", "client clientid clients assignments party partyid"),
-    ("a graph", "write every graph into a folder of its own", "graph graphid graphidx graphindex domain domainid"),
-)
-# Names that pandas and others give to columns that have none: row numbers, as they write them.
-UNNAMED = re.compile(r"\W*|Unnamed: [\d.]+|__index_level_\d+__")
-
-
 def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[str, Any]:
     """The arrays of a graph, by the names of `graph_from_arrays`; without `nodes` these are the ends of edges.
 
@@ -248,11 +242,8 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and `assignment`
     (number of the client); every other column is a feature, of numbers, named after what it stands for, or of lists of
     numbers, which are several features. Nodes are numbered in the order of their rows. Both are read in batches: memory
-    is taken for ids, features and numbered edges.
-
-    Raises:
-        ShoalError: A column is missing or unknown, an id is there twice or is not there, or a value is wrong; names
-            file, column and row.
+    is taken for ids, features and numbered edges. Raises ShoalError: A column is missing or unknown, an id is there
+    twice or is not there, or a value is wrong; names file, column and row.
     """
     if nodes is None:
         ids = _ends(edges)
