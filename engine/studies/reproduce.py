@@ -50,13 +50,8 @@ class Asked:
 class TableRuns:
     """The runs of a table: every cell's, and why some cannot be.
 
-    Attributes:
-        paper, name, read, asked: The paper, the key of the table, the table, and what was asked for.
-        cells: Those that were asked for.
-        study: Its runs, those that are possible.
-        places: Of every run of the study, the place of its cell.
-        rows: Of every run of the study, its state and figures.
-        why_not: Of cells without runs, the reason.
+    Of the `cells` that were asked for, `study` has the possible runs; `places` and `rows` are the place of the cell,
+    and state and figures, of every run. `why_not` has the reasons for cells without runs.
     """
 
     def __init__(self, paper: Paper, name: str, asked: Asked) -> None:

@@ -24,11 +24,8 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Level:
     """A graph of the multilevel scheme, undirected and without self loops; every array may be a memory map.
 
-    Attributes:
-        indptr: Row pointer, int64 `[N + 1]`.
-        indices: Neighbours of every node, int32 `[E]`; every edge appears both ways.
-        weights: Weight of every entry, int32 `[E]`; None: all one.
-        node_weights: Nodes of the finest graph that every node stands for, int32 `[N]`; None: all one.
+    The CSR has row pointers int64 and neighbours int32, every edge both ways. `weights` of entries, `[E]`, and
+    `node_weights`, how many nodes of the finest graph a node stands for, `[N]`, are int32; None: all one.
     """
 
     indptr: np.ndarray

@@ -91,14 +91,9 @@ class Mixing(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """Constants of a client's second phase.
+    """Constants of a client's second phase: class probabilities P^ by the common model, S, the sum of S, and P~.
 
-    Attributes:
-        p_NC: P^, class probabilities by the common model.
-        likeness: S.
-        likeness_sum: Of all its entries.
-        mixing: P~.
-        hops_NG: X, P~ X, …, P~^K X concatenated, `[N, (K + 1) F]`; empty where they are not written out.
+    `hops_NG` has X, P~ X, …, P~^K X concatenated, `[N, (K + 1) F]`; it is empty where they are not written out.
     """
 
     p_NC: Tensor

@@ -41,11 +41,8 @@ from shoal.storage.options.types import is_own
 class Uploads:
     """The last upload of every client, kept by the server; B clients, L levels, C classes, H width.
 
-    Attributes:
-        proto_BLCH: Prototypes, zero where there is none.
-        present_BLC: Which exist.
-        counts_BC: Nodes of the class.
-        fresh_B: Clients whose upload is from the last round.
+    Prototypes are zero where none is `present`; `counts_BC` are nodes of the class, `fresh_B` clients that uploaded in
+    the last round.
     """
 
     proto_BLCH: Tensor

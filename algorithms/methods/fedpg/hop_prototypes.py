@@ -138,18 +138,11 @@ def hop_weights(
     attention_HN: Tensor | None = None,
     literal: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Weight of every node in the prototypes of its annotation, and how many centres each prototype rests on.
+    """Weight of every node in the prototypes of its annotation, float32 `[L, N]`, and centres of each, int32 `[L, C]`.
 
-    Args:
-        graph: Of the client's nodes.
-        annotation_N: Class of every node, int64; at centres their own.
-        centre_N: Nodes whose class is trusted, bool.
-        hops: 0 to `MOST_HOPS`.
-        attention_HN: g of every hop, positive, differentiable, `[hops, N]`; 1 if left out.
-        literal: Whether neighbours and divisors are those of equation 2 as it is written.
-
-    Returns:
-        Weights, float32 `[L, N]`, and counts, int32 `[L, C]`.
+    `annotation_N` is the class of every node, int64, at centres their own; `centre_N` are nodes whose class is trusted,
+    bool. `attention_HN` has g of every hop, positive, differentiable, `[hops, N]`; None: 1. With `literal`, neighbours
+    and divisors are those of equation 2 as it is written.
     """
     classes, centres = graph.classes, centre_N.nonzero()[:, 0]
     class_S = annotation_N[centres]

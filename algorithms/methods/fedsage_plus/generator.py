@@ -87,11 +87,9 @@ class Guess(NamedTuple):
 class Generator(nn.Module):
     """GraphSAGE of two layers with a linear head for the number, a perceptron for features, a classifier to try them.
 
-    Attributes:
-        encoder: Its classifier, of one class, says how many neighbours are missing.
-        maker: Makes features of P neighbours of the embedding of a node, see `generated`.
-        classifier: A separate GraphSAGE, trained on augmented graphs, and not used for prediction.
-        most: P.
+    The classifier of `encoder`, of one class, says how many neighbours are missing; `maker` makes features of at most P
+    = `most` neighbours of an embedding, see `generated`; `classifier` is another GraphSAGE, trained on augmented
+    graphs, and not used for prediction.
     """
 
     def __init__(self, features: int, classes: int, hidden: int, most: int) -> None:

@@ -163,14 +163,10 @@ class SUPT(nn.Module):
 
 @dataclass(frozen=True)
 class WithAdded:
-    """Graphs that have new nodes, which no edge joins yet.
+    """Graphs with G K new nodes, which no edge joins yet: features `[M, F]` of all, and first rows, int64 `[G + 1]`.
 
-    Attributes:
-        x_MF: Features of all nodes, M = N + G K.
-        first: First row of every graph and the end of the last, int64 `[G + 1]`.
-        own_N: Where the nodes of the graphs are now, int64.
-        added_GK: Where the new nodes are, int64.
-        graph_N: The graph of every one of its own nodes, int64.
+    `own_N` and `added_GK` are where the graphs' own and the new nodes are now, `graph_N` the graph of every own one,
+    int64.
     """
 
     x_MF: Tensor
