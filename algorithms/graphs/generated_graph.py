@@ -41,14 +41,6 @@ class EdgeOptions:
     draw: Literal["logistic", "gumbel"] = "logistic"
     reg_form: Literal["balanced", "literal"] = "balanced"
 
-    def __post_init__(self) -> None:
-        if self.random_pairs != "all" and self.random_pairs < 0:
-            raise ValueError("random_pairs must not be negative")
-        if not 0 <= self.lam <= 1:
-            raise ValueError("lam must lie in [0, 1]")
-        if not self.temperature > 0:
-            raise ValueError("temperature must be positive")
-
 
 class GeneratedGraph:
     """One draw of A^g over candidate pairs: those of A' and random ones (FGGP, equations 6, 7 and 9).

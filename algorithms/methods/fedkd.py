@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
@@ -46,12 +48,8 @@ class FedKD(TaughtRows):
     others. A client without training rows does not train and has weight 0.
     """
 
-    energy_start: float = 0.95
-    energy_end: float = 0.98
-
-    def __post_init__(self) -> None:
-        if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
-            raise ValueError("energy_start and energy_end must lie in (0, 1]")
+    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95
+    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98
 
     def setup(self, ctx: Context) -> Tree:
         return {**super().setup(ctx), "current": torch.zeros(len(ctx.clients), dtype=torch.bool)}

@@ -140,8 +140,6 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
     """The checkpoint that an unfinished run, or one of more rounds, continues from; None: from its start."""
     if not folder.started and resume:
-        from shoal.engine.runs.run import take_over
-
         if (why_not := take_over(plan, folder)) is not None:
             _refuse_changed(plan.config)
             say(f"{why_not}, starting")

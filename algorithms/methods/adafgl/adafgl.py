@@ -23,6 +23,7 @@ from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import bounded_loss, flat_step, without_denormals
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
+from shoal.storage.options.types import NotNegative, Positive, Share, ShareBelowOne
 from shoal.storage.store.view import View
 
 # Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
@@ -125,24 +126,14 @@ class AdaFGL(FedAvg):
 
     # Likeness and propagation are of the nodes that are predicted.
     supports = frozenset({"node", "weighted"})
-    shared_rounds: int | None = None
-    most_nodes: int = 10_000
-    alpha: float = 0.5
-    beta: float = 0.2
-    cut: float = 0.999
-    steps: int = 3
-    hidden: int = 64
-    preserve: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.shared_rounds is not None and self.shared_rounds < 1:
-            raise ValueError("shared_rounds must be at least 1")
-        if min(self.most_nodes, self.steps, self.hidden) < 1:
-            raise ValueError("most_nodes, steps and hidden must be at least 1")
-        if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1 and 0 <= self.cut < 1):
-            raise ValueError("alpha and beta must lie in [0, 1], and cut in [0, 1)")
-        if self.preserve < 0:
-            raise ValueError("preserve must not be negative")
+    shared_rounds: Positive | None = None
+    most_nodes: Positive = 10_000
+    alpha: Share = 0.5
+    beta: Share = 0.2
+    cut: ShareBelowOne = 0.999
+    steps: Positive = 3
+    hidden: Positive = 64
+    preserve: NotNegative = 1.0
 
     # The server.
 

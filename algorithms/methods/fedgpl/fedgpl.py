@@ -24,6 +24,7 @@ from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.local_training import bounded_loss
+from shoal.storage.options.types import AboveZero, Positive
 
 Mixing = Literal["hidta", "task_mean", "mean", "none"]
 Diagonal = Literal["weight_norm", "delta"]
@@ -154,23 +155,17 @@ class FedGPL(Algorithm):
         "code": {"gnn": "frozen"},
     }
     gnn: UpdatesGNN = "round_accumulate"
-    server_lr: float = 0.001
+    server_lr: AboveZero = 0.001
     mixing: Mixing = "hidta"
     diagonal: Diagonal = "weight_norm"
     distance: Distance = "rms"
     noise: Noise = "off"
-    epsilon: float = 100.0
-    clip: float = 1.0
+    epsilon: AboveZero = 100.0
+    clip: AboveZero = 1.0
     noise_down: bool = False
-    most_rows: int = 65_536
+    most_rows: Positive = 65_536
     recompute: bool = False
     supports = frozenset({"graph"})
-
-    def __post_init__(self) -> None:
-        if not (self.server_lr > 0 and self.epsilon > 0 and self.clip > 0):
-            raise ValueError("server_lr, epsilon and clip must be above 0")
-        if self.most_rows < 1:
-            raise ValueError("most_rows must be at least 1")
 
     # The server's part.
 

@@ -34,7 +34,7 @@ from shoal.algorithms.methods.fedpg.hop_prototypes import MOST_HOPS, Annotated, 
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import is_own
+from shoal.storage.options.types import AboveZero, NotNegative, Positive, Share, is_own
 
 
 @dataclass(frozen=True)
@@ -206,37 +206,28 @@ class FedPG(Algorithm):
         "code": {"margin_cap": 100.0, "mu": 5.0, "cross_hop": 0.0},
     }
     hops: int | Literal["depth"] = 2
-    similar: int = 5
-    mu: float = 0.5
+    similar: Positive = 5
+    mu: NotNegative = 0.5
     alignment: Literal["node", "prototype"] = "node"
     targets: Literal["federated", "own"] = "federated"
     attention: Literal["none", "node"] = "none"
-    attention_lr: float = 0.01
+    attention_lr: AboveZero = 0.01
     hop_mean: Literal["walks", "eq2"] = "walks"
-    alpha: float = 0.5
+    alpha: Share = 0.5
     lam: float = 0.8
     pseudo_centres: float | None = None
-    noise: float = 0.0
+    noise: Share = 0.0
     server_loss: Literal["margin", "contrast", "eq4", "eq7"] = "margin"
-    margin_cap: float = 0.5
-    temperature: float = 1.0
-    cross_hop: float = 0.25
-    server_steps: int = 10
-    server_lr: float = 0.01
+    margin_cap: NotNegative = 0.5
+    temperature: AboveZero = 1.0
+    cross_hop: Share = 0.25
+    server_steps: Positive = 10
+    server_lr: AboveZero = 0.01
     server_weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
         if self.hops != "depth" and not 0 <= self.hops <= MOST_HOPS:
             raise ValueError(f"hops must be 0 to {MOST_HOPS}, or depth")
-        if self.similar < 1:
-            raise ValueError("similar must be at least 1; hops: 0 is without neighbours")
-        for name in ("alpha", "noise", "cross_hop"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1]")
-        if self.mu < 0 or self.margin_cap < 0 or self.temperature <= 0:
-            raise ValueError("mu and margin_cap must not be negative, temperature must be positive")
-        if self.server_steps < 1 or self.server_lr <= 0 or self.attention_lr <= 0:
-            raise ValueError("server_steps must be at least 1, server_lr and attention_lr positive")
         chosen = {"attention: node": self.attention == "node", "hop_mean: eq2": self.hop_mean == "eq2"}
         for option, is_chosen in chosen.items():
             if is_chosen and (self.alignment != "prototype" or not self.hops):

@@ -7,11 +7,12 @@ that others see, k generators, Q parameters of a maker.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Trainer
@@ -36,6 +37,7 @@ from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, stored
+from shoal.storage.options.types import NotNegative, Positive
 from shoal.storage.store.view import View
 
 # Numbers of a block in the search for the nearest: 16 MB.
@@ -200,21 +202,13 @@ class GeneratorOptions:
         across: Weight of the distance from hidden nodes of other clients; with 0 nothing of generators is sent.
     """
 
-    hide: float = 0.5
-    most_neighbours: int = 5
-    hidden: int = 64
-    degree: float = 1.0
-    feature: float = 1.0
-    label: float = 1.0
-    across: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.hide < 1:
-            raise ValueError("hide must lie between 0 and 1")
-        if min(self.most_neighbours, self.hidden) < 1:
-            raise ValueError("most_neighbours and hidden must be at least 1")
-        if min(self.degree, self.feature, self.label, self.across) < 0:
-            raise ValueError("degree, feature, label and across must not be negative")
+    hide: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    most_neighbours: Positive = 5
+    hidden: Positive = 64
+    degree: NotNegative = 1.0
+    feature: NotNegative = 1.0
+    label: NotNegative = 1.0
+    across: NotNegative = 1.0
 
 
 class ClientGenerator:

@@ -37,6 +37,7 @@ from shoal.algorithms.training.joint_training import label_loss, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.options.types import AboveZero, NotNegative, Positive, Seed, Share
 
 GENERATOR = "generator"
 # A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
@@ -183,39 +184,32 @@ class FGGP(FedAvg):
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"
     cluster: Clusters = "finch"
-    finch_min: int = 4
-    domains: int = 6
-    eps: float = 0.1
+    finch_min: Positive = 4
+    domains: Positive = 6
+    eps: AboveZero = 0.1
     bank: Literal["last", "ring"] = "last"
-    slots: int = 20
+    slots: Positive = 20
     vote: Vote = "class_nearest"
-    k: int = 20
-    vote_temperature: float = 0.1
+    k: Positive = 20
+    vote_temperature: AboveZero = 0.1
     need_label: bool = True
-    tau: float = 0.5
-    beta: float = 1.0
+    tau: AboveZero = 0.5
+    beta: NotNegative = 1.0
     contrast_form: Literal["infonce", "literal"] = "infonce"
-    gamma: float = 1.0
-    neighbours: int = 3
-    knn_every: int = 10
-    lam: float = 0.5
-    random_pairs: int | Literal["all"] = 5
+    gamma: NotNegative = 1.0
+    neighbours: Positive = 3
+    knn_every: Positive = 10
+    lam: Share = 0.5
+    random_pairs: Seed | Literal["all"] = 5
     reg_form: Literal["balanced", "literal"] = "balanced"
     similarity: Similarity = "cosine"
     draw: Literal["logistic", "gumbel"] = "logistic"
-    edge_temperature: float = 1.0
-    hidden: int = 128
+    edge_temperature: AboveZero = 1.0
+    hidden: Positive = 128
 
     def __post_init__(self) -> None:
         if not self.fcpp and self.head_mode != "average":
             raise ValueError("without fcpp the classifier predicts, which needs head_mode: average")
-        if min(self.finch_min, self.domains, self.slots, self.k, self.neighbours, self.knn_every, self.hidden) < 1:
-            raise ValueError("finch_min, domains, slots, k, neighbours, knn_every and hidden must be at least 1")
-        if min(self.tau, self.vote_temperature, self.eps) <= 0:
-            raise ValueError("tau, vote_temperature and eps must be positive")
-        if min(self.beta, self.gamma) < 0:
-            raise ValueError("beta and gamma must not be negative")
-        _ = self._edges
 
     @property
     def _edges(self) -> EdgeOptions:
