@@ -44,7 +44,7 @@ def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, devic
     if 2 * len(keys_M) >= MOST_ENTRIES:
         raise ShoalError(f"a client's completed graph has {len(keys_M):,} edges; take fewer neighbours or more clients")
     pairs_2M = np.stack(np.divmod(keys_M, max(nodes, 1))).astype(np.int32)
-    starts, columns = symmetric_rows(*pairs_2M, nodes)
+    starts, columns = symmetric_rows(pairs_2M, nodes)
     return CompletedGraph(torch.from_numpy(starts), torch.from_numpy(columns), torch.from_numpy(pairs_2M).to(device))
 
 

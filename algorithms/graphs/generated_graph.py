@@ -127,7 +127,7 @@ class DrawnOperator(SparseMatrix):
         self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
         found_S = kept_S.detach() > 0.5
         if compiled(kept_S):
-            self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(*pairs_2S[:, found_S].numpy(), nodes)
+            self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(pairs_2S[:, found_S].numpy(), nodes)
             # With loops.
             self._degree_N = torch.from_numpy(np.diff(self._rows[0]) + 1).float()
         else:

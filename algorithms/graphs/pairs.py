@@ -132,9 +132,9 @@ def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarr
             out[j, column] += w * x[i, column]
 
 
-def symmetric_rows(low: np.ndarray, high: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+def symmetric_rows(pairs_2S: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Row starts and columns, int32, ascending in a row, of the graph of some pairs, each both ways."""
-    upper = sp.coo_array((np.ones(len(low), np.int8), (low, high)), shape=(nodes, nodes)).tocsr()
+    upper = sp.coo_array((np.ones(pairs_2S.shape[1], np.int8), tuple(pairs_2S)), shape=(nodes, nodes)).tocsr()
     graph = (upper + upper.T).tocsr()
     graph.sort_indices()
     return graph.indptr.astype(np.int32, copy=False), graph.indices.astype(np.int32, copy=False)

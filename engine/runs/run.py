@@ -139,10 +139,9 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
     """The checkpoint that an unfinished run, or one of more rounds, continues from; None: from its start."""
-    if not folder.started and resume:
-        if (why_not := take_over(plan, folder)) is not None:
-            _refuse_changed(plan.config)
-            say(f"{why_not}, starting")
+    if not folder.started and resume and (why_not := take_over(plan, folder)) is not None:
+        _refuse_changed(plan.config)
+        say(f"{why_not}, starting")
     if not folder.started:
         return None
     if not resume:
