@@ -13,7 +13,7 @@ from shoal.algorithms.methods.local import Local
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_means
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import NotNegative, Positive, Seed, Share
+from shoal.storage.options.types import Count, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ClassMeans(Local):
 
     # It hands on a node with the features of an average one; there is no such graph.
     supports = frozenset({"node", "weighted"})
-    hops: Seed = 2
+    hops: Count = 2
     at_least: Positive = 2
     noise: Share = 0.0
     weight: NotNegative = 1.0

@@ -17,7 +17,7 @@ from shoal.algorithms.protocol import MODEL, Reduce, Replies
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.options.types import NotNegative, Seed, ShareBelowOne
+from shoal.storage.options.types import Count, NotNegative, ShareBelowOne
 from shoal.storage.store.view import View
 
 # How much a copilot knows (eqs. 7 to 9): see `knowledge`.
@@ -90,7 +90,7 @@ class FedGKC(WithCopilot):
     clarity: Clarity = "literal"
     lam: NotNegative = 0.1
     floor: bool = True
-    ramp: Seed = 0
+    ramp: Count = 0
 
     def __post_init__(self) -> None:
         if self.alpha + self.beta > 1:

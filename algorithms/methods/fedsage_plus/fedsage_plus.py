@@ -13,7 +13,7 @@ from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.algorithms.methods.fedsage_plus.client_generator import AUGMENTED, ClientGenerator, GeneratorOptions
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import Positive, Seed
+from shoal.storage.options.types import Count, Positive
 
 # Phases of a round of generators, and where a client's state counts those rounds.
 SHOW, JUDGE, LEARN, ROUNDS = "show", "judge", "learn", "rounds"
@@ -60,7 +60,7 @@ class AugmentedGraphs(GeneratorOptions, Algorithm):
 
     # Missing neighbours are of nodes.
     supports = frozenset({"node"})
-    generator_rounds: Seed = 10
+    generator_rounds: Count = 10
     peers: Positive = 5
     sampled_nodes: Positive = 64
 

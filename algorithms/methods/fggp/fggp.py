@@ -37,7 +37,7 @@ from shoal.algorithms.training.joint_training import label_loss, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.options.types import AboveZero, NotNegative, Positive, Seed, Share
+from shoal.storage.options.types import AboveZero, Count, NotNegative, Positive, Share
 
 GENERATOR = "generator"
 # A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
@@ -200,7 +200,7 @@ class FGGP(FedAvg):
     neighbours: Positive = 3
     knn_every: Positive = 10
     lam: Share = 0.5
-    random_pairs: Seed | Literal["all"] = 5
+    random_pairs: Count | Literal["all"] = 5
     reg_form: Literal["balanced", "literal"] = "balanced"
     similarity: Similarity = "cosine"
     draw: Literal["logistic", "gumbel"] = "logistic"

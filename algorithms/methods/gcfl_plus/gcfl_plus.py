@@ -15,7 +15,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
-from shoal.storage.options.types import NotNegative, Seed
+from shoal.storage.options.types import Count, NotNegative
 
 # Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
 CLASSIFIER = "classifier"
@@ -61,7 +61,7 @@ class GCFLPlus(FedAvg):
     eps1: NotNegative = 0.05
     eps2: NotNegative = 0.1
     window: Annotated[int, Field(ge=1, le=LONGEST)] = 5
-    warmup: Seed = 20
+    warmup: Count = 20
 
     # The server.
 
