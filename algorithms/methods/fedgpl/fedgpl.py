@@ -144,7 +144,6 @@ class FedGPL(Algorithm):
         epsilon: Of one row in one release. Notes of a round say what is spent so far at most: on the rows of one
             training graph, and, where graphs were cut out of one, on those of a node, which may lie in many graphs.
         clip: Largest L1 norm of a row, `clipped` only.
-        noise_down: Noise on the gradients that come down, too: the server, which computes them, sees them without.
         most_rows: Nodes of a pass through the GNN.
         recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
     """
@@ -162,7 +161,6 @@ class FedGPL(Algorithm):
     noise: Noise = "off"
     epsilon: AboveZero = 100.0
     clip: AboveZero = 1.0
-    noise_down: bool = False
     most_rows: Positive = 65_536
     recompute: bool = False
     supports = frozenset({"graph"})
@@ -238,9 +236,7 @@ class FedGPL(Algorithm):
         of_answer = dict(zip(got.ids, got.lists["of_answer"]))
         for gnn in gnns:
             for i, of_x in gnn.backward(of_answer).items():
-                noise = self.noise if self.noise_down else "off"
-                rng = ctx.rng(f"noise of batch {number} for client {i}")
-                pending[i] = {"of_x": noised(of_x, noise, self.epsilon, self.clip, rng)}
+                pending[i] = {"of_x": of_x}
 
     def _mix(self, server: Tree, ctx: Context, ids: Sequence[int], theta_NQ: Tensor) -> None:
         """Prompts and heads for the next round, from those of clients that trained."""
