@@ -20,7 +20,7 @@ from shoal.algorithms.methods.lg_fedavg import LGFedAvg
 from shoal.algorithms.methods.shared.body import as_layer
 from shoal.algorithms.methods.shared.requirements import require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
-from shoal.storage.options.types import AboveZero, NotNegative, Positive
+from shoal.storage.options.types import AboveZero, NotNegative, Part, Positive
 
 
 class FeatureGenerator(nn.Module):
@@ -115,7 +115,7 @@ class FedGen(LGFedAvg):
 
     alpha: NotNegative = 10.0
     beta: NotNegative = 10.0
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.98
+    decay: Part = 0.98
     server_steps: Positive = 50
     server_batch: Annotated[int, Field(ge=1, le=WIDEST)] = 128
     server_lr: AboveZero = 3e-4

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
@@ -18,6 +16,7 @@ from shoal.algorithms.models.build import width_of
 from shoal.algorithms.protocol import MODEL, Reduce, moments_key
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from shoal.storage.options.types import Part
 
 # Where a client's state holds W, and what it and the server hold of the copilot.
 PROJECTION, BASE = "projection", "base"
@@ -48,8 +47,8 @@ class FedKD(TaughtRows):
     others. A client without training rows does not train and has weight 0.
     """
 
-    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95
-    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98
+    energy_start: Part = 0.95
+    energy_end: Part = 0.98
 
     def setup(self, ctx: Context) -> Tree:
         return {**super().setup(ctx), "current": torch.zeros(len(ctx.clients), dtype=torch.bool)}

@@ -128,6 +128,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 AboveZero = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _words(hint: Any) -> tuple[Any, ...]:

@@ -7,12 +7,11 @@ that others see, k generators, Q parameters of a maker.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Trainer
@@ -37,7 +36,7 @@ from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, stored
-from shoal.storage.options.types import NotNegative, Positive
+from shoal.storage.options.types import Chance, NotNegative, Positive
 from shoal.storage.store.view import View
 
 # Numbers of a block in the search for the nearest: 16 MB.
@@ -202,7 +201,7 @@ class GeneratorOptions:
         across: Weight of the distance from hidden nodes of other clients; with 0 nothing of generators is sent.
     """
 
-    hide: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    hide: Chance = 0.5
     most_neighbours: Positive = 5
     hidden: Positive = 64
     degree: NotNegative = 1.0

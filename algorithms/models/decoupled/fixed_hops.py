@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head, Output
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
+from shoal.storage.options.types import Part, Share
 
 
 class FixedHops(nn.Module):
@@ -81,9 +81,7 @@ class S2GC(FixedHops):
     features alone are read. `alpha` in [0, 1] is the share of the features in every term.
     """
 
-    def __init__(self, *shape: Any, alpha: float = 0.05, **options: Any) -> None:
-        if not 0 <= alpha <= 1:
-            raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
+    def __init__(self, *shape: Any, alpha: Share = 0.05, **options: Any) -> None:
         self.alpha = alpha
         super().__init__(*shape, **options)
 
@@ -102,9 +100,7 @@ class GBP(FixedHops):
     1 reads the features alone.
     """
 
-    def __init__(self, *shape: Any, layers: int = 2, beta: float = 0.1, **options: Any) -> None:
-        if not 0 < beta <= 1:
-            raise ShoalError("model.beta", f"must lie in (0, 1], found {beta}")
+    def __init__(self, *shape: Any, layers: int = 2, beta: Part = 0.1, **options: Any) -> None:
         self.beta = beta
         super().__init__(*shape, layers=layers, **options)
 
