@@ -25,7 +25,7 @@ from shoal.algorithms.models.inputs.neighbourhood import (
     standalone,
 )
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Readout
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.protocol import MODEL, Tree
@@ -35,8 +35,7 @@ from shoal.storage.store.view import View
 
 if TYPE_CHECKING:
     from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
-    from shoal.algorithms.models.items.client_graphs import ClientGraphs
-    from shoal.algorithms.models.items.client_pairs import ClientPairs
+    from shoal.algorithms.models.items.client_graphs import ClientGraphs, ClientPairs
 
 # In float32.
 CACHE_LINE = 16
@@ -221,13 +220,13 @@ class ClientModel:
         self.received = False
         self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
         if data.graph_ptr is not None:
-            from shoal.algorithms.models.items import client_graphs
+            from shoal.algorithms.models.items import client_graphs as items
 
-            self.items = client_graphs.ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+            self.items = items.ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
         elif data.pairs is not None:
-            from shoal.algorithms.models.items import client_pairs
+            from shoal.algorithms.models.items import client_graphs as items
 
-            self.items = client_pairs.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
+            self.items = items.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
 
     @property
     def flat(self) -> FlatModel:

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from shoal.algorithms.models.model_options import ModelSpec
 
 from shoal.algorithms.methods.registry.load import describe
-from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.sections import ParticipationOptions

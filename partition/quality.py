@@ -84,10 +84,7 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarr
 
 
 def label_skew(labels_NC: np.ndarray) -> float:
-    """Mean total variation distance of the rows of a count table `[clients, C]` from its column sums.
-
-    Rows without counts are left out; 0 if all are.
-    """
+    """Mean total variation distance of rows of counts `[clients, C]` from the sum; empty rows are left out."""
     some = labels_NC[labels_NC.sum(1) > 0]
     if not len(some):
         return 0.0

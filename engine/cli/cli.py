@@ -241,8 +241,7 @@ def table_command(
     statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
     against: Annotated[str, typer.Option(help="Compare by a paired test with these values, as train.lr=0.1.")] = "",
     mean: Annotated[
-        str | None,
-        typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says."),
+        str | None, typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says.")
     ] = None,
     ties: Annotated[str, typer.Option(help="What shares a mark: equal as shown, or exact.")] = "shown",
     not_worse: Annotated[

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.client import ClientInfo, ClientTable, FlatModel
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions

@@ -64,9 +64,8 @@ class Driver:
     def drive(self, state: FederationState | None) -> None:
         """Runs all remaining rounds, from a state or from the start, and writes the summary.
 
-        Raises:
-            ShoalError: A round failed, or something cannot be written; a checkpoint is kept where one can be.
-            KeyboardInterrupt: The user stopped it, or its time was over; a checkpoint is written.
+        A ShoalError says that a round failed or a file cannot be written, a KeyboardInterrupt that the user stopped it
+        or its time was over; a checkpoint is kept where one can be.
         """
         began = time.monotonic()
         memory = PeakMemory()
@@ -115,10 +114,7 @@ class Driver:
             self._calls.end(None)
 
     def _watching(self, view: LiveView, interrupt: Interrupt, done: int) -> Watch:
-        """Shows a round under way. A run that is asked to stop keeps the rounds before it at once.
-
-        What sent the signal may not wait for the end of the round: `ray job stop` waits for three seconds.
-        """
+        """Shows a round under way; asked to stop, it keeps earlier rounds at once (`ray job stop` waits 3 seconds)."""
 
         def watch(live: Live) -> None:
             view.watch(live)

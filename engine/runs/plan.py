@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
-from shoal.engine.callbacks.loading import load_callbacks
+from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
@@ -37,8 +37,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config; refuses what is not possible by its
-        key.
+        """Checks method, models, device, dataset, callbacks and rounds of a config; a ShoalError names a key.
 
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """

@@ -13,14 +13,7 @@ from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
-from shoal.engine.records.run_folder import (
-    CHECKPOINTS,
-    SUMMARY,
-    finished,
-    read_summary,
-    require_whole_metrics,
-    started,
-)
+from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, finished, read_summary, require_whole_metrics, started
 from shoal.engine.screen.progress import progress
 from shoal.engine.screen.tables import console
 from shoal.storage.errors import ShoalError

@@ -190,10 +190,7 @@ def _runs_of(sweep: Path) -> list[Kept]:
 
 
 def _needed_by(each: Kept, removed: Sequence[_Found]) -> list[str]:
-    """Lines that say what else needs a folder: runs in `runs` need their store to go on and to be exported.
-
-    Raises ShoalError: a run on the store is at work.
-    """
+    """Lines that say which runs in `runs` need a store; raises ShoalError if one of them is at work."""
     if each.kind != "store":
         return []
     gone = {other.kept.path.resolve() for other in removed}

@@ -17,7 +17,8 @@ from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import PARTS, scopes_apart
 from shoal.engine.studies import figures as drawings
-from shoal.engine.studies.curves import (
+from shoal.engine.studies.figures import (
+    Drawing,
     client_accuracies,
     curve_of,
     name_of,
@@ -25,7 +26,6 @@ from shoal.engine.studies.curves import (
     recorded_mixing,
     recorded_prototypes,
 )
-from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, grouped, varied
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.page import Section, write_page

@@ -74,10 +74,7 @@ class Sweep:
         return all(row.state in (FINISHED, NOT_CHOSEN) for row in self.rows)
 
     def _require_set_up(self) -> None:
-        """Prepares all stores, and refuses the sweep where a method refuses its model or its data.
-
-        A store that cannot be made is the error of its run alone.
-        """
+        """Prepares all stores; one that cannot be made is the error of its run. Refuses what a method refuses."""
         checked = set()
         for row, plan in zip(self.rows, self.plans):
             key = repr(plan.config.model_dump(exclude={"name", "seed", "run"}))

@@ -39,15 +39,10 @@ def gathered(
 ) -> Iterator[tuple[int, Induced, Rows]]:
     """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
 
-    Files of the whole graph are read front to back, once for every group of clients that fits into memory together.
-    Raises ShoalError: the limit does not hold one client.
-
-    Args:
-        graph: The whole graph; its arrays may be memory maps, its features a SciPy CSR, or drawn when read.
-        assignment: Client of every node, integers `[nodes]`.
-        dtype: `float32` or `float16`; a feature that does not fit becomes infinite.
-        memory_limit: Bytes to use beside the interpreter, a graph in memory, and blocks of about 50 MB.
-        layout: `sparse` for sparse rows, of a graph whose features are in memory.
+    Files of the whole graph are read front to back, once for every group of clients that fits into `memory_limit`, in
+    bytes beside the interpreter, a graph in memory, and blocks of about 50 MB. Raises ShoalError: it does not hold one
+    client. A feature that does not fit into `dtype` becomes infinite. Layout `sparse` gives sparse rows, of features in
+    memory.
     """
     sparse = csr_of(graph.x) if layout == "sparse" else None
     row_bytes = graph.features * np.dtype(dtype).itemsize if sparse is None else OF_SPARSE_ROW

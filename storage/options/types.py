@@ -122,7 +122,14 @@ Flag = Annotated[bool, Strict()]
 # Bytes, or a text such as `8GiB`.
 Size = Annotated[int, BeforeValidator(_whole), BeforeValidator(_bytes), Field(gt=0, lt=2**63)]
 Positive = Annotated[Whole, Field(ge=1)]
-Seed = Annotated[Whole, Field(ge=0)]
+Count = Annotated[Whole, Field(ge=0)]
+Seed = Count
+NotNegative = Annotated[float, Field(ge=0)]
+AboveZero = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _words(hint: Any) -> tuple[Any, ...]:

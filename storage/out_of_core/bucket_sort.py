@@ -20,7 +20,6 @@ from shoal.storage.kernels.edge_keys import (
     distinct_pairs,
     group_by_bucket,
     keys_of,
-    sorted_keys,
 )
 from shoal.storage.out_of_core.csr_files import CsrWriter
 from shoal.storage.progress import step
@@ -205,7 +204,8 @@ def _append_rows(csr: CsrWriter, bucket: Bucket, layout: KeyLayout, capacity: in
         given = sum(int((chunk & np.uint64(1) == 0).sum()) for chunk in bucket.chunks(capacity))
         pairs, distinct = np.array([bucket.low >> 1], dtype=np.uint64), min(1, given)
     else:
-        keys = sorted_keys(bucket.read(), bucket.shift)
+        keys = bucket.read()
+        keys.sort()
         count, given, distinct = distinct_pairs(keys)
         pairs = keys[:count]
     last = bucket.low + (1 << bucket.shift) - 1

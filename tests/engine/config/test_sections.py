@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from support.errors import refused
 
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config import sections
 from shoal.engine.config.config import Config, parse_config

@@ -11,9 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import RunFolder, read_summary, run_path
-from shoal.engine.runs.more_rounds import take_over
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.runs.run import run
+from shoal.engine.runs.run import run, take_over
 from shoal.kept_run import Run
 
 KEPT = {"checkpoint_every": 1, "keep": 2, "keep_best": True, "keep_records": True, "tensorboard": True}
