@@ -146,6 +146,29 @@ def test_what_hosts_sent_of_a_checkpoint_is_fetched_by_the_driver(
     assert numbers(run(config, resume=True)) == numbers(expected)
 
 
+def test_what_is_sent_in_part_is_the_run_as_it_was(
+    config_of: Make, another_machine: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the list of files that names the third checkpoint is sent."""
+    config, put = config_of(f"file://{tmp_path}/there"), Folder.put
+
+    def until(folder: Folder, name: str, content: bytes) -> None:
+        if name == LIST and json.loads(content)["round"] == 3:
+            raise Killed
+        put(folder, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "put", until)
+        patch.setattr(RemoteRun, "close", lambda _: None)
+        with pytest.raises(Killed):
+            run(config)
+    (there,) = (tmp_path / "there").glob("small-*")
+    assert json.loads((there / LIST).read_text())["round"] == 2
+    verify_at(f"file://{there}")
+    another_machine()
+    assert len(read_metrics(run(config, resume=True))) == 3
+
+
 def test_an_address_that_vanishes_leaves_the_run_here(
     config_of: Make,
     server: ObjectServer,
