@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from shoal.algorithms.models.model_options import ModelSpec
-
 from shoal.algorithms.methods.registry.load import describe
+from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.sections import ParticipationOptions
@@ -33,7 +32,9 @@ from shoal.engine.records.client_scores import ClientScores
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import ScoreTable
-from shoal.storage.store.manifest import ClientRecord, FileRecord, Manifest, SplitRecord
+from shoal.storage.store.arrow_file import FileRecord
+from shoal.storage.store.client_table import ClientRecord, Clients, Files, SplitRecord
+from shoal.storage.store.manifest import Manifest
 
 EVERY, ROUNDS, NODES = 4, 9, 10
 
@@ -66,8 +67,8 @@ def job_of(clients: int, classes: int) -> Job:
     manifest = Manifest(
         identity={"dataset": {}, "partition": {}}, name="sizes", synthetic=True, nodes=NODES * clients, features=128,
         classes=classes, dtype="float32", cleaning={}, quality={},
-        clients=[ClientRecord(i, NODES, 12, NODES, [0] * classes, file) for i in range(clients)],
-        splits={"s": SplitRecord([[5, 2, 3]] * clients, [], 0, [file] * clients)}, hops={},
+        clients=Clients.of([ClientRecord(i, NODES, 12, NODES, [0] * classes, file) for i in range(clients)]),
+        splits={"s": SplitRecord([[5, 2, 3]] * clients, 0, Files.of([file] * clients))}, hops={},
     )  # fmt: skip
     return JobOfSizes(
         "sizes", "nowhere", "", "s", None, 0, describe("fedavg", {}), (ModelSpec(name="mlp", hidden=64),),
