@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+
 from shoal.algorithms.methods.registry.load import describe
 from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.protocol import Tree

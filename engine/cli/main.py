@@ -126,10 +126,6 @@ def way_out(error: ModuleNotFoundError) -> str | None:
     return f"the package {package} is not installed; pip install {package}, or do without it: {without}"
 
 
-if __name__ == "__main__":
-    main()
-
-
 class _Output(io.FileIO):
     """Results. Where `head` has read enough, the command ends as by SIGPIPE; a full disk ends it with a line."""
 
@@ -179,3 +175,7 @@ def files_in_utf8() -> None:
         os.environ["PYTHONUTF8"] = "1"
         os.environ.setdefault("PYTHONIOENCODING", getattr(sys.stdout, "encoding", "ascii"))
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
