@@ -16,7 +16,7 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, gpu_places, share_tensors
+from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, disconnect, gpu_places, share_tensors
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
@@ -34,7 +34,6 @@ from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.places import remove_temporary
 
 BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0
@@ -258,13 +257,7 @@ class RayBackend:
             self._server = None
 
     def close(self) -> None:
-        started = psutil.Process().children(recursive=True) if self._config.ray.address is None else []
-        ray.shutdown()
-        # Ray ends what it started, but where some of its processes were killed it leaves others behind.
-        for process in started:
-            with suppress(psutil.Error):
-                process.kill()
-        remove_temporary()
+        disconnect(self._config)
 
     def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
         # On the driver's machine the server shares the driver's fate, and checkpoints stay on one machine.

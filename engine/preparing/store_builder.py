@@ -1,7 +1,7 @@
 """From a graph to a store: the partition, the shard of every client, and which of its items train."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -12,6 +12,17 @@ import numpy as np
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.client_files import (
+    PairsOf,
+    ShardSource,
+    SplitCounts,
+    SplitSource,
+    drawn_pairs,
+    pairs_of_all,
+    split_counts,
+    write_shards,
+    write_splits,
+)
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.screen.progress import progress, say
@@ -28,24 +39,25 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.disk import require_disk
 from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import files_of, memory_of
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import Induced, kept_entries
+from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
-from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER, Pairs
+from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER
 from shoal.storage.graph.rows import entries_of
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
+from shoal.storage.runner import parts, runner
 from shoal.storage.store.arrow_file import FileRecord, record_of, write
-from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 from shoal.storage.store.hops import training_graph
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest, SplitRecord
-from shoal.storage.store.masking import without_edges, without_features, without_labels
-from shoal.storage.store.shard import write_shard, write_training_shard
-from shoal.storage.store.split import Split, from_codes, open_split, random_split, to_codes, write_split
+from shoal.storage.store.shard import write_training_shard
+from shoal.storage.store.split import Split, open_split, random_split, to_codes, write_split
 from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
 
 ASSIGNMENT = Path("assignment.npy")
+# Tasks of a machine that each read the whole graph; more would read more than they compute.
+READERS = 16
 
 
 class LazyGraph:
@@ -136,25 +148,24 @@ class StoreBuilder(StoreSteps):
         an_entry = 4 + (OF_PAIR if pairs_only else 0) + (0 if graph.edge_weight is None else 4)
         needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + an_entry * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
-        kept = kept_entries(graph.indptr, graph.indices, assignment)
+        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
+        # A store of whole graphs reads that of the clients, and has nothing to spread.
+        size = 0 if self.clients is not None else needed * len(missing) // count
+        here = runner(size, self.path, files_of(graph))
+        kept = kept_entries(graph.indptr, graph.indices, assignment, here)
         measured = quality(graph, assignment, count, kept).as_dict()
         # Nodes without a client are those of one more client, which is not requested.
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
-        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
+        memory = memory_of(graph, assignment, kept, self.dtype, layout)
+        room = here.room(memory.of_one(missing), self.memory_limit, READERS)
+        source = ShardSource(
+            self.path, replace(graph, ids=None), assignment, kept, label, layout, data, room.memory, self._pairs(graph)
+        )
+        groups = memory.groups(missing, room.memory, room.groups)
         with progress("shards", count, "clients", count - len(missing)) as step:
-            for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit, layout):
-                pairs = self._pairs(client, part, graph.nodes) if pairs_only else None
-                own = without_edges(part, data.sparsity) if pairs is None else without_held_out(part, pairs)
-                x = without_features(x, own.node, data.sparsity)
-                weight = None
-                if graph.edge_weight is not None:
-                    weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
-                write = partial(
-                    write_shard, client=client, part=own, label=label, x=x, graph_of=graph.graph_of, pairs=pairs,
-                    edge_weight=weight,
-                )  # fmt: skip
-                self.writer.once(shard_path(client), write)
+            for client, file in here.results(write_shards, source, groups, room.memory):
+                self.writer.add(shard_path(client), file)
                 step.advance()
         files = [self.writer.finished(shard_path(client)) for client in range(count)]
         classes = LABELS if pairs_only else graph.classes
@@ -197,51 +208,48 @@ class StoreBuilder(StoreSteps):
             return None
         return self.writer.once(IDS, lambda path: write(path, "ids", {"id": graph.ids}))
 
-    def _pairs(self, client: int, part: Induced, nodes: int) -> Pairs:
-        """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
-        require_room(client, len(part.indices), self.config.memory_limit())
+    def _pairs(self, graph: Graph) -> PairsOf | None:
+        """How clients get their pairs, where items are pairs."""
+        if self.config.task != "edge":
+            return None
+        limit = self.config.memory_limit()
         if self.clients is None:
-            return draw_pairs(part, client, self.config.data, self.lazy.sides[part.node])
-        row_of = np.full(nodes, -1, dtype=np.int64)
-        row_of[part.node] = np.arange(len(part.node))
-        shards = map(self.clients.shard, range(self.clients.clients))
-        # The nodes of a client are all in one domain.
-        rows = ((row_of[shard.node], shard.pairs) for shard in shards)
-        return union_of(len(part.node), [(own, pairs) for own, pairs in rows if own[0] >= 0 and pairs is not None])
+            return partial(drawn_pairs, self.config.data, self.lazy.sides, limit)
+        return partial(pairs_of_all, self.clients, graph.nodes, limit)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         code = None if shards.manifest.pairs is not None else self._codes(shards, options)
-        files, counts, untrained, unreachable = [], [], [], 0
         what = shards.manifest.item_name
-        for client in range(shards.clients):
+        sparsity = self.config.data.sparsity if self.clients is None else None
+        source = SplitSource(self.path, shards, options, code, sparsity)
+        paths = [split_path(options.split_name, client) for client in range(shards.clients)]
+        found: dict[int, tuple[FileRecord, SplitCounts]] = {}
+        missing = []
+        for client, path in enumerate(paths):
+            file = self.writer.finished(path)
+            if file is None:
+                missing.append(client)
+                continue
             shard = shards.shard(client)
-
-            def write(path: Path, shard: Any = shard) -> FileRecord:
-                if shard.pairs is not None:
-                    split = from_codes(shard.pairs.part)
-                elif code is None:
-                    split = random_split(shard.item_label, shard.item, shard.client, options)
-                else:
-                    split = from_codes(code[shard.item])
-                if self.clients is None and shard.pairs is None:
-                    split = without_labels(split, shard.item, self.config.data.sparsity)
-                return write_split(path, split)
-
-            file = self.writer.once(split_path(options.split_name, client), write)
-            split = open_split(self.path / split_path(options.split_name, client), shard.items, file)
-            label = shard.item_label
-            _require_labels(label, split, client, options, what)
-            files.append(file)
-            counts.append([len(split.train), len(split.val), len(split.test)])
-            if not len(split.train):
-                untrained.append(client)
-            unreachable += int((~np.isin(label[split.test], label[split.train])).sum())
+            found[client] = file, split_counts(shard, open_split(self.path / path, shard.items, file), options, what)
+        sizes = [shards.manifest.clients[client].file.bytes for client in missing]
+        here, most = runner(sum(sizes), self.path, self._seen(shards.manifest.clients)), max(sizes, default=0)
+        groups = parts(missing, here.room(most, most).groups)
+        with progress("splits", len(paths), "clients", len(found)) as step:
+            for client, (file, counts) in here.results(write_splits, source, groups, most):
+                self.writer.add(paths[client], file)
+                found[client] = file, counts
+                step.advance()
+        in_order = [found[client] for client in range(len(paths))]
+        numbers = [of_one for _, (of_one, _) in in_order]
+        unreachable = sum(of_one for _, (_, of_one) in in_order)
+        untrained = [client for client, (train, _, _) in enumerate(numbers) if not train]
         for part, name in ((0, "training"), (2, "test")):
-            if not any(each[part] for each in counts):
+            if not any(each[part] for each in numbers):
                 raise ShoalError(
                     f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
                 )
-        result = SplitRecord(counts, untrained, unreachable, files)
+        result = SplitRecord(numbers, untrained, unreachable, [file for file, _ in in_order])
         _report_split(result, options, what)
         return result
 
@@ -323,14 +331,6 @@ def given_codes(
     return None
 
 
-def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions, what: str) -> None:
-    for rows in (split.train, split.val, split.test):
-        if len(rows) and label[rows].min() < 0:
-            raise ShoalError(
-                f"data.split {options.split}: client {client} has an unlabelled {what} in its split; mark it 0 (none)"
-            )
-
-
 def _report(graph: Graph) -> None:
     c = graph.cleaning
     kind = " (synthetic)" if graph.synthetic else ""
@@ -398,11 +398,17 @@ class TrainingBuilder(StoreSteps):
         needed = int(share * sum(client.file.bytes for client in of.clients))
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
         count = self.clients.clients
-        files = []
-        with progress("training nodes", count, "clients") as step:
-            for client in range(count):
-                files.append(self.writer.once(shard_path(client), partial(self._write_shard, client)))
+        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
+        size, most = sum(client.file.bytes for client in of.clients), max(client.file.bytes for client in of.clients)
+        here = runner(size, self.path, [self.clients.path / shard_path(0)])
+        groups = parts(missing, here.room(2 * most, most).groups)
+        with progress("training nodes", count, "clients", count - len(missing)) as step:
+            given = self.path, self.clients, self.split
+            for client, file in here.results(_write_training_shards, given, groups, 2 * most):
+                self.writer.add(shard_path(client), file)
                 step.advance()
+        made = [self.writer.finished(shard_path(client)) for client in range(count)]
+        files = [file for file in made if file is not None]
         records = [self._record(client, file, of.classes) for client, file in enumerate(files)]
         nodes, entries = (sum(getattr(record, what) for record in records) for what in ("nodes", "entries"))
         say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
@@ -417,14 +423,6 @@ class TrainingBuilder(StoreSteps):
             feature_values=self._stored_values(records) if of.layout == "sparse" else 0,
         )
 
-    def _write_shard(self, client: int, path: Path) -> FileRecord:
-        shard = self.clients.shard(client)
-        part, row = training_graph(shard, self.clients.split(self.split, client).train)
-        weight = shard.edge_weight
-        if weight is not None:
-            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
-        return write_training_shard(path, part, shard.label[row], shard.x[row], weight)
-
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         none = np.zeros(0, dtype=np.int32)
         files = []
@@ -434,3 +432,15 @@ class TrainingBuilder(StoreSteps):
             files.append(self.writer.once(path, partial(write_split, split=all_train)))
         counts = [[client.nodes, 0, 0] for client in shards.manifest.clients]
         return SplitRecord(counts, [i for i, (nodes, _, _) in enumerate(counts) if not nodes], 0, files)
+
+
+def _write_training_shards(given: tuple[Path, Store, str], clients: Sequence[int]) -> Iterator[FileRecord]:
+    """Writes the graphs of the training nodes of some clients into a store."""
+    path, store, name = given
+    for client in clients:
+        shard = store.shard(client)
+        part, row = training_graph(shard, store.split(name, client).train)
+        weight = shard.edge_weight
+        if weight is not None:
+            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
+        yield write_training_shard(path / shard_path(client), part, shard.label[row], shard.x[row], weight)

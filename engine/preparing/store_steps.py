@@ -16,9 +16,9 @@ from shoal.storage.files.disk import require_disk
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
-from shoal.storage.options.types import is_address
+from shoal.storage.runner import parts, runner
 from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops
+from shoal.storage.store.hops import hop_memory, hops_bytes, labelled_and_neighbours, write_hops
 from shoal.storage.store.manifest import NAME, ClientRecord, CopiesRecord, Manifest, SplitRecord
 from shoal.storage.store.shard import open_shard
 from shoal.storage.store.store import IDS, Store, hops_path, shard_path, split_path
@@ -48,10 +48,6 @@ def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions
 def _all_exist(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
     """Whether all files of one kind exist; a deleted one is made again. Whether they are sound is for `verify`."""
     return all((store / place(client)).exists() for client in range(len(records)))
-
-
-# Hops of so many bytes are worth the start of a cluster.
-CLUSTER_BYTES = 1 << 30
 
 
 class StoreSteps(ABC):
@@ -122,36 +118,34 @@ class StoreSteps(ABC):
     def _hops(self, shards: Store, propagation: PropagationOptions) -> list[FileRecord]:
         manifest = shards.manifest
         missing = [c for c in manifest.clients if self.writer.finished(hops_path(propagation.name, c.client)) is None]
+        of_shards = sum(client.file.bytes for client in missing)
+        files = self._seen(missing)
         if propagation.rows == "all":
             rows = sum(client.nodes for client in missing)
         else:
-            rows = sum(int(labelled_and_neighbours(shards.shard(client.client)).sum()) for client in missing)
+            here = runner(of_shards, self.path, files)
+            memory = max((client.file.bytes for client in missing), default=0)
+            found = here.results(_kept_rows, shards, parts(missing, here.room(memory, memory).groups), memory)
+            rows = sum(count for _, count in found)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made = self._hops_here(shards, missing, propagation)
-        # Other machines do not see the folder in which a store for an address is made.
-        here_alone = is_address(self.config.data.store) and self.config.ray.address is not None
-        if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray" and not here_alone:
-            # A prepare in one process needs no Ray.
-            from shoal.engine.preparing.hop_tasks import hops_on_cluster
-
-            made = hops_on_cluster(self.config, self.path, missing, manifest.limits, propagation)
         count = len(manifest.clients)
+        here = runner(needed, self.path, files)
+        shape = manifest.features, propagation, manifest.weighted
+        memory = max((hop_memory(client.nodes, client.entries, *shape) for client in missing), default=0)
+        groups = parts(missing, here.room(memory, memory).groups)
         with progress(f"hops {propagation.name}", count, "clients", count - len(missing)) as step:
-            for client, record in made:
-                self.writer.add(hops_path(propagation.name, client), record)
+            for client, record in here.results(_hops, (self.path, shards, propagation), groups, memory):
+                self.writer.add(hops_path(propagation.name, client.client), record)
                 step.advance()
-        files = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
-        return [file for file in files if file is not None]
+        made = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
+        return [file for file in made if file is not None]
 
-    def _hops_here(
-        self, shards: Store, clients: Sequence[ClientRecord], propagation: PropagationOptions
-    ) -> Iterator[tuple[int, FileRecord]]:
-        for client in clients:
-            path = self.path / hops_path(propagation.name, client.client)
-            yield client.client, write_hops(path, shards.shard(client.client), propagation)
+    def _seen(self, clients: Sequence[ClientRecord]) -> list[Path]:
+        """What a machine must see to read the shards of clients; in an overlay they are links."""
+        return [self.path / shard_path(client.client) for client in clients[:1]]
 
     def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
         shard = open_shard(self.path / shard_path(client), client, file)
@@ -166,3 +160,16 @@ class StoreSteps(ABC):
         """How many values shards keep of sparse features."""
         shards = (open_shard(self.path / shard_path(each.client), each.client, each.file) for each in clients)
         return sum(shard.x.entries for shard in shards if isinstance(shard.x, CsrRows))
+
+
+def _kept_rows(shards: Store, clients: Sequence[ClientRecord]) -> Iterator[int]:
+    """Rows that `rows: labelled` keeps of every client."""
+    for client in clients:
+        yield int(labelled_and_neighbours(shards.shard(client.client)).sum())
+
+
+def _hops(given: tuple[Path, Store, PropagationOptions], clients: Sequence[ClientRecord]) -> Iterator[FileRecord]:
+    """Writes the hops of clients, whose shards are checked before."""
+    path, shards, propagation = given
+    for client in clients:
+        yield write_hops(path / hops_path(propagation.name, client.client), shards.shard(client.client), propagation)

@@ -83,6 +83,10 @@ class Store:
         self._checked: set[Path] = set()
         self._checking = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process checks what it reads for itself.
+        return Store, (self.path, self._first_read, self.manifest, self.remote)
+
     @property
     def clients(self) -> int:
         return len(self.manifest.clients)

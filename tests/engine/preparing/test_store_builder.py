@@ -30,8 +30,8 @@ RAY = {"engine__backend": "ray", "engine__hosts": 1}
 
 @pytest.fixture
 def on_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hops are tasks of a real Ray cluster."""
-    monkeypatch.setattr("shoal.engine.preparing.store_steps.CLUSTER_BYTES", 0)
+    """All work is done by tasks of a real Ray cluster."""
+    monkeypatch.setattr("shoal.engine.preparing.prepare.TO_START", 0)
 
 
 @pytest.fixture
@@ -57,21 +57,30 @@ def test_splits_and_hops_are_made_from_sound_shards_only(make_config: Make, chan
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_hops_on_a_cluster_are_those_made_here(make_config: Make, tmp_path: Path) -> None:
-    here = prepare(make_config(data__store=str(tmp_path / "here"), engine__backend="local"))
-    there = prepare(make_config(data__store=str(tmp_path / "there"), **RAY))
-    assert here.manifest.hops == there.manifest.hops
-    assert not verify(there)
+def test_what_a_cluster_makes_is_what_is_made_here(make_config: Make, tmp_path: Path) -> None:
+    """Edges are sorted, and shards, training shards, splits and hops are made, from memory maps, by several tasks."""
+
+    def made(name: str, **changes: Any) -> Store:
+        twin = {"scale": 1e-3, "scratch": str(tmp_path / f"{name}-scratch")}
+        data = {"dataset": "products-like", "options": twin, "store": str(tmp_path / name), "inductive": True}
+        changes |= {f"data__{key}": value for key, value in data.items()}
+        return prepare(make_config(engine__memory_limit="4MiB", **changes))
+
+    here, there = made("here", engine__backend="local"), made("there", **RAY)
+    assert contents(here.path) == contents(there.path)
+    assert len(contents(here.path)) == 30
+    scratch = [sorted((tmp_path / f"{name}-scratch").rglob("csr/*.npy")) for name in ("here", "there")]
+    assert [path.read_bytes() for path in scratch[0]] == [path.read_bytes() for path in scratch[1]]
     path = there.path / shard_path(3)
     flip(path)
     with refused(path, says="checksum does not match the manifest"):
-        prepare(make_config(data__store=str(tmp_path / "there"), propagation__hops=1, **RAY))
+        made("there", propagation__hops=1, **RAY)
     assert not ray.is_initialized()
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_a_cluster_that_computes_no_hops_is_not_waited_for(make_config: Make) -> None:
-    with refused("prepare", says="no hops of clients ["):
+def test_a_cluster_that_computes_nothing_is_not_waited_for(make_config: Make) -> None:
+    with refused("prepare", says="no result of 2 tasks for 0 s"):
         prepare(make_config(**RAY, engine__cell_timeout=1e-3))
     assert not ray.is_initialized()
 
