@@ -1,7 +1,7 @@
-"""Shards and splits of some clients at a time, written by this process or by tasks of a cluster."""
+"""Shards, splits and hops of some clients at a time, written by this process or by tasks of a cluster."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,16 @@ from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.options.masking import Sparsity
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
+from shoal.storage.store.hops import labelled_and_neighbours, training_graph, write_hops
+from shoal.storage.store.manifest import ClientRecord
 from shoal.storage.store.masking import without_edges, without_features, without_labels
-from shoal.storage.store.shard import Shard, write_shard
+from shoal.storage.store.shard import Shard, write_shard, write_training_shard
 from shoal.storage.store.split import Split, from_codes, random_split, write_split
-from shoal.storage.store.store import Store, shard_path, split_path
+from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 
 PairsOf = Callable[[int, Induced], Pairs]
 
@@ -132,3 +135,30 @@ def split_counts(shard: Shard, split: Split, options: SplitOptions, what: str) -
             )
     unreachable = int((~np.isin(label[split.test], label[split.train])).sum())
     return [len(split.train), len(split.val), len(split.test)], unreachable
+
+
+def write_training_shards(given: tuple[Path, Store, str], clients: Sequence[int]) -> Iterator[FileRecord]:
+    """Writes the graphs of the training nodes of some clients into a store."""
+    path, store, name = given
+    for client in clients:
+        shard = store.shard(client)
+        part, row = training_graph(shard, store.split(name, client).train)
+        weight = shard.edge_weight
+        if weight is not None:
+            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
+        yield write_training_shard(path / shard_path(client), part, shard.label[row], shard.x[row], weight)
+
+
+def kept_rows(shards: Store, clients: Sequence[ClientRecord]) -> Iterator[int]:
+    """Rows that `rows: labelled` keeps of every client."""
+    for client in clients:
+        yield int(labelled_and_neighbours(shards.shard(client.client)).sum())
+
+
+def write_client_hops(
+    given: tuple[Path, Store, PropagationOptions], clients: Sequence[ClientRecord]
+) -> Iterator[FileRecord]:
+    """Writes the hops of clients, whose shards are checked before."""
+    path, shards, propagation = given
+    for client in clients:
+        yield write_hops(path / hops_path(propagation.name, client.client), shards.shard(client.client), propagation)

@@ -15,11 +15,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.engine.cluster.cluster import connect, disconnect
 from shoal.engine.config.config import Config
-from shoal.engine.config.sizes import machine_memory
+from shoal.engine.preparing.task_functions import received, seen, sent, sign_of, work_on
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import UNFINISHED, cannot_write, write_apart
-from shoal.storage.files.mapped import Extent, extent_of
+from shoal.storage.files.atomic import UNFINISHED, cannot_write
 from shoal.storage.runner import HERE, Item, Result, Room, Runner, Work
 
 # A group of items may be lost so often.
@@ -63,7 +62,7 @@ class Machines:
         self._config = config
         self._folders: set[Path] = set()
         connect(config)
-        ray.util.register_serializer(np.memmap, serializer=_extent, deserializer=_mapped)
+        ray.util.register_serializer(np.memmap, serializer=sent, deserializer=received)
 
     def runner(self, folder: Path, files: Sequence[Path]) -> Runner:
         """Those that see a folder, and files, as this process does; if there are none, this process."""
@@ -123,12 +122,12 @@ class TaskRunner(Runner):
         self.machines = {node: machine for node, machine in self.machines.items() if node in nodes}
         new = [node for node in nodes if node not in self.machines and node not in self._blind]
         mark = self._folder / f"{MARK}{secrets.token_hex(4)}"
-        signs = {str(path): _sign(path) for path in self._files}
+        signs = {str(path): sign_of(path) for path in self._files}
         try:
             mark.touch()
         except OSError as error:
             raise cannot_write(mark, error) from error
-        asked = {_task(_seen, node, num_cpus=0).remote(str(mark), signs): node for node in new}
+        asked = {_task(seen, node, num_cpus=0).remote(str(mark), signs): node for node in new}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_TO_LOOK) if asked else ([], [])
         for ref in answered:
             with suppress(RayError):
@@ -199,9 +198,9 @@ class _Tasks:
             node = max(free, key=lambda node: (node not in part.lost_on, free[node]))
             machine = self._runner.machines[node]
             memory = min(self._memory, machine.for_tasks // room[node])
-            task = _task(_work_on, node, num_cpus=1, memory=memory, num_returns="streaming")
-            sent = task.remote(self._work, self._given, part.items[part.done :], APART + secrets.token_hex(4))
-            self._running[sent] = self._waiting.popleft()
+            task = _task(work_on, node, num_cpus=1, memory=memory, num_returns="streaming")
+            results = task.remote(self._work, self._given, part.items[part.done :], APART + secrets.token_hex(4))
+            self._running[results] = self._waiting.popleft()
             part.node = node
             at_work[node] += 1
 
@@ -222,36 +221,8 @@ def _task(function: Any, node: str, **options: Any) -> Any:
     return ray.remote(function).options(scheduling_strategy=here, max_retries=0, **options)
 
 
-def _work_on(work: Any, given: Any, items: Sequence[Any], apart: str) -> Iterator[Any]:
-    # A machine that is given up may still write.
-    write_apart(apart)
-    yield from work(given, items)
-
-
-def _seen(mark: str, signs: dict[str, tuple[int, int]]) -> int | None:
-    """The memory of this machine; None where it sees no mark, or other files."""
-    with suppress(OSError):
-        if Path(mark).exists() and all(_sign(Path(path)) == tuple(sign) for path, sign in signs.items()):
-            return machine_memory()
-    return None
-
-
-def _sign(path: Path) -> tuple[int, int]:
-    """What tells one file from another: its size, and when it was changed."""
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
 def _clear(folder: Path) -> None:
     """Removes marks, and unfinished files of tasks that were lost."""
     for path in (*folder.glob(f"{MARK}*"), *folder.rglob(f"*.{APART}*{UNFINISHED}")):
         with suppress(OSError):
             path.unlink()
-
-
-def _extent(array: np.ndarray) -> Extent | np.ndarray:
-    return extent_of(array) or np.array(array)
-
-
-def _mapped(place: Extent | np.ndarray) -> np.ndarray:
-    return place.mapped() if isinstance(place, Extent) else place

@@ -1,7 +1,7 @@
 """From a graph to a store: the partition, the shard of every client, and which of its items train."""
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from shoal.engine.preparing.client_files import (
     split_counts,
     write_shards,
     write_splits,
+    write_training_shards,
 )
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
@@ -38,7 +39,6 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.disk import require_disk
-from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import files_of, memory_of
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
@@ -49,9 +49,7 @@ from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.runner import parts, runner
 from shoal.storage.store.arrow_file import FileRecord, record_of, write
-from shoal.storage.store.hops import training_graph
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest, SplitRecord
-from shoal.storage.store.shard import write_training_shard
 from shoal.storage.store.split import Split, open_split, random_split, to_codes, write_split
 from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
 
@@ -404,7 +402,7 @@ class TrainingBuilder(StoreSteps):
         groups = parts(missing, here.room(2 * most, most).groups)
         with progress("training nodes", count, "clients", count - len(missing)) as step:
             given = self.path, self.clients, self.split
-            for client, file in here.results(_write_training_shards, given, groups, 2 * most):
+            for client, file in here.results(write_training_shards, given, groups, 2 * most):
                 self.writer.add(shard_path(client), file)
                 step.advance()
         made = [self.writer.finished(shard_path(client)) for client in range(count)]
@@ -432,15 +430,3 @@ class TrainingBuilder(StoreSteps):
             files.append(self.writer.once(path, partial(write_split, split=all_train)))
         counts = [[client.nodes, 0, 0] for client in shards.manifest.clients]
         return SplitRecord(counts, [i for i, (nodes, _, _) in enumerate(counts) if not nodes], 0, files)
-
-
-def _write_training_shards(given: tuple[Path, Store, str], clients: Sequence[int]) -> Iterator[FileRecord]:
-    """Writes the graphs of the training nodes of some clients into a store."""
-    path, store, name = given
-    for client in clients:
-        shard = store.shard(client)
-        part, row = training_graph(shard, store.split(name, client).train)
-        weight = shard.edge_weight
-        if weight is not None:
-            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
-        yield write_training_shard(path / shard_path(client), part, shard.label[row], shard.x[row], weight)

@@ -1,7 +1,7 @@
 """The steps of a prepare: shards, splits, hops, a manifest after each. Every finished file survives an interruption."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.config.config import Config
+from shoal.engine.preparing.client_files import kept_rows, write_client_hops
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
@@ -18,7 +19,7 @@ from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.runner import parts, runner
 from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.hops import hop_memory, hops_bytes, labelled_and_neighbours, write_hops
+from shoal.storage.store.hops import hop_memory, hops_bytes
 from shoal.storage.store.manifest import NAME, ClientRecord, CopiesRecord, Manifest, SplitRecord
 from shoal.storage.store.shard import open_shard
 from shoal.storage.store.store import IDS, Store, hops_path, shard_path, split_path
@@ -125,7 +126,7 @@ class StoreSteps(ABC):
         else:
             here = runner(of_shards, self.path, files)
             memory = max((client.file.bytes for client in missing), default=0)
-            found = here.results(_kept_rows, shards, parts(missing, here.room(memory, memory).groups), memory)
+            found = here.results(kept_rows, shards, parts(missing, here.room(memory, memory).groups), memory)
             rows = sum(count for _, count in found)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
@@ -137,7 +138,7 @@ class StoreSteps(ABC):
         memory = max((hop_memory(client.nodes, client.entries, *shape) for client in missing), default=0)
         groups = parts(missing, here.room(memory, memory).groups)
         with progress(f"hops {propagation.name}", count, "clients", count - len(missing)) as step:
-            for client, record in here.results(_hops, (self.path, shards, propagation), groups, memory):
+            for client, record in here.results(write_client_hops, (self.path, shards, propagation), groups, memory):
                 self.writer.add(hops_path(propagation.name, client.client), record)
                 step.advance()
         made = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
@@ -160,16 +161,3 @@ class StoreSteps(ABC):
         """How many values shards keep of sparse features."""
         shards = (open_shard(self.path / shard_path(each.client), each.client, each.file) for each in clients)
         return sum(shard.x.entries for shard in shards if isinstance(shard.x, CsrRows))
-
-
-def _kept_rows(shards: Store, clients: Sequence[ClientRecord]) -> Iterator[int]:
-    """Rows that `rows: labelled` keeps of every client."""
-    for client in clients:
-        yield int(labelled_and_neighbours(shards.shard(client.client)).sum())
-
-
-def _hops(given: tuple[Path, Store, PropagationOptions], clients: Sequence[ClientRecord]) -> Iterator[FileRecord]:
-    """Writes the hops of clients, whose shards are checked before."""
-    path, shards, propagation = given
-    for client in clients:
-        yield write_hops(path / hops_path(propagation.name, client.client), shards.shard(client.client), propagation)
