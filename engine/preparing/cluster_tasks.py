@@ -31,7 +31,7 @@ MARK, APART = ".seen-", "task-"
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: its processors, its limit of memory, and the bytes that Ray gives to tasks."""
+    """A machine: its processors, the memory that all tasks may take, and the bytes that Ray gives to tasks."""
 
     address: str
     cpus: int
@@ -97,7 +97,7 @@ class TaskRunner(Runner):
             )
 
     def room(self, least: int, limit: int, on_a_machine: int | None = None) -> Room:
-        machines = self.machines.values()
+        machines = self.able(least).values()
         of_each = [machine.groups(least, on_a_machine) for machine in machines]
         return Room(sum(of_each), min(machine.limit // groups for machine, groups in zip(machines, of_each)))
 
@@ -115,6 +115,11 @@ class TaskRunner(Runner):
                     of, at, result = next(found)
                     early[of, at] = result
                 yield item, early.pop((number, place))
+
+    def able(self, memory: int) -> dict[str, Machine]:
+        """Machines whose limit holds so many bytes; all, if there is none."""
+        able = {node: machine for node, machine in self.machines.items() if machine.limit >= memory}
+        return able or self.machines
 
     def look(self) -> None:
         """Leaves out machines that are gone, and takes in new ones that see the folder and the files."""
@@ -136,7 +141,7 @@ class TaskRunner(Runner):
                     self._blind.add(node)
                     continue
                 has = nodes[node]["Resources"]
-                limit = self.config.engine.memory_limit or memory
+                limit = self.config.engine.memory_limit or memory // 2
                 address = nodes[node]["NodeManagerAddress"]
                 self.machines[node] = Machine(address, int(has.get("CPU", 0)), limit, int(has.get("memory", 0)))
         self.machines = {node: machine for node, machine in self.machines.items() if machine.cpus}
@@ -186,7 +191,7 @@ class _Tasks:
     def _send(self) -> None:
         """Sends groups to the machines that have the most room for them."""
         at_work = Counter(part.node for part in self._running.values())
-        room = {node: each.groups(self._memory, None) for node, each in self._runner.machines.items()}
+        room = {node: each.groups(self._memory, None) for node, each in self._runner.able(self._memory).items()}
         while self._waiting:
             part = self._waiting[0]
             oldest = min((each.number for each in self._running.values()), default=part.number)
