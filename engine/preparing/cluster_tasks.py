@@ -127,7 +127,7 @@ class TaskRunner(Runner):
         self.machines = {node: machine for node, machine in self.machines.items() if node in nodes}
         new = [node for node in nodes if node not in self.machines and node not in self._blind]
         mark = self._folder / f"{MARK}{secrets.token_hex(4)}"
-        signs = {str(path): sign_of(path) for path in self._files}
+        signs = {str(path): sign_of(path) for path in self._files if path.exists()}
         try:
             mark.touch()
         except OSError as error:
