@@ -18,10 +18,8 @@ from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 from shoal.storage.store.hops import labelled_and_neighbours, training_graph, write_hops
 from shoal.storage.store.manifest import ClientRecord
-from shoal.storage.store.masking import without_edges, without_features, without_labels
 from shoal.storage.store.shard import Shard, write_shard, write_training_shard
 from shoal.storage.store.split import Split, from_codes, random_split, write_split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
@@ -59,9 +57,17 @@ def write_shards(source: ShardSource, clients: Sequence[int]) -> Iterator[FileRe
     graph, data = source.graph, source.data
     shape = data.dtype, source.memory, source.layout
     for client, part, x in gathered(graph, source.assignment, source.kept, clients, *shape):
-        pairs = None if source.pairs_of is None else source.pairs_of(client, part)
-        own = without_edges(part, data.sparsity) if pairs is None else without_held_out(part, pairs)
-        x = without_features(x, own.node, data.sparsity)
+        own, pairs = part, None
+        if source.pairs_of is not None:
+            from shoal.storage.store.held_out_edges import without_held_out  # for pairs alone
+
+            pairs = source.pairs_of(client, part)
+            own = without_held_out(part, pairs)
+        elif data.sparsity.edges or data.sparsity.features:
+            from shoal.storage.store.masking import without_edges, without_features  # where something is masked
+
+            own = without_edges(part, data.sparsity)
+            x = without_features(x, own.node, data.sparsity)
         weight = None
         if graph.edge_weight is not None:
             weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
@@ -71,12 +77,16 @@ def write_shards(source: ShardSource, clients: Sequence[int]) -> Iterator[FileRe
 
 def drawn_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
     """The pairs of a client, of the side of every node `[nodes]`, in `limit` bytes."""
+    from shoal.storage.store.held_out_edges import draw_pairs, require_room
+
     require_room(client, len(part.indices), limit)
     return draw_pairs(part, client, data, sides[part.node])
 
 
 def pairs_of_all(clients: Store, nodes: int, limit: int, client: int, part: Induced) -> Pairs:
     """The pairs of all clients whose nodes a whole graph has, of a dataset of `nodes`, in `limit` bytes."""
+    from shoal.storage.store.held_out_edges import require_room, union_of
+
     require_room(client, len(part.indices), limit)
     row_of = np.full(nodes, -1, dtype=np.int64)
     row_of[part.node] = np.arange(len(part.node))
@@ -118,7 +128,9 @@ def write_splits(source: SplitSource, clients: Sequence[int]) -> Iterator[tuple[
             split = random_split(shard.item_label, shard.item, client, options)
         else:
             split = from_codes(source.code[shard.item])
-        if source.sparsity is not None and shard.pairs is None:
+        if source.sparsity is not None and source.sparsity.labels and shard.pairs is None:
+            from shoal.storage.store.masking import without_labels
+
             split = without_labels(split, shard.item, source.sparsity)
         file = write_split(source.path / split_path(options.split_name, client), split)
         yield file, split_counts(shard, split, options, source.shards.manifest.item_name)
