@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.algorithms.client import Client
 from shoal.algorithms.context import Context
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Tree, Upload
 from shoal.algorithms.protocol import Replies as Replies  # for methods, which import from here
 from shoal.algorithms.train_options import TrainOptions

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from shoal.algorithms.models.inputs.neighbourhood import (
     standalone,
 )
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Readout
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.protocol import MODEL, Tree
@@ -35,8 +35,7 @@ from shoal.storage.store.view import View
 
 if TYPE_CHECKING:
     from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
-    from shoal.algorithms.models.items.client_graphs import ClientGraphs
-    from shoal.algorithms.models.items.client_pairs import ClientPairs
+    from shoal.algorithms.models.items.client_graphs import ClientGraphs, ClientPairs
 
 # In float32.
 CACHE_LINE = 16
@@ -221,13 +220,13 @@ class ClientModel:
         self.received = False
         self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
         if data.graph_ptr is not None:
-            from shoal.algorithms.models.items import client_graphs
+            from shoal.algorithms.models.items import client_graphs as items
 
-            self.items = client_graphs.ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+            self.items = items.ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
         elif data.pairs is not None:
-            from shoal.algorithms.models.items import client_pairs
+            from shoal.algorithms.models.items import client_graphs as items
 
-            self.items = client_pairs.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
+            self.items = items.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
 
     @property
     def flat(self) -> FlatModel:
@@ -433,6 +432,66 @@ class ClientInfo:
     def items_are_rows(self) -> bool:
         """Whether what is predicted are its nodes."""
         return self.graphs is None and self.pairs is None
+
+
+class ClientTable(Sequence[ClientInfo]):
+    """The `ClientInfo` of all clients N, in columns: `nodes`, `train`, `model` and `items`, int64 `[N]`, among them."""
+
+    def __init__(
+        self, columns: Mapping[str, Sequence[int] | np.ndarray], classes: int, graphs_of_node: int | None = None
+    ) -> None:
+        """Of columns by the names of `ClientInfo`, all that differ; `graphs` and `pairs` where clients have them."""
+        self._same: dict[str, Any] = {"classes": classes, "graphs_of_node": graphs_of_node}
+        self._columns = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+
+    @classmethod
+    def of(cls, infos: Sequence[ClientInfo]) -> "ClientTable":
+        """A table of clients that agree in what they know of all."""
+        if isinstance(infos, ClientTable):
+            return infos
+        first = infos[0]
+        names = [name for name in COLUMNS if getattr(first, name) is not None]
+        columns = {name: [getattr(info, name) for info in infos] for name in names}
+        return cls(columns, first.classes, first.graphs_of_node)
+
+    def followed_by(self, others: Sequence[ClientInfo]) -> "ClientTable":
+        """A table that has others, too, under the numbers behind those of its own."""
+        if not others:
+            return self
+        more = ClientTable.of(others)._columns
+        joined = {name: np.concatenate([values, more[name]]) for name, values in self._columns.items()}
+        return ClientTable(joined, **self._same)
+
+    @property
+    def model(self) -> np.ndarray:
+        """Numbers of their models."""
+        return self._columns["model"]
+
+    @cached_property
+    def items(self) -> np.ndarray:
+        """How many predictions they have."""
+        return next(self._columns[name] for name in ("pairs", "graphs", "nodes") if name in self._columns)
+
+    @cached_property
+    def cost(self) -> np.ndarray:
+        """How much work a visit is beside others, float64 `[N]`."""
+        nodes, train = self._columns["nodes"], self._columns["train"]
+        return nodes + 10 * train * nodes / np.maximum(self.items, 1)
+
+    def __len__(self) -> int:
+        return len(self._columns["nodes"])
+
+    def __iter__(self) -> Iterator[ClientInfo]:
+        for values in zip(*(column.tolist() for column in self._columns.values())):
+            yield ClientInfo(**dict(zip(self._columns, values)), **self._same)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self))[place]]
+        return ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
+
+
+COLUMNS = ("client", "nodes", "train", "model", "graphs", "pairs", "domain")
 
 
 @dataclass

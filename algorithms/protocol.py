@@ -75,7 +75,8 @@ class Mix:
         entry: An entry uploaded as `Reduce.MIX` in this round.
         rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of `Replies.ids`; without `dst` one row,
             `[len(replies)]`, or any number.
-        dst: Clients that find their row in the next download; None: the server.
+        dst: Clients that find their row in the next download, after which the entry cannot be mixed again; None: the
+            server.
     """
 
     entry: str

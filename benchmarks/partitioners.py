@@ -26,7 +26,7 @@ from rich.table import Table
 
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
-from shoal.partition.out_of_core.memory import OF_NODE
+from shoal.partition.out_of_core.semi_external import OF_NODE
 from shoal.partition.partitioning import partition
 from shoal.partition.quality import quality
 from shoal.storage.graph.graph import Graph, clean_edges

@@ -47,10 +47,7 @@ def require_divides_graphs(method: str) -> None:
 
 
 def partition(
-    graph: Graph,
-    options: PartitionOptions,
-    labelled_mask: np.ndarray | None = None,
-    workspace: Workspace | None = None,
+    graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None, workspace: Workspace | None = None
 ) -> np.ndarray:
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 
@@ -60,11 +57,9 @@ def partition(
 
     With `options.balance` 'labelled' every client must get an item of `labelled_mask`, bool `[items]`, the training
     nodes; None: those with a label. The workspace has a folder for temporary files of 'kaminpar' and 'semi-external',
-    the memory of the latter, and where progress is reported.
-
-    Raises:
-        ShoalError: Clients are more than nodes, or graphs; the method does not divide graphs; what a file holds is not
-            such a cover; a memory limit cannot be kept, or temporary files cannot be written.
+    the memory of the latter, and where progress is reported. Raises ShoalError: clients are more than nodes, or graphs;
+    the method does not divide graphs; what a file holds is not such a cover; a memory limit cannot be kept, or
+    temporary files cannot be written.
     """
     require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
     if graph.graph_of is not None:

@@ -1,6 +1,6 @@
 """Quality of a partition: the edges it cuts, the sizes of clients, and how much their labels differ."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ class Quality:
     isolated: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, ready for JSON."""
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        """The plain numbers, ready for JSON, without those of every client."""
+        return {key: value for key, value in vars(self).items() if not isinstance(value, tuple)}
 
 
 def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarray | None = None) -> Quality:
@@ -84,10 +84,7 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarr
 
 
 def label_skew(labels_NC: np.ndarray) -> float:
-    """Mean total variation distance of the rows of a count table `[clients, C]` from its column sums.
-
-    Rows without counts are left out; 0 if all are.
-    """
+    """Mean total variation distance of rows of counts `[clients, C]` from the sum; empty rows are left out."""
     some = labels_NC[labels_NC.sum(1) > 0]
     if not len(some):
         return 0.0

@@ -16,6 +16,7 @@ from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_address
 
 
 def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -48,8 +49,12 @@ class Run:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Of a run folder; raises `ShoalError` if it is none."""
+        """Of a run folder, or of a run at an address, which is copied; raises `ShoalError` if it is none."""
         self.path = Path(path)
+        if is_address(str(path)):
+            from shoal.engine.studies.at_address import local_copy
+
+            self.path = local_copy(str(path))
         if not (self.path / CONFIG).exists():
             raise ShoalError(self.path, f"no run folder: has no {CONFIG}")
 
@@ -81,9 +86,9 @@ class Run:
         """The scores of every client at every evaluation, a row for each round, scope, part and client.
 
         Returns:
-            `round` int32, `scope` and `part` (text: `served`, `test`), `client`, `rows` and `correct` int32 (items of
-            the part, and how many were predicted rightly), `f1` float64 (macro-F1), the metric of the run under its
-            name, float64, if it is not accuracy, and `accuracy` float64. Shares of 1.
+            `round` int32, `scope` and `part` (dictionaries of text: `served`, `test`), `client`, `rows` and `correct`
+            int32 (items of the part, and how many were predicted rightly), `f1` float64 (macro-F1), the metric of the
+            run under its name, float64, if it is not accuracy, and `accuracy` float64. Shares of 1.
 
         Raises:
             ShoalError: The run kept none (`run.client_scores`).

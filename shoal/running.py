@@ -93,9 +93,11 @@ def _file_of(config: Source) -> Path:
     """A file with the config, written to the folder of sweeps if there is none."""
     if not isinstance(config, Mapping | Config):
         return Path(config)
+    from shoal.engine.studies.sweep_folder import root_of
+
     resolved = load_config(config)
     keys = resolved.plain()
-    path = Path(resolved.run.root) / "sweeps" / f"{resolved.name}-{fingerprint_of(keys)}.yaml"
+    path = root_of(resolved) / "sweeps" / f"{resolved.name}-{fingerprint_of(keys)}.yaml"
     with replacing(path) as unfinished:
         unfinished.write_text(yaml.safe_dump(keys, sort_keys=False))
     return path

@@ -78,6 +78,12 @@ def _one_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client has files of its own in stores that are prepared."""
+    monkeypatch.setattr("shoal.storage.store.client_table.PACKED_BELOW", 0)
+
+
 def write_graph(folder: Path, shuffle_hidden_labels: bool = False) -> Path:
     """180 nodes; client 5 has no training node, client 4 no test node, class 3 occurs among test nodes only.
 

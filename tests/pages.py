@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import typer
 import yaml
 
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.engine.cli.cli import app
 from shoal.engine.config.config import Config
 

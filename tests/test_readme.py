@@ -111,6 +111,37 @@ def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
     assert config.engine.hosts == job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"]
 
 
+def strict(schema: Any) -> Any:
+    """A schema of Kubernetes that refuses unknown fields, as `kubectl create` does."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    closed = {name: strict(one) for name, one in schema.items()}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+@pytest.mark.skipif("SHOAL_KUBERAY_CRD" not in os.environ, reason="$SHOAL_KUBERAY_CRD: KubeRay's ray.io_rayjobs.yaml")
+def test_the_job_for_kubernetes_has_the_form_that_kuberay_asks_for() -> None:
+    job = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())
+    crd = yaml.safe_load(Path(os.environ["SHOAL_KUBERAY_CRD"]).read_text())
+    versions = {
+        f"{crd['spec']['group']}/{one['name']}": one["schema"]["openAPIV3Schema"] for one in crd["spec"]["versions"]
+    }
+    schema = strict(versions[job["apiVersion"]])
+    jsonschema.validate(job, schema)
+    group = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
+    for place in (job["spec"], group, group["template"]["spec"]["containers"][0]):
+        place["unknown"] = 1
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(job, schema)
+        del place["unknown"]
+
+
 def test_the_cluster_on_demand_has_the_form_that_ray_asks_for() -> None:
     config = yaml.safe_load((ROOT / "docs" / "autoscaler.yaml").read_text())
     schema = json.loads(Path(ray.__file__).with_name("autoscaler").joinpath("ray-schema.json").read_text())

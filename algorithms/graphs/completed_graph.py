@@ -6,19 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.graphs.pairs import compiled, merged, symmetric_rows
+from shoal.algorithms.graphs.pairs import symmetric_rows
 from shoal.storage.errors import ShoalError
 
 MOST_ENTRIES = 2**31
 
 
 class CompletedGraph(NamedTuple):
-    """A' = A or kNN, symmetric and without loops (FGGP, equation 6); tensors, so that `View.cache` can keep it.
+    """A' = A or kNN, symmetric and without loops (FGGP, equation 6), as ascending CSR of int32 on the processor.
 
-    Attributes:
-        indptr: Row starts, int32 `[N + 1]`, on the processor.
-        indices: Columns, int32 `[2 M]`, ascending in a row, on the processor.
-        pairs_2M: Its edges i < j, int32, ascending by i and then by j.
+    `pairs_2M` are its edges i < j, int32, ascending by i and then by j. Tensors, so that `View.cache` can keep it.
     """
 
     indptr: Tensor
@@ -47,7 +44,7 @@ def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, devic
     if 2 * len(keys_M) >= MOST_ENTRIES:
         raise ShoalError(f"a client's completed graph has {len(keys_M):,} edges; take fewer neighbours or more clients")
     pairs_2M = np.stack(np.divmod(keys_M, max(nodes, 1))).astype(np.int32)
-    starts, columns = symmetric_rows(*pairs_2M, np.ones(len(keys_M), np.bool_), nodes)
+    starts, columns = symmetric_rows(pairs_2M, nodes)
     return CompletedGraph(torch.from_numpy(starts), torch.from_numpy(columns), torch.from_numpy(pairs_2M).to(device))
 
 
@@ -73,11 +70,6 @@ def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], r
     other = torch.randint(max(nodes - 1, 1), (count,), generator=rng, device=device)
     other += other >= one
     keys = torch.minimum(one, other) * nodes + torch.maximum(one, other)
-    if compiled(pairs_2M):
-        most = pairs_2M.shape[1] + count
-        found_2S, known = np.empty((2, most), np.int32), np.empty(most, np.bool_)
-        size = merged(*pairs_2M.numpy(), np.sort(keys.numpy()), nodes, found_2S, known)
-        return Candidates(torch.from_numpy(found_2S)[:, :size].contiguous(), torch.from_numpy(known)[:size])
     own = pairs_2M[0].long() * nodes + pairs_2M[1]
     every, number = torch.cat([own, keys]).unique(return_inverse=True)
     known_S = torch.zeros(len(every), dtype=torch.bool, device=device)

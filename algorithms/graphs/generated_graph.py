@@ -41,14 +41,6 @@ class EdgeOptions:
     draw: Literal["logistic", "gumbel"] = "logistic"
     reg_form: Literal["balanced", "literal"] = "balanced"
 
-    def __post_init__(self) -> None:
-        if self.random_pairs != "all" and self.random_pairs < 0:
-            raise ValueError("random_pairs must not be negative")
-        if not 0 <= self.lam <= 1:
-            raise ValueError("lam must lie in [0, 1]")
-        if not self.temperature > 0:
-            raise ValueError("temperature must be positive")
-
 
 class GeneratedGraph:
     """One draw of A^g over candidate pairs: those of A' and random ones (FGGP, equations 6, 7 and 9).
@@ -131,17 +123,11 @@ class DrawnOperator(SparseMatrix):
     """
 
     def __init__(self, pairs_2S: Tensor, kept_S: Tensor, nodes: int) -> None:
-        """Makes the graph once, for all layers that multiply by it.
-
-        Args:
-            pairs_2S: Candidates i < j, int32, ascending by i and then by j.
-            kept_S: a, float32, zeros and ones; may have a gradient.
-            nodes: Number of nodes N.
-        """
+        """Makes the graph once, for all layers, of candidates i < j, int32, ascending; `kept_S` is a, float32."""
         self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
         found_S = kept_S.detach() > 0.5
         if compiled(kept_S):
-            self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(*pairs_2S.numpy(), found_S.numpy(), nodes)
+            self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(pairs_2S[:, found_S].numpy(), nodes)
             # With loops.
             self._degree_N = torch.from_numpy(np.diff(self._rows[0]) + 1).float()
         else:
@@ -158,9 +144,6 @@ class DrawnOperator(SparseMatrix):
     @property
     def device(self) -> torch.device:
         return self._kept_S.device
-
-    def __len__(self) -> int:
-        return self._nodes
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         with torch.autocast(dense.device.type, enabled=False):

@@ -16,13 +16,10 @@ from shoal.storage.store.view import View
 
 @dataclass(frozen=True)
 class SmallGraphs:
-    """Graphs without loops, of which no edge joins two.
+    """Graphs without loops, of which no edge joins two, as one CSR with ascending columns, every edge both ways.
 
-    Attributes:
-        first: First node of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
-        indptr: Row starts of the adjacency, integers `[N + 1]`.
-        indices: Columns, ascending in a row, every edge both ways, integers `[E]`.
-        row: Where the features of every node are, int64 `[N]`.
+    `first` is the first node of every graph and the end of the last, int64 `[G + 1]`; every graph has a node. `row` is
+    where the features of every node are, int64 `[N]`.
     """
 
     first: np.ndarray
@@ -75,10 +72,7 @@ def adjacency_of(source: np.ndarray, target: np.ndarray, nodes: int) -> tuple[np
 
 
 def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGraphs:
-    """The parts of one graph, a CSR adjacency, as separate graphs; edges between them are lost.
-
-    `part` is that of every node, integers `[N]` from 0, none empty.
-    """
+    """The parts of one graph, numbered from 0 by node, as separate graphs; edges between them are lost."""
     order = np.argsort(part, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -89,10 +83,7 @@ def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGr
 
 
 def without_nodes(graphs: SmallGraphs, share: float, rng: np.random.Generator) -> SmallGraphs:
-    """Every graph without a share of its nodes, drawn uniformly, and without their edges; others keep their order.
-
-    The share is in [0, 1), so that every graph keeps a node.
-    """
+    """Every graph without a share in [0, 1) of its nodes, drawn uniformly; others keep their order."""
     lost_G = _share_of(share, graphs.sizes)
     kept_N = ~_drawn(graphs.sizes, lost_G, rng)
     source, number_N = graphs.source, np.cumsum(kept_N) - 1

@@ -1,6 +1,5 @@
 """Views of a client's graph for augmentation: edges removed in pairs, features masked by column."""
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,11 +31,9 @@ class GraphViews:
             )
 
     def draw(self, edges: float, features: float) -> Inputs:
-        """A view in which every undirected edge is missing with one probability, every feature with another.
+        """A view without a share of the undirected edges, and with a share of the columns masked, both in [0, 1).
 
-        Args:
-            edges: Share of the edges to remove, in [0, 1).
-            features: Share of the columns to mask, in [0, 1); what is left is not scaled up.
+        Each is missing with that probability; what is left of the features is not scaled up.
         """
         data, coupled = self._data, self._model.coupled
         kept_F = (self._rand(data.features) >= features).float()
@@ -59,22 +56,9 @@ class GraphViews:
         indptr, indices = self._data.csr
         kept_M = (self._rand(len(indices) // 2) >= share).cpu().numpy()
         pair_E = self._data.cache("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()
-        return _some_entries(indptr, indices, pair_E, kept_M)
-
-
-@numba.njit(cache=True, nogil=True)
-def _some_entries(
-    indptr: np.ndarray, indices: np.ndarray, pair: np.ndarray, kept: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts and columns, int32, of the entries of pairs that are kept, bool `[E / 2]`."""
-    starts, columns = np.zeros(len(indptr), np.int32), np.empty(len(indices), np.int32)
-    count = 0
-    for row in range(len(indptr) - 1):
-        for entry in range(indptr[row], indptr[row + 1]):
-            columns[count] = indices[entry]
-            count += kept[pair[entry]]
-        starts[row + 1] = count
-    return starts, columns[:count]
+        kept_E = kept_M[pair_E]
+        starts = np.concatenate([[0], np.cumsum(kept_E)])[indptr]
+        return starts.astype(np.int32), indices[kept_E]
 
 
 def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:

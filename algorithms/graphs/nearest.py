@@ -147,11 +147,8 @@ def update(
     The tile's own numbers depend on how a library multiplies: they only tell which pairs need `cosine`.
 
     Args:
-        near: Cosines to within `margin`, float32 `[R, C]`.
-        first_row: Number of the tile's first row.
-        first_column: Of its first column; at least that of the row.
+        near: Cosines to within `margin`, float32 `[R, C]`, of rows from `first_row` and columns from `first_column` on.
         z: Rows of length one, float32 `[N, H]`.
-        margin: How far a number of the tile may be from `cosine`.
         best: The k largest cosines of every row, float64 `[N, k]`, descending; changed.
         who: Whose they are, int32 `[N, k]`; changed.
         least: What a number of a tile must reach to matter, float32 `[N]`; changed.
@@ -181,10 +178,7 @@ def update(
 
 @numba.njit(cache=True, nogil=True)
 def offer_all(z: np.ndarray, first: int, found: np.ndarray, best: np.ndarray, who: np.ndarray) -> None:
-    """Takes into account what a library found for rows from `first` on, int64 `[n, K]`; -1 and a row itself are none.
-
-    Other arguments are those of `update`.
-    """
+    """`update` by what a library found for rows from `first` on, int64 `[n, K]`; -1 and a row itself are none."""
     for r in range(len(found)):
         for j in found[r]:
             if j >= 0 and j != first + r:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -131,56 +132,9 @@ def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarr
             out[j, column] += w * x[i, column]
 
 
-@numba.njit(cache=True, nogil=True)
-def merged(
-    low: np.ndarray, high: np.ndarray, keys: np.ndarray, nodes: int, out_2S: np.ndarray, known_S: np.ndarray
-) -> int:
-    """Pairs of a graph, int32, and other ones in one ascending order, each pair once; gives their number.
-
-    Args:
-        low: i of the graph's pairs.
-        high: j.
-        keys: i N + j of the others, int64, ascending; may repeat, and may name pairs of the graph.
-        nodes: N.
-        out_2S: Written, with room for all.
-        known_S: Written: whether a pair is the graph's.
-    """
-    count, at = 0, 0
-    for pair in range(len(low) + 1):
-        last = pair == len(low)
-        key = np.int64(nodes) * nodes if last else np.int64(low[pair]) * nodes + high[pair]
-        while at < len(keys) and keys[at] <= key:
-            if keys[at] != key and (at == 0 or keys[at] != keys[at - 1]):
-                out_2S[0, count], out_2S[1, count] = keys[at] // nodes, keys[at] % nodes
-                known_S[count] = False
-                count += 1
-            at += 1
-        if not last:
-            out_2S[0, count], out_2S[1, count] = low[pair], high[pair]
-            known_S[count] = True
-            count += 1
-    return count
-
-
-@numba.njit(cache=True, nogil=True)
-def symmetric_rows(low: np.ndarray, high: np.ndarray, kept: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts and columns, int32, ascending in a row, of the graph of the kept pairs, each both ways."""
-    starts = np.zeros(nodes + 1, dtype=np.int32)
-    for pair in range(len(low)):
-        if kept[pair]:
-            starts[low[pair] + 1] += 1
-            starts[high[pair] + 1] += 1
-    for node in range(nodes):
-        starts[node + 1] += starts[node]
-    columns = np.empty(starts[nodes], dtype=np.int32)
-    heads = starts[:-1].copy()
-    # Those left of the diagonal come first in their rows.
-    for pair in range(len(low)):
-        if kept[pair]:
-            columns[heads[high[pair]]] = low[pair]
-            heads[high[pair]] += 1
-    for pair in range(len(low)):
-        if kept[pair]:
-            columns[heads[low[pair]]] = high[pair]
-            heads[low[pair]] += 1
-    return starts, columns
+def symmetric_rows(pairs_2S: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row starts and columns, int32, ascending in a row, of the graph of some pairs, each both ways."""
+    upper = sp.coo_array((np.ones(pairs_2S.shape[1], np.int8), tuple(pairs_2S)), shape=(nodes, nodes)).tocsr()
+    graph = (upper + upper.T).tocsr()
+    graph.sort_indices()
+    return graph.indptr.astype(np.int32, copy=False), graph.indices.astype(np.int32, copy=False)

@@ -47,10 +47,7 @@ def train_kept(
 
 
 class PrototypeGenerator(nn.Module):
-    """Anchors a_s = MLP(table_s) of S slots (a class, or a class at a hop), one MLP H -> H -> H for all (FedTGP).
-
-    The table starts from N(0, 1). Normalized anchors have length one (FedPG).
-    """
+    """Anchors MLP(table_s) of S slots, the table N(0, 1) (FedTGP); `normalized` to length one for FedPG."""
 
     def __init__(self, slots: int, width: int, normalized: bool) -> None:
         """Draws the parameters from torch's default generator."""

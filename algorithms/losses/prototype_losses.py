@@ -147,10 +147,7 @@ def mean_square(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor,
 
 
 class NodeAlignment:
-    """Sum over classes of the mean over their rows of |z_v - t_c|^2, of the same rows in every step.
-
-    Every class weighs the same, however many rows it has; one without rows or target is left out.
-    """
+    """Sum over classes that have rows and a target of the mean of |z_v - t_c|^2 over the same rows in every step."""
 
     def __init__(self, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> None:
         """Of rows with these labels; arguments as for `mean_square`."""

@@ -56,10 +56,7 @@ def direction(z: Tensor) -> Tensor:
 
 
 def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Prototypes with Gaussian noise on a random `share` of the dimensions, the same ones for all.
-
-    Its deviation is that of the prototype's own entries: FedPG's "+10 % noise" names neither distribution nor scale.
-    """
+    """Prototypes with noise of their entries' deviation on a random `share` of dimensions, the same for all (FedPG)."""
     width = proto.shape[-1]
     chosen = torch.randperm(width, generator=generator)[: round(share * width)]
     noise = torch.zeros_like(proto)

@@ -13,6 +13,7 @@ from shoal.algorithms.methods.local import Local
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_means
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import Count, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,10 @@ class ClassMeans(Local):
 
     # It hands on a node with the features of an average one; there is no such graph.
     supports = frozenset({"node", "weighted"})
-    hops: int = 2
-    at_least: int = 2
-    noise: float = 0.0
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.hops < 0 or self.at_least < 1:
-            raise ValueError("hops must not be negative and at_least at least 1")
-        if not 0 <= self.noise <= 1 or self.weight < 0:
-            raise ValueError("noise must lie in [0, 1] and weight not be negative")
+    hops: Count = 2
+    at_least: Positive = 2
+    noise: Share = 0.0
+    weight: NotNegative = 1.0
 
     def setup(self, ctx: Context) -> Tree:
         if ctx.hops < self.hops:

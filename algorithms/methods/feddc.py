@@ -12,6 +12,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
 from shoal.algorithms.protocol import Reduce
 from shoal.algorithms.train_options import TrainOptions
+from shoal.storage.options.types import NotNegative
 
 # Where a client's state holds its drift and its last update, `[P]` each; absent, they are zero.
 DRIFT, UPDATE = "drift", "update"
@@ -39,13 +40,9 @@ class FedDC(FedAvg):
     """
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"
-    alpha: float | None = None
+    alpha: NotNegative | None = None
     variate: Form = "auto"
     sends: Literal["auto", "before", "after", "off"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.alpha is not None and self.alpha < 0:
-            raise ValueError("alpha must not be negative")
 
     def setup(self, ctx: Context) -> Tree:
         state = super().setup(ctx)

@@ -7,6 +7,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Output
 from shoal.algorithms.losses.distillation import distilled
 from shoal.algorithms.methods.shared.class_prototypes import ClassRows
+from shoal.storage.options.types import NotNegative
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,7 @@ class FedDistill(ClassRows):
 
     # Clients share logits.
     reads_embedding = False
-    gamma: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.gamma < 0:
-            raise ValueError("gamma must not be negative")
+    gamma: NotNegative = 1.0
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
         plain = super().loss(out, y, w, received)

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
@@ -19,6 +20,7 @@ from shoal.algorithms.methods.lg_fedavg import LGFedAvg
 from shoal.algorithms.methods.shared.body import as_layer
 from shoal.algorithms.methods.shared.requirements import require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.storage.options.types import AboveZero, NotNegative, Part, Positive
 
 
 class FeatureGenerator(nn.Module):
@@ -61,10 +63,7 @@ def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_B
 
 
 def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
-    """exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|): falls where noise makes a difference.
-
-    The diversity loss of FedGen, whose code takes the mean squared difference of the noise for the norm.
-    """
+    """FedGen's diversity loss: exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|)."""
     apart_NN = distances(noise_NZ, noise_NZ)
     different_NN = torch.cdist(g_NH, g_NH, p=1) / g_NH.shape[1]
     return (-(apart_NN * different_NN).mean()).exp()
@@ -114,25 +113,15 @@ class FedGen(LGFedAvg):
         noise, hidden: Widths of the noise and of G's hidden layer.
     """
 
-    alpha: float = 10.0
-    beta: float = 10.0
-    decay: float = 0.98
-    server_steps: int = 50
-    server_batch: int = 128
-    server_lr: float = 3e-4
-    diversity_weight: float = 1.0
-    noise: int = 32
-    hidden: int = 256
-
-    def __post_init__(self) -> None:
-        if self.alpha < 0 or self.beta < 0 or self.diversity_weight < 0:
-            raise ValueError("alpha, beta and diversity_weight must not be negative")
-        if not 0 < self.decay <= 1:
-            raise ValueError("decay must be above 0 and at most 1")
-        if self.server_steps < 1 or self.server_lr <= 0:
-            raise ValueError("server_steps must be at least 1 and server_lr positive")
-        if not all(1 <= size <= WIDEST for size in (self.server_batch, self.noise, self.hidden)):
-            raise ValueError(f"server_batch, noise and hidden must be 1 to {WIDEST}")
+    alpha: NotNegative = 10.0
+    beta: NotNegative = 10.0
+    decay: Part = 0.98
+    server_steps: Positive = 50
+    server_batch: Annotated[int, Field(ge=1, le=WIDEST)] = 128
+    server_lr: AboveZero = 3e-4
+    diversity_weight: NotNegative = 1.0
+    noise: Annotated[int, Field(ge=1, le=WIDEST)] = 32
+    hidden: Annotated[int, Field(ge=1, le=WIDEST)] = 256
 
     def setup(self, ctx: Context) -> Tree:
         for number, kind in enumerate(ctx.models[MODEL]):

@@ -17,6 +17,7 @@ from shoal.algorithms.protocol import MODEL, Reduce, Replies
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.options.types import Count, NotNegative, ShareBelowOne
 from shoal.storage.store.view import View
 
 # How much a copilot knows (eqs. 7 to 9): see `knowledge`.
@@ -75,31 +76,27 @@ class FedGKC(WithCopilot):
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
     supports = frozenset({"node"})
     forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False}}
-    alpha: float = 0.6
-    beta: float = 0.2
+    alpha: NotNegative = 0.6
+    beta: NotNegative = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"
     mutual: Literal["full", "scores", "none"] = "full"
     self_distillation: bool = True
     self_mse: Literal["unit", "raw"] = "unit"
     self_detach: bool = True
-    weak: tuple[float, float] = (0.1, 0.1)
-    strong: tuple[float, float] = (0.4, 0.4)
+    weak: tuple[ShareBelowOne, ShareBelowOne] = (0.1, 0.1)
+    strong: tuple[ShareBelowOne, ShareBelowOne] = (0.4, 0.4)
     weights: Literal["kama", "size", "uniform"] = "kama"
     kama_terms: tuple[Term, ...] = TERMS
     clarity: Clarity = "literal"
-    lam: float = 0.1
+    lam: NotNegative = 0.1
     floor: bool = True
-    ramp: int = 0
+    ramp: Count = 0
 
     def __post_init__(self) -> None:
-        if min(self.alpha, self.beta) < 0 or self.alpha + self.beta > 1:
-            raise ValueError("alpha and beta must not be negative, and their sum at most 1")
+        if self.alpha + self.beta > 1:
+            raise ValueError("alpha + beta must be at most 1")
         if not self.alpha and self.mutual == "none" and not self.self_distillation:
             raise ValueError("alpha must be positive where there is neither mutual nor self distillation")
-        if self.lam < 0 or self.ramp < 0:
-            raise ValueError("lam and ramp must not be negative")
-        if not all(0 <= share < 1 for share in (*self.weak, *self.strong)):
-            raise ValueError("weak and strong must be two shares each, at least 0 and below 1")
         if not self.kama_terms or len(set(self.kama_terms)) < len(self.kama_terms):
             raise ValueError("kama_terms must name at least one term, and each once")
 

@@ -10,6 +10,7 @@ from shoal.algorithms.base import Algorithm, Client, Context, Received, Term, Tr
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import NotNegative, Share
 
 # Where a client's state holds the parameters that its last training left, `[P]`.
 PREVIOUS = "previous"
@@ -37,14 +38,8 @@ class PseudoLabels(Algorithm):
 
     # Unlabelled nodes belong to the graph that is trained on; small graphs and pairs of the test are not seen there.
     supports = frozenset({"node", "weighted"})
-    pseudo: float = 0.1
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.pseudo < 0:
-            raise ValueError("pseudo must not be negative")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError("threshold must lie in [0, 1]")
+    pseudo: NotNegative = 0.1
+    threshold: Share = 0.5
 
     def setup(self, ctx: Context) -> Tree:
         if self.pseudo and all(info.nodes == info.train for info in ctx.clients):
@@ -83,10 +78,7 @@ class PseudoLabels(Algorithm):
 
 @dataclass(frozen=True)
 class FedGL(PseudoLabels, FedAvg):
-    """FedGL (Chen et al., Information Sciences 657, 2024): FedAvg with pseudo labels, see `PseudoLabels`.
-
-    Messages are FedAvg's; with `pseudo: 0` it is FedAvg, to the bit with `engine.trainer: autograd`.
-    """
+    """FedAvg with pseudo labels (Chen et al., 2024), see `PseudoLabels`; with `pseudo: 0` FedAvg, messages alike."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,3 @@ class FedGLFedGTA(PseudoLabels, FedGTA):
     A client that has not trained yet has no pseudo labels, whatever it receives. Messages are FedGTA's; with
     `pseudo: 0` it is FedGTA, to the bit with `engine.trainer: autograd`.
     """
-
-    def __post_init__(self) -> None:
-        PseudoLabels.__post_init__(self)
-        FedGTA.__post_init__(self)

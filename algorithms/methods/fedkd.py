@@ -16,6 +16,7 @@ from shoal.algorithms.models.build import width_of
 from shoal.algorithms.protocol import MODEL, Reduce, moments_key
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from shoal.storage.options.types import Part
 
 # Where a client's state holds W, and what it and the server hold of the copilot.
 PROJECTION, BASE = "projection", "base"
@@ -46,12 +47,8 @@ class FedKD(TaughtRows):
     others. A client without training rows does not train and has weight 0.
     """
 
-    energy_start: float = 0.95
-    energy_end: float = 0.98
-
-    def __post_init__(self) -> None:
-        if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
-            raise ValueError("energy_start and energy_end must lie in (0, 1]")
+    energy_start: Part = 0.95
+    energy_end: Part = 0.98
 
     def setup(self, ctx: Context) -> Tree:
         return {**super().setup(ctx), "current": torch.zeros(len(ctx.clients), dtype=torch.bool)}

@@ -14,6 +14,7 @@ from shoal.algorithms.methods.shared.body import as_layer, body_of, joined
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings, training_means
 from shoal.algorithms.methods.shared.requirements import require_body, require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.storage.options.types import AboveZero, Share
 
 
 def spread(classes: int, width: int, generator: torch.Generator) -> Tensor:
@@ -68,14 +69,8 @@ class FedNH(FedAvg):
 
     reads_embedding = True
 
-    scale: float = 20.0
-    rho: float = 0.9
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0:
-            raise ValueError("scale must be positive")
-        if not 0 <= self.rho <= 1:
-            raise ValueError("rho must lie in [0, 1]")
+    scale: AboveZero = 20.0
+    rho: Share = 0.9
 
     def setup(self, ctx: Context) -> Tree:
         kind = ctx.models[MODEL][0]

@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Context, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Reduce
+from shoal.storage.options.types import AboveZero, ShareBelowOne
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,11 @@ class FedOPT(FedAvg):
     """
 
     optimizer: Literal["momentum", "adam", "yogi", "adagrad"] = "adam"
-    eta: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        if self.eta <= 0 or self.tau <= 0:
-            raise ValueError("eta and tau must be positive")
-        if not all(0 <= decay < 1 for decay in (self.beta1, self.beta2, self.momentum)):
-            raise ValueError("beta1, beta2 and momentum must be at least 0 and below 1")
+    eta: AboveZero = 0.01
+    beta1: ShareBelowOne = 0.9
+    beta2: ShareBelowOne = 0.99
+    tau: AboveZero = 1e-3
+    momentum: ShareBelowOne = 0.9
 
     def setup(self, ctx: Context) -> Tree:
         state = {**super().setup(ctx), "m": torch.zeros_like(ctx.initial)}

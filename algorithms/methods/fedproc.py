@@ -9,6 +9,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Context, Output, Tree
 from shoal.algorithms.losses.prototype_losses import contrast
 from shoal.algorithms.methods.fedproto import AveragedRows
+from shoal.storage.options.types import AboveZero, Share
 
 
 class Contrasted(NamedTuple):
@@ -37,15 +38,9 @@ class FedProc(AveragedRows):
 
     reads_embedding = True
 
-    alpha: float = 1.0
+    alpha: Share = 1.0
     schedule: Literal["falling", "constant"] = "falling"
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError("alpha must lie in [0, 1]")
-        if self.temperature <= 0:
-            raise ValueError("temperature must be positive")
+    temperature: AboveZero = 1.0
 
     def further_downloads(self, ctx: Context) -> Tree:
         rest = 1 - (ctx.round - 1) / ctx.rounds if self.schedule == "falling" else 1.0

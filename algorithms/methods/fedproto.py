@@ -18,6 +18,7 @@ from shoal.algorithms.methods.shared.class_prototypes import (
     training_means,
 )
 from shoal.algorithms.protocol import Reduce
+from shoal.storage.options.types import NotNegative
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,7 @@ class Aligned(Algorithm):
 
     reads_embedding = True
 
-    lam: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.lam < 0:
-            raise ValueError("lam must not be negative")
+    lam: NotNegative = 1.0
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
         plain = super().loss(out, y, w, received)
@@ -90,7 +87,4 @@ class FedProto(Aligned, ClassRows):
 
 @dataclass(frozen=True)
 class FedProtoAveraged(Aligned, AveragedRows):
-    """The FedProto that FGGP compares with: FedAvg with FedProto's prototypes and loss.
-
-    For the loss see `Aligned`; FGGP's code has lam = 0.01. lam = 0 trains as FedAvg.
-    """
+    """FedAvg with FedProto's prototypes and loss (`Aligned`), as FGGP has it with lam = 0.01; lam = 0: FedAvg."""

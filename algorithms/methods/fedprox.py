@@ -6,6 +6,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Output, Received
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.storage.options.types import NotNegative
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,7 @@ class FedProx(FedAvg):
     with `engine.trainer: autograd`. The paper tries 0.001 to 1.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError("mu must not be negative")
+    mu: NotNegative = 0.01
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
         plain = super().loss(out, y, w, received)

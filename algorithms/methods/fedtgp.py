@@ -13,6 +13,7 @@ from shoal.algorithms.losses.prototypes import row_bytes
 from shoal.algorithms.methods.fedproto import FedProto
 from shoal.algorithms.methods.shared.class_prototypes import known_rows, training_means
 from shoal.algorithms.protocol import Reduce
+from shoal.storage.options.types import AboveZero, NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,10 @@ class FedTGP(FedProto):
         margin_cap: tau of the paper, 100 in its code.
     """
 
-    server_steps: int = 100
-    server_lr: float = 0.01
+    server_steps: Positive = 100
+    server_lr: AboveZero = 0.01
     server_weight_decay: float = 5e-4
-    margin_cap: float = 100.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.server_steps < 1 or self.server_lr <= 0 or self.margin_cap < 0:
-            raise ValueError("server_steps must be at least 1, server_lr positive, margin_cap not negative")
+    margin_cap: NotNegative = 100.0
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         got = yield Ask("train", {"proto": Reduce.STACK, "counts": Reduce.STACK}, shared=known_rows(server))

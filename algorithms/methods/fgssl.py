@@ -1,9 +1,11 @@
 """FGSSL: FedAvg whose clients learn from the received model which nodes, and which neighbours, are similar."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Context, Output, Received, Trainer, Tree
@@ -16,6 +18,7 @@ from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.joint_training import weighted_sum
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import AboveZero, NotNegative, ShareBelowOne
 from shoal.storage.store.view import View
 
 
@@ -83,21 +86,13 @@ class FGSSL(FedAvg):
 
     # Views lack edges between what is predicted, and neighbours are compared by what is predicted of them.
     supports = frozenset({"node"})
-    contrast: float = 1.0
-    structure: float = 0.1
-    tau: float = 0.1
-    omega: float = 0.5
-    anchors: int = 1024
-    weak: tuple[float, float] = (0.3, 0.3)
-    strong: tuple[float, float] = (0.8, 0.5)
-
-    def __post_init__(self) -> None:
-        if min(self.contrast, self.structure) < 0:
-            raise ValueError("contrast and structure must not be negative")
-        if min(self.tau, self.omega) <= 0 or self.anchors < 2:
-            raise ValueError("tau and omega must be positive and anchors at least 2")
-        if not all(0 <= share < 1 for share in (*self.weak, *self.strong)):
-            raise ValueError("weak and strong must be two shares each, at least 0 and below 1")
+    contrast: NotNegative = 1.0
+    structure: NotNegative = 0.1
+    tau: AboveZero = 0.1
+    omega: AboveZero = 0.5
+    anchors: Annotated[int, Field(ge=2)] = 1024
+    weak: tuple[ShareBelowOne, ShareBelowOne] = (0.3, 0.3)
+    strong: tuple[ShareBelowOne, ShareBelowOne] = (0.8, 0.5)
 
     def setup(self, ctx: Context) -> Tree:
         if not self.contrast and not self.structure:

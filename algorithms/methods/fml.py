@@ -10,6 +10,7 @@ from shoal.algorithms.losses.distillation import distilled
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly, weighted_sum
+from shoal.storage.options.types import Share
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,8 @@ class FML(TaughtRows):
 
     # Models teach each other by logits.
     reads_embedding = False
-    alpha: float = 0.5
-    beta: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1):
-            raise ValueError("alpha and beta must lie in [0, 1]")
+    alpha: Share = 0.5
+    beta: Share = 0.5
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         # A client of an edge task may have no item at all.

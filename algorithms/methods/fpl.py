@@ -14,6 +14,7 @@ from shoal.algorithms.losses.prototypes import bits, class_means, from_bits, row
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import training_embeddings, training_means
 from shoal.algorithms.protocol import Reduce
+from shoal.storage.options.types import AboveZero, NotNegative, Positive
 
 
 class Bank(NamedTuple):
@@ -48,16 +49,10 @@ class FPL(FedAvg):
 
     reads_embedding = True
 
-    cpcl: float = 1.0
-    upcr: float = 1.0
-    tau: float = 0.02
-    cluster_from: int = 4
-
-    def __post_init__(self) -> None:
-        if self.cpcl < 0 or self.upcr < 0:
-            raise ValueError("cpcl and upcr must not be negative")
-        if self.tau <= 0 or self.cluster_from < 1:
-            raise ValueError("tau must be positive and cluster_from at least 1")
+    cpcl: NotNegative = 1.0
+    upcr: NotNegative = 1.0
+    tau: AboveZero = 0.02
+    cluster_from: Positive = 4
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         up = {"w": Reduce.MEAN, "proto": Reduce.STACK, "present": Reduce.STACK}

@@ -11,6 +11,7 @@ from shoal.algorithms.losses.prototypes import direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import AboveZero, NotNegative
 
 # Where a client's state holds the parameters that it had after its last training, `[P]`.
 PREVIOUS = "previous"
@@ -42,15 +43,9 @@ class MOON(FedAvg):
 
     reads_embedding = True
 
-    mu: float = 1.0
-    tau: float = 0.5
+    mu: NotNegative = 1.0
+    tau: AboveZero = 0.5
     rows: Literal["train", "all"] = "train"
-
-    def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError("mu must not be negative")
-        if self.tau <= 0:
-            raise ValueError("tau must be positive")
 
     def setup(self, ctx: Context) -> Tree:
         if ctx.train.batch_size is not None:

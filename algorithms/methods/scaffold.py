@@ -10,6 +10,7 @@ from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trai
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
 from shoal.algorithms.protocol import Reduce
+from shoal.storage.options.types import AboveZero
 
 # Where a client's state holds its control variate c_i, `[P]`; absent before its first training, when it is zero.
 VARIATE = "variate"
@@ -37,11 +38,7 @@ class SCAFFOLD(FedAvg):
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"
     variate: Form = "auto"
-    eta: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.eta <= 0:
-            raise ValueError("eta must be positive")
+    eta: AboveZero = 1.0
 
     def setup(self, ctx: Context) -> Tree:
         state = super().setup(ctx)

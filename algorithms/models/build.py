@@ -9,19 +9,26 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Pooling, Readout
-from shoal.algorithms.models.model_options import MOST_LAYERS, WIDEST
-from shoal.algorithms.models.names import BACKBONES, HEADLESS, OF_GRAPHS, PROMPTS, require_backbone_name
+from shoal.algorithms.models.names import (
+    BACKBONES,
+    HEADLESS,
+    MOST_LAYERS,
+    OF_GRAPHS,
+    PROMPTS,
+    WIDEST,
+    require_backbone_name,
+)
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.models.user.user_model import user_model, user_readout
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import is_own, quoted
+from shoal.storage.options.types import is_own, message_of, quoted
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.user_code import UserCode, read_user_code
 
@@ -50,10 +57,8 @@ Texts = Mapping[str, UserCode]
 def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
     """The class of a backbone: of `BACKBONES`, in graph tasks also of `OF_GRAPHS`, `headless` also of `HEADLESS`.
 
-    Or it is `my_file.py:Name`, see `user_model.Backbone`; users' files that `texts` lacks are read.
-
-    Raises:
-        ShoalError: There is none of this name for the task, or a user's file fails.
+    Or it is `my_file.py:Name`, see `user_model.Backbone`; users' files that `texts` lacks are read. Raises ShoalError:
+    there is none of this name for the task, or a user's file fails.
     """
     if is_own(name):
         return user_model(_text("model.name", name, texts))
@@ -203,19 +208,23 @@ def _require_values(place: str, name: str, known: Mapping[str, Any], options: Ma
         if key not in known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
             raise ShoalError(f"{place}.{key}", f"{name} has no such option; {has}{did_you_mean(key, known)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ShoalError(f"{place}.{key}", f"must be finite, found {value}")
         try:
             TypeAdapter(known[key]).validate_python(value, strict=True)
-        except ValidationError:
-            raise ShoalError(f"{place}.{key}", f"must be {_type_name(known[key])}, found {quoted(value)}") from None
+        except ValidationError as error:
+            is_range = error.errors()[0]["type"].startswith(("greater", "less"))
+            rule = message_of(error) if is_range else f"must be {_type_name(known[key])}"
+            raise ShoalError(f"{place}.{key}", f"{rule}, found {quoted(value)}") from None
         most = MOST_LAYERS if key == "layers" else WIDEST
         for number in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(number, float) and not math.isfinite(number):
-                raise ShoalError(f"{place}.{key}", f"must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
                 raise ShoalError(f"{place}.{key}", f"must be at most {most}, found {quoted(number)}")
 
 
 def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return _type_name(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return f"one of {', '.join(get_args(annotation))}"
     return f"of type {inspect.formatannotation(annotation)}"

@@ -1,7 +1,11 @@
-"""Names of models and prompts in a config, and the classes behind them."""
+"""Names of models and prompts in a config, the classes behind them, and the section `model`."""
+
+from typing import Any, Literal
+
+from pydantic import model_validator
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import is_own
+from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path, is_own
 from shoal.storage.suggestions import did_you_mean_name
 
 # By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
@@ -40,13 +44,12 @@ PROMPTS = {
     "vpg": "shoal.algorithms.models.prompts.prompts:VPG",
 }
 
+# Beyond these nothing is computed, so that a number of parameters can be: it stays below 2^63.
+WIDEST, MOST_LAYERS = 2**24, 1000
+
 
 def require_backbone_name(name: str, task: str) -> None:
-    """Checks that a name is a model for a task, or a user's file.
-
-    Raises:
-        ShoalError: It is neither.
-    """
+    """Raises a ShoalError for what is neither a model for a task nor a user's file."""
     if name in OF_GRAPHS and task != "graph":
         raise ShoalError("model.name", f"{name} reads codes of small graphs, for graph tasks (task: graph); take gin")
     if name not in BACKBONES and name not in OF_GRAPHS and not is_own(name):
@@ -56,3 +59,27 @@ def require_backbone_name(name: str, task: str) -> None:
             f"there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel"
             f"{did_you_mean_name(name, names, OTHER_NAMES)}",
         )
+
+
+class ModelSpec(Named):
+    """The section `model` of a config, or an entry of it where it is a list.
+
+    Attributes:
+        name: Key of `BACKBONES`, or `my_file.py:Name`.
+        init: `shared`: clients of this model start equal; `own`: each with its own parameters.
+        pretrained: safetensors of the parameters that its GNN starts from, `own` or not, as `shoal pretrain` makes it;
+            all others are drawn.
+        options: All other keys: the backbone's keyword-only parameters.
+    """
+
+    name: Name = "gamlp"
+    init: Literal["shared", "own"] = "shared"
+    pretrained: FilePath | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _find_readout(cls, received: Any) -> Any:
+        """Makes the path of a user's readout absolute."""
+        if isinstance(received, dict) and "readout" in received:
+            return {**received, "readout": absolute_user_path(received["readout"])}
+        return received

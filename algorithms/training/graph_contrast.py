@@ -61,10 +61,7 @@ class GraphContrast:
     ) -> None:
         """Draws the parameters of the model, which is on the device of the data, and of the projection.
 
-        `random` gives the seed of a purpose and a number.
-
-        Raises:
-            ShoalError: There are fewer than two graphs.
+        `random` gives the seed of a purpose and a number. Raises ShoalError: there are fewer than two graphs.
         """
         if len(graphs) < 2:
             raise ShoalError(f"pre-training contrasts graphs with one another and needs two, found {len(graphs)}")
@@ -83,11 +80,7 @@ class GraphContrast:
         self.steps = min(math.ceil(len(graphs) / options.batch), len(graphs) // 2)
 
     def epoch(self, number: int) -> Iterator[float]:
-        """Trains on all graphs once, in a new order, and gives the loss before each step.
-
-        Raises:
-            ShoalError: The loss is no finite number any more.
-        """
+        """Trains on all graphs once, in a new order; gives each step's loss. Raises ShoalError if one is not finite."""
         rng = np.random.default_rng(self._random("epoch", number))
         self._model.train()
         for chosen in np.array_split(rng.permutation(len(self._graphs)), self.steps):

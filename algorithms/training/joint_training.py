@@ -34,11 +34,9 @@ def train_jointly(
     without a gradient, as `weighted_sum` without a term is, leaves its model unchanged.
 
     The losses, scalars, are by the name of the model that learns; `part` is the rows of the outputs, `train` or `all`;
-    `after_epoch` is called after the step of the last model. Gives the loss of every model in the last epoch.
-
-    Raises:
-        ShoalError: A loss is NaN, infinite or a million times its first, or the config asks for steps that do not read
-            all these rows.
+    `after_epoch` is called after the step of the last model. Gives the loss of every model in the last epoch. Raises
+    ShoalError: A loss is NaN, infinite or a million times its first, or the config asks for steps that do not read all
+    these rows.
     """
     require_whole_steps(trainer.options)
     _require_whole_graphs(client, losses)

@@ -19,7 +19,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient
 from shoal.algorithms.training.analytic.small_heads import SmallHead, is_small_head
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -45,11 +45,7 @@ class LocalTrainer:
         method: Algorithm,
         analytic: AnalyticGradient | None = None,
     ) -> None:
-        """Makes the optimizers of the host's models once.
-
-        The method's `loss` is used where `fit` is given none. `analytic` gives the gradients of the model that the
-        config names, for plain training; None: autograd does.
-        """
+        """Makes the optimizers once; `loss` is used where `fit` has none, `analytic` gradients for plain training."""
         self.options = options
         self._method, self._analytic = method, analytic
         self._small = SmallHead(models[MODEL]) if analytic is not None and is_small_head(models[MODEL]) else None
@@ -66,11 +62,7 @@ class LocalTrainer:
     def fit(
         self, client: Client, received: Received, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:
-        """Trains one of a client's models in place; see `shoal.algorithms.base.Trainer`.
-
-        Raises:
-            ShoalError: The loss is NaN or infinite, or the method's loss or term is no scalar to differentiate.
-        """
+        """Trains a client's model in place, see `base.Trainer`; a ShoalError says that the loss is not finite."""
         if not client.info.train:
             return float("nan")
         own = client.models[model]
@@ -135,10 +127,7 @@ class LocalTrainer:
 
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
-        """The optimizer of one of a client's models, for a training loop of a method's own.
-
-        The optimizer's moments are read from `client.state`, and written there after the block.
-        """
+        """The optimizer of one of a client's models, its moments read from `client.state`, and written back behind."""
         own, optimizer = client.models[model], self._optimizers[model]
         w = own.flat.w
         optimizer.state.clear()
@@ -161,11 +150,7 @@ def without_denormals() -> Iterator[None]:
 
 
 def bounded_loss(loss: float, first: float = math.inf) -> float:
-    """The loss of a client that was trained.
-
-    Raises:
-        ShoalError: It is NaN or infinite, or a million times as large as `first`, an earlier one (at least 1).
-    """
+    """The loss of a trained client; a ShoalError says that it is not finite, or 1e6 times max(`first`, 1), or more."""
     if not math.isfinite(loss):
         found = "NaN" if math.isnan(loss) else "infinite"
     elif loss > DIVERGED * max(first, 1.0):
@@ -207,18 +192,16 @@ def batches(
     inputs = own.gathered("train", dtype)
     assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
-        whole = inputs
-        return lambda places: whole if places is None else whole._replace(rows=_rows_at(whole.rows, places))
-    return lambda places: inputs if places is None else [_features_at(stored(hop), places) for hop in inputs]
-
-
-def _rows_at(rows: Tensor | None, places: Tensor) -> Tensor:
-    """Some of the rows that are asked for; None: all are, in their order."""
-    return places if rows is None else rows[places]
-
-
-def _features_at(rows: StoredFeatures, places: Tensor) -> Features:
-    return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]
+        whole, asked = inputs, inputs.rows
+        return lambda places: (
+            whole if places is None else whole._replace(rows=places if asked is None else asked[places])
+        )
+    hops = [stored(hop) for hop in inputs]
+    return lambda places: (
+        inputs
+        if places is None
+        else [hop.rows(places) if isinstance(hop, SparseMatrix) else hop[places] for hop in hops]
+    )
 
 
 def flat_step(optimizer: torch.optim.Optimizer, w: nn.Parameter) -> Step:

@@ -52,7 +52,7 @@ class Callback:
         """After each round; `line` is its line of metrics.jsonl."""
 
     def after_evaluation(self, run: Running, line: Line) -> None:
-        """After each round that ends with an evaluation of all clients, behind `after_round`."""
+        """After each round that ends with an evaluation, behind `after_round`."""
 
     def end(self, run: Running, summary: Line | None) -> None:
         """At the end, in whatever way: `summary` is that of a finished run, and None of one that did not finish."""

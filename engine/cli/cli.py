@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import path_fault
+from shoal.storage.options.types import is_address, path_fault
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
@@ -22,9 +22,14 @@ ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
 
-def _possible(path: Path) -> Path:
-    """A path that the system can look up."""
-    if fault := path_fault(str(path)):
+def _possible(place: str) -> Path:
+    """A path that the system can look up; of a run or a store at an address, that of its copy on this machine."""
+    if is_address(place):
+        from shoal.engine.studies.at_address import local_copy
+
+        return local_copy(place)
+    path = Path(place)
+    if fault := path_fault(place):
         raise ShoalError(path, fault)
     try:
         path.exists()
@@ -44,7 +49,7 @@ def _config(path: str, overrides: list[str] | None) -> "Config":
     """A config whose keys and names are right, before what trains is loaded, which takes seconds."""
     from shoal.engine.config.config import load_config, require_names
 
-    resolved = load_config(path, overrides or ())
+    resolved = load_config(_possible(path) if is_address(path) else path, overrides or ())
     require_names(resolved)
     return resolved
 
@@ -88,6 +93,7 @@ def run_command(
 ) -> None:
     """Run a config to its end; prepares its store first if needed."""
     resolved = _config(config, overrides)
+    from shoal.engine.records.run_folder import run_place
     from shoal.engine.screen.tables import show_next, show_run
 
     if dry_run:
@@ -99,7 +105,7 @@ def run_command(
 
     folder = run(resolved, resume=resume, fresh=fresh)
     show_run(folder)
-    show_next(config, overrides or (), resolved, folder)
+    show_next(config, overrides or (), resolved, run_place(resolved, folder))
 
 
 @app.command("submit")
@@ -113,9 +119,9 @@ def submit_command(
     from shoal.engine.cluster.submit import submit
     from shoal.engine.runs.plan import RunPlan
 
-    folder = RunPlan.of(resolved).folder
-    job = submit(resolved, folder.name, address)
-    print(f"submitted {job}; its run folder is {folder} on the head")
+    plan = RunPlan.of(resolved)
+    job = submit(resolved, plan.folder.name, address)
+    print(f"submitted {job}; its run folder is {plan.place}" + ("" if isinstance(plan.place, str) else " on the head"))
     print(f"follow: ray job logs --address {address} --follow {job}")
     print(f"stop, with a checkpoint: ray job stop --address {address} {job}")
     print("resume: the same shoal submit again")
@@ -228,15 +234,14 @@ def scale_command(
 
 @app.command("table")
 def table_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
     figure: Annotated[list[str] | None, typer.Option(help="As served.best.test or any number of a summary.")] = None,
     rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas.")] = None,
     columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
     statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
     against: Annotated[str, typer.Option(help="Compare by a paired test with these values, as train.lr=0.1.")] = "",
     mean: Annotated[
-        str | None,
-        typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says."),
+        str | None, typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says.")
     ] = None,
     ties: Annotated[str, typer.Option(help="What shares a mark: equal as shown, or exact.")] = "shown",
     not_worse: Annotated[
@@ -258,7 +263,7 @@ def table_command(
 
 @app.command("report")
 def report_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
 ) -> None:
     """Write one page of figures and tables that needs no network, and the figures as SVG and PNG."""
@@ -269,7 +274,7 @@ def report_command(
 
 @app.command("compare")
 def compare_command(
-    left: Annotated[Path, typer.Argument(metavar="RUN")], right: Annotated[Path, typer.Argument(metavar="RUN")]
+    left: Annotated[str, typer.Argument(metavar="RUN")], right: Annotated[str, typer.Argument(metavar="RUN")]
 ) -> None:
     """Show what differs between two runs: config, inputs, environment, results."""
     from shoal.engine.studies.listing import compare
@@ -281,34 +286,48 @@ def compare_command(
 @app.command("list")
 def list_command(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
+        list[str] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
     ] = None,
 ) -> None:
     """List stores, runs and sweeps: name, age, size, state, accuracy."""
     from shoal.engine.preparing.overlay import ROOT
     from shoal.engine.studies.listing import kept_in, listed
+
+    if any(map(is_address, folders or ())):
+        from shoal.engine.studies.at_address import kept_at
     from shoal.engine.studies.study_table import on_screen
     from shoal.storage.datasets.sources.source import data_root
 
     usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
-    where = [_possible(folder) for folder in folders or ()] or usual
-    print(on_screen(listed([each for folder in where for each in kept_in(folder)])), end="")
+    found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
+    for place in folders or ():
+        found += kept_at(place) if is_address(place) else kept_in(_possible(place))
+    print(on_screen(listed(found)), end="")
 
 
 @app.command("remove")
 def remove_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="STORE|RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="STORE|RUN|SWEEP...")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove stores, runs and sweeps, after saying what they are and what else uses them."""
     from shoal.engine.studies.removal import remove
 
-    if not remove([_possible(path) for path in paths], lambda question: yes or typer.confirm(question)):
+    def ask(question: str) -> bool:
+        return yes or typer.confirm(question)
+
+    folders, addresses = ([path for path in paths if is_address(path) == there] for there in (False, True))
+    removed = not folders or remove([_possible(path) for path in folders], ask)
+    if removed and addresses:
+        from shoal.engine.studies.at_address import remove_at
+
+        removed = remove_at(addresses, ask)
+    if not removed:
         raise typer.Exit(1)
 
 
 @app.command("inspect")
-def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN|SWEEP")]) -> None:
+def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")]) -> None:
     """Show what a store, a run folder or a sweep holds."""
     from shoal.engine.records.metrics import METRICS
     from shoal.engine.records.run_folder import SUMMARY
@@ -317,27 +336,33 @@ def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN|SWEE
     from shoal.engine.studies.sweep_folder import is_sweep
     from shoal.storage.store.manifest import read_manifest
 
-    if is_sweep(_possible(path)):
+    path = _possible(place)
+    if is_sweep(path):
         show_sweep(path)
     elif (path / METRICS).exists():
         show_rounds(path)
         if (path / SUMMARY).exists():
             show_run(path)
     else:
-        show_store(path, read_manifest(path))
+        show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
 
 
 @app.command("verify")
-def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) -> None:
+def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -> None:
     """Check every byte of a store against its manifest and its journal, or every file of a run."""
     from shoal.engine.runs.verify import verify_folder
 
-    verify_folder(_possible(path))
+    if is_address(place):
+        from shoal.engine.studies.at_address import verify_at
+
+        verify_at(place)
+    else:
+        verify_folder(_possible(place))
 
 
 @app.command("export")
 def export_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run folder.")],
     best: Annotated[
         str | None, typer.Option(help="served or global: the best validation round of that scope, not the last.")
     ] = None,
@@ -372,7 +397,7 @@ def pretrain_command(
     values = {"epochs": epochs, "batch": batch, "lr": lr, "temperature": temperature}
     options = options_of({**values, "drop_nodes": drop_nodes, "perturb_edges": perturb_edges})
     resolved = load_config(config, overrides or ())
-    written = pretrain(resolved, _possible(out), options, parts, "all" if all_graphs else "train")
+    written = pretrain(resolved, _possible(str(out)), options, parts, "all" if all_graphs else "train")
     console.print(f"written: {written}; a run starts from it with model.pretrained={written}", soft_wrap=True)
 
 
@@ -397,7 +422,7 @@ def synthesize_command(
         raise ShoalError(twin, f"there is no such twin; known are {', '.join(ORIGINALS)}")
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
     with watched_by(watch):
-        folder = write_ogb_layout(_possible(root).expanduser().resolve(), Twin.of(twin.lower(), options), compress)
+        folder = write_ogb_layout(_possible(str(root)).expanduser().resolve(), Twin.of(twin.lower(), options), compress)
     print(f"written: {folder}")
 
 

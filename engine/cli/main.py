@@ -1,12 +1,16 @@
-"""The process of a command: signals first of all, and one line for what a user can cause."""
+"""The process of a command: signals first of all, its streams, and one line for what a user can cause."""
 
+import codecs
+import io
+import locale
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from shoal.engine.screen.interrupt import Interrupted, end_children, end_with_parent, listen, listen_no_more
-from shoal.engine.screen.streams import files_in_utf8, open_streams
+from shoal.storage.errors import ShoalError
 
 
 def main() -> None:
@@ -27,7 +31,7 @@ def command() -> None:
     """Runs the command; what a user can cause ends with status 2, a signal with 128 and its number."""
     # Loading all of it takes a moment, in which a signal may come.
     from shoal.engine.cli.cli import app
-    from shoal.storage.errors import MORE, ShoalError
+    from shoal.storage.errors import MORE
     from shoal.storage.files.places import give_places
 
     debug = "--debug" in sys.argv
@@ -80,7 +84,6 @@ def command() -> None:
 
 def _require_working_folder() -> None:
     """Raises ShoalError: the working directory is gone, or its path is none that a config or a table can hold."""
-    from shoal.storage.errors import ShoalError
     from shoal.storage.options.types import path_fault
 
     try:
@@ -125,3 +128,54 @@ def way_out(error: ModuleNotFoundError) -> str | None:
 
 if __name__ == "__main__":
     main()
+
+
+class _Output(io.FileIO):
+    """Results. Where `head` has read enough, the command ends as by SIGPIPE; a full disk ends it with a line."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _to_nowhere(self)
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        except OSError as error:
+            _to_nowhere(self)
+            raise ShoalError("standard output", f"cannot be written: {error.strerror}; files are kept") from error
+
+
+class _Messages(io.FileIO):
+    """Progress. Where it cannot be written, as on a terminal that is gone, it is lost, and the command goes on."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            _to_nowhere(self)
+            return len(data)
+
+
+def _to_nowhere(file: io.FileIO) -> None:
+    """What is written from now on, also at the end of the process, is lost."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
+
+
+def open_streams() -> None:
+    """Puts both streams in the place of Python's; a character that a terminal lacks is written as its number."""
+    for name, kind in (("stdout", _Output), ("stderr", _Messages)):
+        stream = getattr(sys, name)
+        if stream is not None:
+            raw = kind(stream.fileno(), "wb", closefd=False)
+            options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            text = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "backslashreplace", **options)
+            setattr(sys, name, text)
+
+
+def files_in_utf8() -> None:
+    """Starts this process again where Python would read files in another encoding, that of an old locale."""
+    if not sys.flags.utf8_mode and codecs.lookup(locale.getencoding()).name != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"
+        os.environ.setdefault("PYTHONIOENCODING", getattr(sys.stdout, "encoding", "ascii"))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -46,8 +46,11 @@ PRIVATE = {
 }
 
 
-def connect(config: Config) -> None:
-    """Starts Ray or joins the cluster of `ray.address`; raises a ShoalError if none is there or hosts do not fit."""
+def connect(config: Config) -> "Patience":
+    """Starts Ray or joins the cluster of `ray.address`, and waits for machines; gives what is left of the time for it.
+
+    Raises ShoalError: there is no cluster, or too little room: in a cluster that is joined, not for a single host.
+    """
     address = config.ray.address
     _token(joining=address is not None)
     # Ray's own messages would drown the table; errors still come through as exceptions.
@@ -80,7 +83,7 @@ def connect(config: Config) -> None:
         ) from error
     share_tensors()
     try:
-        _require_resources(config)
+        return _await_room(config)
     except ShoalError:
         ray.shutdown()
         remove_temporary()
@@ -213,14 +216,17 @@ def _from_array(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def _require_resources(config: Config) -> None:
-    """Waits for machines with room for all hosts in a cluster that is joined; raises a ShoalError if none come."""
-    share, hosts = config.resources, config.engine.hosts
-    waits = Patience(config.ray.start_timeout if config.ray.address else 0)
+def _await_room(config: Config) -> "Patience":
+    """Waits for machines with room for all hosts in a cluster that is joined; at last, those it has will do."""
+    share, hosts, joined = config.resources, config.engine.hosts, config.ray.address is not None
+    waits = Patience(config.ray.start_timeout)
     asked = False
     try:
-        while (missing := _missing(hosts, share)) is not None:
-            if not waits.on(f"{hosts} hosts: {missing}"):
+        while (room := _room(machines := _machines(), share)) < hosts:
+            missing = _missing(room, machines, share)
+            if not (joined and waits.on(f"{hosts} hosts: {missing}")):
+                if joined and room >= 1:
+                    break
                 raise ShoalError(
                     f"engine.hosts {hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
                     f"{share.gpus_per_host:g}: {missing}; use fewer hosts or smaller shares"
@@ -229,18 +235,18 @@ def _require_resources(config: Config) -> None:
                 _ask_autoscaler(hosts, share)
                 asked = True
             time.sleep(0.5)
+        return waits
     finally:
         # Machines are kept for hosts that start now, and for none where the run ends here.
         if asked:
             _ask_autoscaler(0, share)
 
 
-def _missing(hosts: int, share: ResourcesConfig) -> str | None:
-    """For how many hosts there is room, where there is not enough; else None."""
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = _room(machines, share)
-    if room >= hosts:
-        return None
+def _machines() -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _missing(room: float, machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> str:
     have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
     beside = f" beside the server (resources.server_cpus {share.server_cpus:g}, server_gpus {share.server_gpus:g})"
     return (

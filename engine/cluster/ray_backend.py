@@ -7,25 +7,46 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.cluster import RAYLET_ENDED, Patience, connect, disconnect, gpu_places, share_tensors
+from shoal.engine.cluster.cluster import (
+    RAYLET_ENDED,
+    START_SECONDS,
+    Patience,
+    connect,
+    disconnect,
+    gpu_places,
+    share_tensors,
+)
+from shoal.engine.cluster.mixing import multiplied, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
-from shoal.engine.cluster.states import LOST_STATES, handed_over, take_states, with_states, write_in_parallel
+from shoal.engine.cluster.states import (
+    LOST_STATES,
+    Item,
+    hand_over_inboxes,
+    handed_over,
+    take_states,
+    tensors_of,
+    with_states,
+    write_in_parallel,
+)
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
-from shoal.engine.hosts.device import DeviceLost, resident
+from shoal.engine.hosts.device import DeviceLost, give_back_memory, resident
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell, Kept
+from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
 from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched, working_clock
@@ -33,12 +54,15 @@ from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 
 BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0
 SECONDS_GONE = 20.0
 SECONDS_TO_ANSWER = 2.0
+# Bytes of freed memory of a host whose results are large.
+KEPT_BETWEEN_CALLS = 2**26
 
 
 class HostActor(Host):
@@ -66,15 +90,21 @@ class HostActor(Host):
             self._signed = now
             self._server.sign.remote(self._number)
 
-    def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree, *kept: Tree, results: int = 0) -> Any:
+    def run_call(
+        self, job_id: str, cells: Sequence[Cell], shared: Tree, *kept: Any, states: int = 0, results: int = 0
+    ) -> Any:
         """Runs the cells of one call; their outcomes have the memory that the process holds afterwards, and prints.
 
         A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
 
         Args:
-            kept: States at the places that `Cell.kept` names.
-            results: How many results of their own clients' new states may have, beside the outcomes.
+            kept: States, and results of mixing, at the places that `Cell.kept` and `Cell.inboxes` name.
+            states: How many results of their own clients' new states may have, beside the outcomes.
+            results: How many these, and the blocks of uploads to be mixed, may have.
         """
+        if states:
+            # What the call before gave lies in Ray's memory now.
+            give_back_memory(KEPT_BETWEEN_CALLS)
         before, began, outcomes = seconds_of_kernels(), working_clock(), []
         try:
             with self._prints.captured(cells[0].round):
@@ -91,14 +121,34 @@ class HostActor(Host):
                 outcome.memory, outcome.kernels = held, kernels / len(outcomes)
         if outcomes[0] is not None:
             outcomes[0].printed = self._prints.taken()
-        if not results:
+        if not states:
             return outcomes
         trees = take_states(outcomes)
-        return [outcomes, *trees, *[None] * (results - len(trees))]
+        found: list[Any] = [*trees, *[None] * (states - len(trees))]
+        for outcome in outcomes:
+            if outcome is not None:
+                found += take_blocks(outcome, cells[0].up, len(found))
+        return [outcomes, *found, *[None] * (results - len(found))]
 
-    def write_states(self, path: Path, ids: Sequence[int], *trees: Tree) -> str | None:
-        """Writes states of clients into a file and gives its digest; None where the folder is not on this machine."""
-        return write_clients(path, dict(zip(ids, trees))) if path.parent.is_dir() else None
+    def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, threads: int, *blocks: Tensor) -> list[Any]:
+        """See `shoal.engine.cluster.mixing.multiplied`."""
+        torch.set_num_threads(threads)
+        give_back_memory(KEPT_BETWEEN_CALLS)
+        return multiplied(rows, order, gives, blocks)
+
+    def write_states(self, path: Path, address: str | None, items: Sequence[Item], *values: Any) -> str | None:
+        """Writes what clients keep into a file and gives its digest.
+
+        Where the folder is not on this machine, the file is sent to the address of the run; None: it has none.
+        """
+        tensors = tensors_of(items, values)
+        if path.parent.is_dir():
+            return write_clients(path, tensors)
+        if address is None:
+            return None
+        from shoal.engine.records.remote_parts import send_part
+
+        return send_part(address, partial(write_clients, tensors=tensors))
 
     def enter(self, job: Job, number: int = 0, server: Any = None, between_signs: float = 0.0) -> DataLocality:
         """Opens a job, unless its machine has the files of no client; returns the clients whose files it has.
@@ -133,23 +183,41 @@ def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0, 
     ]
 
 
-def await_hosts(hosts: Sequence[Any], seconds: float) -> None:
-    """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
-    waits = Patience(seconds)
-    pings = [host.ping.remote() for host in hosts]
-    found: Sequence[Any] = []
-    while len(found) < len(hosts) and waits.on(f"{len(hosts) - len(found)} of {len(hosts)} hosts to start"):
-        found, _ = ray.wait(pings, num_returns=len(pings), timeout=BETWEEN_BEATS)
-    if late := len(hosts) - len(found):
+def seconds_for_one(config: Config) -> float:
+    """Seconds in which a first host must come; where there is room it needs them, however few the others are given."""
+    return max(config.ray.start_timeout, START_SECONDS)
+
+
+def await_hosts(hosts: Sequence[Any], seconds: float, others: Patience | None = None) -> dict[Any, int]:
+    """Waits until all hosts are up for the first time: `seconds` for one, and as long as `others` has for the others.
+
+    Returns:
+        The number of each host that is not up, by the call that it will answer.
+
+    Raises:
+        ShoalError: A host failed, or none is up.
+    """
+    first = Patience(seconds)
+    others = others or first
+    pings = {host.ping.remote(): number for number, host in enumerate(hosts)}
+    up: Sequence[Any] = []
+    while (missing := len(hosts) - len(up)) > 0:
+        if not (others if up else first).on(f"{missing} of {len(hosts)} hosts to start"):
+            break
+        up, _ = ray.wait(list(pings), num_returns=len(pings), timeout=BETWEEN_BEATS)
+    if not up:
         raise ShoalError(
-            "engine.hosts", f"{late} of {len(hosts)} did not start in {seconds:.0f} s; raise ray.start_timeout"
+            "engine.hosts", f"none of {len(hosts)} started in {seconds:.0f} s; free machines or raise ray.start_timeout"
         )
     try:
-        ray.get(pings)
+        ray.get(up)
     except RayError as error:
         raise ShoalError(
             "engine.hosts", f"{len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
         ) from error
+    if missing:
+        say(f"{len(up)} of {len(hosts)} hosts are up; the others join the run once Ray has machines for them")
+    return {ping: number for ping, number in pings.items() if ping not in up}
 
 
 class ClusterHealth:
@@ -194,13 +262,15 @@ class RayBackend:
 
     def __init__(self, config: Config) -> None:
         """Connects to Ray, which may raise a ShoalError, and starts the hosts; `open` waits for them."""
-        connect(config)
+        self._waits = connect(config)
         self._health = ClusterHealth()
         self._config = config
         share = config.resources
         shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self.hosts = start_hosts(config.engine.hosts, *shares, named=True)
         self._up = self._in_round = False
+        # Hosts that were not up at the last look, by their first call.
+        self._late: dict[Any, int] = {}
         self._server: Any = None
         self._servers = 0
 
@@ -210,17 +280,24 @@ class RayBackend:
         self._health = ClusterHealth()
         if state is not None:
             state.kept |= handed_over(state.clients)
+            hand_over_inboxes(state.inboxes)
         self._run = job.id
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
-        self._get(self._server.ready.remote())
+        self._get(self._server.ready.remote(self._still_late()))
+
+    def _still_late(self) -> set[int]:
+        """Hosts that never were up."""
+        for ping in ray.wait(list(self._late), num_returns=len(self._late), timeout=0)[0] if self._late else ():
+            del self._late[ping]
+        return set(self._late.values())
 
     def await_hosts(self) -> None:
-        """Waits until all hosts are up for the first time; raises a ShoalError if they are not in time."""
+        """Waits until hosts are up for the first time, see `await_hosts`; may raise a ShoalError."""
         if not self._up:
             try:
-                await_hosts(self.hosts, self._config.ray.start_timeout)
+                self._late = await_hosts(self.hosts, seconds_for_one(self._config), self._waits)
             except ShoalError:
                 self._health.require(now=True)
                 raise
@@ -243,11 +320,12 @@ class RayBackend:
     def state(self) -> FederationState:
         return self._get(self._server.state.remote())
 
-    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
+    def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         try:
+            late = self._still_late()
             # In the midst of a round hosts are at work.
-            hosts = [] if self._in_round else self.hosts
-            return write_in_parallel(folder, kept, hosts, self._config.engine.cell_timeout)
+            hosts = {} if self._in_round else {n: host for n, host in enumerate(self.hosts) if n not in late}
+            return write_in_parallel(folder, state, hosts, self._config.engine.cell_timeout)
         except ObjectLostError as error:
             raise ServerLost(LOST_STATES) from error
 
@@ -315,18 +393,23 @@ class ServerActor:
         self._prints = Prints()
         own = ray.get_runtime_context().current_actor
         try:
-            self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries, own)
+            engine, seconds = config.engine, seconds_for_one(config)
+            self._pool = RayPool(hosts, job, engine.cell_timeout, engine.retries, own, seconds)
             with self._prints.captured(0):
                 self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
             # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
             self._refusal = ShoalError(*error.args, detail=error.detail)
 
-    def ready(self) -> None:
-        """Waits until every client and graph has a host that can read its data; raises a ShoalError if one has none."""
+    def ready(self, late: set[int]) -> None:
+        """Waits until every client and graph has a host that can read its data; raises a ShoalError if one has none.
+
+        Hosts that are `late` have never been up.
+        """
         if self._refusal is not None:
             raise self._refusal
-        self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
+        self._pool.roster.late = late
+        self._pool.require_data(range(len(self._server.infos) + len(self._server.graphs)))
 
     def round(self) -> dict[str, Any]:
         """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""

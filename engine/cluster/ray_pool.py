@@ -10,7 +10,8 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
-from shoal.algorithms.protocol import Tree
+from shoal.algorithms.protocol import Reduce, Tree
+from shoal.engine.cluster.mixing import BLOCKS, mixes, take_blocks
 from shoal.engine.cluster.queues import Queues, Task, place
 from shoal.engine.cluster.reports import Work
 from shoal.engine.cluster.roster import Roster, plain_error
@@ -63,8 +64,9 @@ def most_common(home: Mapping[int, int], clients: Sequence[int]) -> int | None:
 
 
 CALLS_IN_FLIGHT = 2
+# Of states: what a call makes is in its host's memory until the call ends.
+BYTES_A_SECOND = 2**27
 SECONDS_OF_A_WAIT = 1.0
-COME_BACK_SECONDS = 120.0
 # Seconds between two signs of life of a host, over those after which it counts as silent.
 BETWEEN_SIGNS = 0.05
 LOSSES_OF_A_WHOLE_CELL = 2
@@ -81,23 +83,31 @@ class RayPool:
         signed: When each host last gave a sign of life, by the monotonic clock.
     """
 
-    def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int, server: Any = None) -> None:
+    def __init__(
+        self,
+        hosts: list[Any],
+        job: Job,
+        cell_timeout: float,
+        retries: int,
+        server: Any = None,
+        come_back: float = 120.0,
+    ) -> None:
         """Takes host actors, which open the job when they are first called.
 
         A host that is silent for `cell_timeout` seconds is replaced; one task may be lost `retries` times. Hosts give
-        the actor `server` signs of life.
+        the actor `server` signs of life. Work that no host can do waits `come_back` seconds for one.
         """
         self.roster = Roster(hosts, job)
         if server is not None:
             self.roster.signs = (server, cell_timeout * BETWEEN_SIGNS)
-        self.job, self.timeout, self.retries = job, cell_timeout, retries
+        self.job, self.timeout, self.retries, self.come_back = job, cell_timeout, retries, come_back
         # Host that visited a client last; seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
         self.pace: dict[str, float] = {}
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
-        # Downloads or states have been so large that states stay with hosts.
+        # Downloads, states or uploads have been so large that states, and uploads to be mixed, stay with hosts.
         self.keeps = False
         self.work = Work()
         self.signed: dict[int, float] = {}
@@ -115,7 +125,7 @@ class RayPool:
 
     def require_data(self, clients: Sequence[int]) -> None:
         """Waits until every client has a host that can read its files; raises a ShoalError if none of all hosts can."""
-        deadline = time.monotonic() + COME_BACK_SECONDS
+        deadline = time.monotonic() + self.come_back
         while missing := self.roster.unreadable(clients):
             if len(self.roster.ready) == len(self.roster.hosts) or time.monotonic() > deadline:
                 raise self.roster.refusal(missing)
@@ -207,8 +217,9 @@ class _Phase:
         return [task] if self._roster.hosts_with(task.cell.ids) else self._assembly.split(task)
 
     def _pace(self, task: Task) -> float:
-        """Expected seconds of a task; infinite before the first outcome of its phase."""
-        return self._pool.pace.get(task.cell.phase, math.inf) * task.cell.cost
+        """Expected seconds of a task, or more for large states; infinite before the first outcome of its phase."""
+        seconds = self._pool.pace.get(task.cell.phase, math.inf) * task.cell.cost
+        return max(seconds, sum(one.nbytes for one in task.cell.kept.values()) / BYTES_A_SECOND)
 
     def _send(self) -> None:
         ready = self._roster.ready
@@ -230,9 +241,11 @@ class _Phase:
     def _sent(self, host: int, cells: Sequence[Cell]) -> list[Any]:
         """Calls a host; the call's results: the outcomes, and new states where these stay with hosts."""
         cells, kept = placed(cells)
-        results = sum(len(cell.ids) for cell in cells) if self._pool.keeps and cells[0].phase else 0
+        keeps = self._pool.keeps and cells[0].phase
+        states = sum(len(cell.ids) for cell in cells) if keeps else 0
+        results = states + (len(cells) * len(mixes(cells[0].up)) * BLOCKS if keeps else 0)
         call = self._roster.hosts[host].run_call.options(num_returns=1 + results)
-        refs = call.remote(self._pool.job.id, cells, self._shared, *kept, results=results)
+        refs = call.remote(self._pool.job.id, cells, self._shared, *kept, states=states, results=results)
         return refs if results else [refs]
 
     def _end(self, ref: Any) -> _Call:
@@ -263,20 +276,23 @@ class _Phase:
             waiting.deadline = time.monotonic() + self._pool.timeout
         for task, outcome in zip(call.tasks, outcomes):
             self._pool.pace[task.cell.phase] = sum(outcome.seconds.values()) / max(task.cell.cost, 1.0)
-            if outcome.states or outcome.kept:
-                self._keep(outcome, call)
+            self._keep(outcome, call, task.cell.up)
             self._pool.home.update(dict.fromkeys(task.cell.ids, call.host))
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self._pool.memory[call.host] = outcome.memory
             self._pool.work.note(call.host, task.cell, outcome)
             self._finish(task, outcome)
 
-    def _keep(self, outcome: Outcome, call: _Call) -> None:
-        """Takes what clients keep: references to large states, copies of others."""
-        outcome.kept = {i: replace(one, ref=call.states[one.ref], host=call.host) for i, one in outcome.kept.items()}
+    def _keep(self, outcome: Outcome, call: _Call, up: Mapping[str, Reduce]) -> None:
+        """Takes what clients keep, and what is mixed: references to what is large, copies of other states."""
         # The first ones come with the call.
+        here = [ray.put(t) for t in take_blocks(outcome, up)]
+        for entry, (part,) in outcome.blocks.items():
+            refs = [(here or call.states)[place] for place in part.refs]
+            outcome.blocks[entry] = [replace(part, refs=refs, pool=self._pool)]
+        outcome.kept = {i: replace(one, ref=call.states[one.ref], host=call.host) for i, one in outcome.kept.items()}
         outcome.kept |= handed_over(outcome.states, call.host)
-        self._pool.keeps |= bool(outcome.kept)
+        self._pool.keeps |= bool(outcome.kept or outcome.blocks)
         # What stays after the round must not hold memory of the object store.
         outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
 
@@ -338,5 +354,5 @@ class _Phase:
             ray.kill(self._roster.hosts[host], no_restart=False)
             for ref in list(self._of_host[host]):
                 self._lose(self._end(ref), f"silent for {self._pool.timeout:.0f} s")
-        if not self._calls and not self._finished and now - self._roster.answered > COME_BACK_SECONDS:
+        if not self._calls and not self._finished and now - self._roster.answered > self._pool.come_back:
             raise self._roster.refusal({i for task in self._queues.tasks for i in task.cell.ids})

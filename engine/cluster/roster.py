@@ -13,6 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import Job
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.client_table import clients_of
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path, training_path
 
@@ -52,8 +53,7 @@ def _complete(store: Path, job: Job) -> frozenset[int]:
 
 def _clients(folder: Path) -> frozenset[int]:
     # One listing for all files: a shared file system would take a millisecond for each.
-    names = os.listdir(folder) if folder.is_dir() else []
-    return frozenset(int(name.removesuffix(".arrow")) for name in names if name.removesuffix(".arrow").isdigit())
+    return frozenset(client for name in (os.listdir(folder) if folder.is_dir() else ()) for client in clients_of(name))
 
 
 SECONDS_BETWEEN_CALLS = 0.2
@@ -69,6 +69,7 @@ class Roster:
         answered: When a host last answered, by the monotonic clock.
         entered: Hosts that became ready since the pool last looked.
         signs: For hosts that enter: the actor that they give signs of life, and the seconds between two.
+        late: Hosts that were not up when the run began.
     """
 
     def __init__(self, hosts: list[Any], job: Job) -> None:
@@ -80,10 +81,12 @@ class Roster:
         self.answered = time.monotonic()
         self.entered: set[int] = set()
         self.signs: tuple[Any, ...] = ()
+        self.late: set[int] = set()
         self._store = job.store
         self._named: Callable[[int], str] = lambda i: job.who(i) if job.is_graph(i) else str(i)
         self._job_ref = ray.put(job)
         self._known: dict[int, DataLocality] = {}
+        self._failed: set[int] = set()
         self._grouped: dict[frozenset[int], list[int]] | None = None
         self._joined: dict[tuple[frozenset[int], ...], list[int]] = {}
         self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
@@ -117,7 +120,10 @@ class Roster:
         for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
             if now >= self._next_call[host]:
                 self._next_call[host] = now + SECONDS_BETWEEN_CALLS
-                self.entering[self.hosts[host].enter.remote(self._job_ref, host, *self.signs)] = host
+                self.entering[self._call(host)] = host
+
+    def _call(self, host: int) -> Any:
+        return self.hosts[host].enter.remote(self._job_ref, host, *self.signs)
 
     def wait(self, refs: Collection[Any], seconds: float) -> list[Any]:
         """Waits for one of these calls or for a host that enters; returns the calls that are done."""
@@ -149,29 +155,40 @@ class Roster:
             )
         some = ", ".join(self._named(i) for i in sorted(clients)[:10]) + (", …" if len(clients) > 10 else "")
         machines = ", ".join(sorted({locality.machine for locality in self.ready.values()}))
+        absent = f" ({count} more are not there)" if (count := len(self.hosts) - len(self.ready)) else ""
         return ShoalError(
             self._store,
             f"clients {some}: no host can read their files (shard, split, hops); hosts run on "
-            f"{machines}; put the store on a file system they share, or manifest.json and those files on a disk of one "
-            "of them",
+            f"{machines}{absent}; put the store on a file system they share, or manifest.json and those files on a "
+            "disk of one of them",
             detail="\n".join(self.events),
         )
 
     def _enters(self, ref: Any) -> None:
         host = self.entering.pop(ref)
+        came = "is back" if host in self._known else "joined" if host in self.late else None
         try:
             locality = ray.get(ref)
         except RayTaskError as error:
-            if host not in self._known:
+            if came is None:
                 raise plain_error(error) from error
-            # It worked before: its fault does not end a run that other hosts can finish.
-            self.events.append(f"host {host} is back and stays idle: {plain_error(error)}")
-            self._is_ready(host, replace(self._known[host], clients=frozenset()))
+            # Its fault does not end a run that other hosts can finish.
+            self.events.append(f"host {host} {came} and stays idle: {plain_error(error)}")
+            before = self._known.get(host, DataLocality("its machine", frozenset(), {}))
+            self._is_ready(host, replace(before, clients=frozenset()))
             return
-        except RayError:
+        except RayError as error:
+            # It is called again and again.
+            if host in self.late - self._failed:
+                self._failed.add(host)
+                self.events.append(f"host {host} did not start yet: {' '.join(str(error).split())[:200]}")
             return
-        if host in self._known:
-            self.events.append(f"host {host} is back, on {locality.machine}")
+        if came is not None:
+            self.events.append(f"host {host} {came}, on {locality.machine}")
+            # They share its memory with one host more.
+            for other, there in self.ready.items():
+                if there.machine == locality.machine:
+                    self._call(other)
         if not locality.clients:
             self.events.append(f"host {host} on {locality.machine} can read no client of {self._store} and stays idle")
         if host not in self._known and (others := differences(locality.environment, locality.environment["device"])):

@@ -5,47 +5,62 @@ owns it: it outlives the host's process. What was on a machine that is lost is l
 checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from torch import Tensor
 
 from shoal.algorithms.protocol import Tree, is_moment
+from shoal.engine.cluster.mixing import LEAST_OF_A_BLOCK
 from shoal.engine.messages.cell import Cell, Kept, Outcome
-from shoal.engine.records.checkpoint import PART_BYTES, write_clients
-from shoal.engine.rounds.reduction import tree_bytes
+from shoal.engine.records.checkpoint import PART_BYTES, address_of, write_clients
+from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import FetchError
 
+log = logging.getLogger(__name__)
 # Bytes that Ray sends with a call. Larger states stay where they are, larger downloads are put into memory once.
 SENT_WITH_A_CALL = 96_000
 LOST_STATES = "states of clients were lost with their machine"
 
 
 def placed(cells: Sequence[Cell]) -> tuple[list[Cell], list[Any]]:
-    """Cells whose kept states have places in a list of references, and this list."""
+    """Cells whose states and results of mixing have places in a list of references, and this list."""
     refs: list[Any] = []
-    if not any(cell.kept for cell in cells):
-        return list(cells), refs
+
+    def place(found: Sequence[Any]) -> tuple[int, ...]:
+        refs.extend(found)
+        return tuple(range(len(refs) - len(found), len(refs)))
+
+    def placed_box(box: Inbox) -> Inbox:
+        return {e: replace(row, refs=place(row.refs)) if isinstance(row, Mixed) else row for e, row in box.items()}
+
     found = []
     for cell in cells:
-        kept = {}
-        for client, one in cell.kept.items():
-            kept[client] = replace(one, ref=len(refs))
-            refs.append(one.ref)
-        found.append(replace(cell, kept=kept) if kept else cell)
+        kept = {client: replace(one, ref=place([one.ref])[0]) for client, one in cell.kept.items()}
+        inboxes = {client: placed_box(box) for client, box in cell.inboxes.items()}
+        found.append(replace(cell, kept=kept, inboxes=inboxes) if kept or inboxes else cell)
     return found, refs
 
 
-def with_states(cell: Cell, trees: Sequence[Tree]) -> Cell:
-    """A cell with the states that it names by their places; without moments where clients are only evaluated."""
-    if not cell.kept:
-        return cell
-    states = {client: trees[one.ref] for client, one in cell.kept.items()}
+def with_states(cell: Cell, values: Sequence[Any]) -> Cell:
+    """A cell with what it names by places in `values`; without moments where clients are only evaluated."""
+
+    def whole(row: Any) -> Tensor:
+        return torch.cat([values[place] for place in row.refs]).reshape(row.shape) if isinstance(row, Mixed) else row
+
+    states: dict[int, Tree] = {client: values[one.ref] for client, one in cell.kept.items()}
     if not cell.phase:
         states = {i: {name: t for name, t in tree.items() if not is_moment(name)} for i, tree in states.items()}
-    return replace(cell, states={**cell.states, **states}, kept={})
+    inboxes = {client: {entry: whole(row) for entry, row in box.items()} for client, box in cell.inboxes.items()}
+    return replace(cell, states={**cell.states, **states}, inboxes=inboxes, kept={})
 
 
 def take_states(outcomes: Sequence[Outcome | None]) -> list[Tree]:
@@ -68,8 +83,44 @@ def handed_over(states: dict[int, Tree], host: int = -1) -> dict[int, Kept]:
     return {client: Kept(ray.put(tree), tuple(tree), sizes[client], host) for client, tree in large.items()}
 
 
-def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[Any], seconds: float) -> dict[str, str]:
-    """Files of states, each written by the host that has them, or here where there are no hosts, and their digests.
+def hand_over_inboxes(inboxes: Mapping[int, Inbox]) -> None:
+    """Moves large results of mixing into the memory of the cluster."""
+    for box in inboxes.values():
+        for entry, t in box.items():
+            if t.nbytes >= LEAST_OF_A_BLOCK:
+                box[entry] = Mixed((ray.put(t.reshape(-1)),), t.shape, t.nbytes)
+
+
+@dataclass(frozen=True)
+class Item:
+    """Tensors of a client in the memory of the cluster, to be written into a file.
+
+    Attributes:
+        name: How their names in the file begin; the whole name of a result of mixing.
+        values: How many values hold them.
+        shape: Of a result of mixing, whose values are parts; None: a state, one value.
+    """
+
+    name: str
+    values: int = 1
+    shape: torch.Size | None = None
+
+
+def tensors_of(items: Sequence[Item], values: Sequence[Any]) -> Tree:
+    """The tensors of items by their names in a file; `values` has those of all items."""
+    found: Tree = {}
+    rest = iter(values)
+    for item in items:
+        parts = [next(rest) for _ in range(item.values)]
+        if item.shape is None:
+            found |= {f"{item.name}/{name}": t for name, t in parts[0].items()}
+        else:
+            found[item.name] = torch.cat(parts).reshape(item.shape)
+    return found
+
+
+def write_in_parallel(folder: Path, state: FederationState, hosts: Mapping[int, Any], seconds: float) -> dict[str, str]:
+    """Files of what a state has elsewhere, written by `hosts`, or here where there are none; gives their digests.
 
     What a host has not written after `seconds` is written here.
 
@@ -77,47 +128,86 @@ def write_in_parallel(folder: Path, kept: Mapping[int, Kept], hosts: Sequence[An
         ObjectLostError: States are lost with their machine.
         OSError: A file cannot be written.
     """
-    parts = _parts(kept, len(hosts))
+    parts, address = _parts(state, hosts), address_of(folder.parents[1])
     calls = {
-        name: hosts[host].write_states.remote(folder / name, ids, *(kept[i].ref for i in ids))
-        for name, host, ids in parts
+        part.name: hosts[part.host].write_states.remote(folder / part.name, address, part.items, *part.refs)
+        for part in parts
         if hosts
     }
     found: dict[str, str] = {}
-    for name, _, ids in parts:
+    sizes: dict[str, int | None] = {}
+    for part in parts:
+        name, host = part.name, part.host
         try:
             digest = ray.get(calls[name], timeout=seconds) if hosts else None
         except RayTaskError as error:
             if isinstance(error.cause, ObjectLostError | OSError):
                 raise error.cause from error
-            raise
+            if not isinstance(error.cause, FetchError):
+                raise
+            log.warning("%s; the driver writes what host %d has of a checkpoint", error.cause, host)
+            digest = None
         except RayError:
             # The host died, or is silent; its states outlive it.
             digest = None
+        if digest is not None and not (folder / name).exists() and digest not in sizes:
+            sizes = _sizes_at(address)
+            if digest not in sizes:
+                log.warning("host %d sees another folder or address; the driver writes what it has", host)
+                digest = None
         if digest is None:
             # Under another name: a silent host may go on writing.
             (folder / name).unlink(missing_ok=True)
             name = f"here-{name}"
-            digest = write_clients(folder / name, dict(zip(ids, ray.get([kept[i].ref for i in ids]))))
+            digest = write_clients(folder / name, tensors_of(part.items, ray.get(part.refs)))
         found[name] = digest
     return found
 
 
-def _parts(kept: Mapping[int, Kept], hosts: int) -> list[tuple[str, int, list[int]]]:
-    """Files: name, host, and clients, of a bounded size."""
-    of_host: dict[int, list[int]] = {}
-    for client, one in sorted(kept.items()):
-        of_host.setdefault(one.host if one.host >= 0 else client % max(hosts, 1), []).append(client)
-    parts = []
-    for host, ids in of_host.items():
-        groups: list[list[int]] = [[]]
-        size = 0
-        for client in ids:
-            if groups[-1] and size + kept[client].nbytes > PART_BYTES:
-                groups.append([])
-                size = 0
-            groups[-1].append(client)
-            size += kept[client].nbytes
-        parts += [(f"clients-{host:04d}-{number:04d}.safetensors", host, group) for number, group in enumerate(groups)]
-    # Hosts begin at once.
-    return sorted(parts, key=lambda part: part[0].rsplit("-", 1)[1])
+def _sizes_at(address: str | None) -> dict[str, int | None]:
+    """Files at the address of a run, if it has one and that answers."""
+    if address is None:
+        return {}
+    from shoal.engine.records.remote_parts import sizes_at
+    from shoal.storage.files.addresses import Folder
+
+    with suppress(FetchError):
+        return sizes_at(Folder(address))
+    return {}
+
+
+@dataclass
+class _Part:
+    """A file."""
+
+    name: str
+    host: int
+    items: list[Item] = field(default_factory=list)
+    refs: list[Any] = field(default_factory=list)
+    size: int = 0
+
+
+def _parts(state: FederationState, hosts: Collection[int]) -> list[_Part]:
+    """Files of a bounded size, in an order in which all hosts begin at once."""
+    of_host: dict[int, list[_Part]] = {}
+    for host, item, refs, nbytes in _elsewhere(state, sorted(hosts) or [0]):
+        parts = of_host.setdefault(host, [])
+        if not parts or parts[-1].size + nbytes > PART_BYTES:
+            parts.append(_Part(f"clients-{host:04d}-{len(parts):04d}.safetensors", host))
+        parts[-1].items.append(item)
+        parts[-1].refs += refs
+        parts[-1].size += nbytes
+    files = [(number, part) for parts in of_host.values() for number, part in enumerate(parts)]
+    return [part for _, part in sorted(files, key=lambda file: (file[0], file[1].host))]
+
+
+def _elsewhere(state: FederationState, hosts: Sequence[int]) -> Iterator[tuple[int, Item, Sequence[Any], int]]:
+    """The host that has it, or any, the item, its references and bytes, of what a state has elsewhere."""
+    for client, one in sorted(state.kept.items()):
+        host = one.host if one.host in hosts else hosts[client % len(hosts)]
+        yield host, Item(f"client/{client}"), [one.ref], one.nbytes
+    for client, box in sorted(state.inboxes.items()):
+        for entry, row in box.items():
+            if isinstance(row, Mixed):
+                item = Item(f"inbox/{client}/{entry}", len(row.refs), row.shape)
+                yield hosts[client % len(hosts)], item, row.refs, row.nbytes

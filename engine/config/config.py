@@ -14,8 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from yaml import YAMLError, safe_load
 
 from shoal.algorithms.methods.registry.names import require_method_name
-from shoal.algorithms.models.model_options import ModelSpec
-from shoal.algorithms.models.names import require_backbone_name
+from shoal.algorithms.models.names import ModelSpec, require_backbone_name
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config_text import (
     CONFIG,

@@ -91,7 +91,8 @@ RULES = (
     _one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
     _one_of("train.momentum", "train.optimizer", "sgd"),
     Rule(
-        tuple(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace")), "algorithm.name",
+        (*(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace")), "evaluation.clients"),
+        "algorithm.name",
         "with several clients", lambda c: c.algorithm.name != "global",
     ),
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
-from shoal.algorithms.models.model_options import WIDEST
+from shoal.algorithms.models.names import WIDEST
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
 from shoal.storage.options.masking import Sparsity
@@ -23,6 +23,8 @@ ACCURACY, ROC_AUC, AVERAGE_PRECISION = "accuracy", "roc_auc", "average_precision
 RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
 # The scope of whole graphs, and its part: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
+# Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
+EVALUATED = "evaluated"
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"
@@ -145,14 +147,17 @@ class EvaluationConfig:
     """When clients are evaluated, and by which metric.
 
     Attributes:
-        every: Rounds between evaluations of all clients; the last round always ends with one. The best round is one of
-            these, and patience of early stopping counts them; 1 evaluates after every round.
+        every: Rounds between evaluations; the last round always ends with one. The best round is one of these, and
+            patience of early stopping counts them; 1 evaluates after every round.
+        clients: Who is evaluated before the last round, after which all are: `all`; the clients of that round
+            (`cohort`); or so many, drawn anew for every evaluation. The best round is then the best of samples.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
         metric: Chooses the best round, and is shown with accuracy: for two classes `roc_auc`, the area under the
             ROC curve, or `average_precision`, each of a client's items among themselves.
     """
 
     every: Positive = 5
+    clients: Positive | Literal["all", "cohort"] = "all"
     domains: Flag = True
     metric: Literal["accuracy", "roc_auc", "average_precision"] = "accuracy"
 
@@ -264,8 +269,9 @@ class RayConfig:
         address: Of an existing cluster (`auto`, `host:port`); null starts Ray on this machine, which only processes of
             this machine can reach.
         runtime_env: Of hosts and server, in the keys of Ray's runtime environments, e.g. `{env_vars: {A: 1}}`.
-        start_timeout: Seconds to wait for machines with room for all hosts, which an autoscaler is asked for, and as
-            many for the hosts to start there.
+        start_timeout: Seconds to wait for all hosts, for which an autoscaler is asked for machines; after that a run
+            begins with the hosts that are up, if any, and others join. Clients that no host can run wait as long, at
+            least 120 s.
     """
 
     address: str | None = None
@@ -278,7 +284,7 @@ class RunConfig:
     """Files that are kept of a run.
 
     Attributes:
-        root: Folder of run folders.
+        root: Folder of run folders, or its address: `s3://bucket/runs`, `gs://…`, `file://…`.
         checkpoint_every: Rounds between checkpoints.
         checkpoint_seconds: One is also written after the round in which so much time is over since the last.
         keep: Checkpoints kept.
@@ -293,7 +299,7 @@ class RunConfig:
         max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
     """
 
-    root: Annotated[FilePath, Field(validate_default=True)] = "runs"
+    root: Annotated[Place, Field(validate_default=True)] = "runs"
     checkpoint_every: Positive = 10
     checkpoint_seconds: Annotated[Number, Field(gt=0)] = 600.0
     keep: Positive = 2

@@ -11,7 +11,7 @@ from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.device import take_device
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell, Kept, Outcome
+from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Watch
 from shoal.engine.rounds.evaluation import Columns
@@ -51,8 +51,8 @@ class Backend(Protocol):
         """The state after the last committed round."""
         ...
 
-    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
-        """Writes states that are in a cluster's memory into files of a folder; gives their names and digests.
+    def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
+        """Writes what a state has in a cluster's memory into files of a folder; gives their names and digests.
 
         Raises:
             OSError: A file cannot be written.
@@ -120,8 +120,7 @@ class LocalBackend:
         assert self._server is not None, "open() comes first"
         return self._server.state
 
-    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
-        assert not kept, "states are in this process"
+    def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         return {}
 
     def end(self) -> None:

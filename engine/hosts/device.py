@@ -147,16 +147,16 @@ class _MallInfo2(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in OF_MALLINFO]
 
 
-def give_back_memory() -> None:
-    """Gives freed pieces back to the system where they are over 512 MiB in all; does nothing without glibc 2.33.
+def give_back_memory(keep: int = KEPT) -> None:
+    """Gives freed pieces back to the system where they are twice `keep` bytes; does nothing without glibc 2.33.
 
     States of large models leave holes between them, which only tensors of the same size fill again.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallinfo2"):
         libc.mallinfo2.restype = _MallInfo2
-        if libc.mallinfo2().fordblks > 2 * KEPT:
-            libc.malloc_trim(KEPT)
+        if libc.mallinfo2().fordblks > 2 * keep:
+            libc.malloc_trim(keep)
 
 
 def resident() -> int:

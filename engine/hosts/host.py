@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Received, overrides, trains_plainly
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
 from shoal.algorithms.protocol import MODEL, Tree, Upload, is_moment, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
@@ -137,7 +137,8 @@ class OpenedJob:
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
         training, of_graphs = job.open_training(store), job.graph_infos(graphs)
-        self.infos, self.scored_infos = ([*job.infos(of), *of_graphs] for of in (training, store))
+        self.infos: Sequence[ClientInfo] = job.infos(training).followed_by(of_graphs)
+        self.scored_infos: Sequence[ClientInfo] = job.infos(store).followed_by(of_graphs)
 
         def views(of_clients: Store, most: int) -> OpenViews[View]:
             stores = (of_clients, graphs)
@@ -516,16 +517,20 @@ class Host:
     def open(self, job: Job) -> None:
         """Gets ready for a job, whose store and method must fit it; the views of the previous one are let go."""
         if self._opened is not None and self._opened.job.id == job.id:
+            self._share_memory(job, self._opened.device)
             return
         torch.set_num_threads(job.threads)
         keep_freed_memory()
         device = take_device(job.device, job.gpu_share, job.precision)
         if self._opened is not None and self._opened.device != device:
             self._cache = Cache(0)
+        self._share_memory(job, device)
+        self._opened = OpenedJob(job, device, self._cache)
+
+    def _share_memory(self, job: Job, device: torch.device) -> None:
         # Half the memory for what hosts cache, the rest for states, models and Ray.
         on_processor = (job.memory_limit or machine_memory()) // (2 * self.hosts_here())
         self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
-        self._opened = OpenedJob(job, device, self._cache)
 
     def hosts_here(self) -> int:
         """Hosts that share the memory of this machine."""

@@ -95,6 +95,7 @@ class Outcome:
         kept: New states that stay in a cluster's memory.
         sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.rounds.reduction.Sums`.
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked.
+        blocks: `Reduce.MIX` entries that are in a cluster's memory.
         lists: `Reduce.GATHER` entries, one tensor a client.
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
         bytes_up: Bytes that each client sent.
@@ -113,6 +114,7 @@ class Outcome:
     kept: dict[int, Kept] = field(default_factory=dict)
     sums: dict[range, PartialSum] = field(default_factory=dict)
     tensors: Tree = field(default_factory=dict)
+    blocks: dict[str, list[Any]] = field(default_factory=dict)
     lists: dict[str, list[Tensor]] = field(default_factory=dict)
     scores: dict[int, np.ndarray] = field(default_factory=dict)
     bytes_up: list[int] = field(default_factory=list)

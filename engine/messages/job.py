@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, overrides
-from shoal.algorithms.client import ClientInfo, FlatModel
+from shoal.algorithms.client import ClientInfo, ClientTable, FlatModel
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
@@ -181,32 +182,24 @@ class Job:
         propagation = propagation_of(self.propagation) if self.propagation else None
         return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation)
 
-    def infos(self, store: Store) -> list[ClientInfo]:
+    def infos(self, store: Store) -> ClientTable:
         """Sizes of all clients."""
         manifest = store.manifest
-        counts, classes = manifest.splits[self.split].counts, manifest.classes
-        domain = {i: number for number, record in enumerate(manifest.domains) for i in record.numbers}
-        copies = manifest.copies.get(self.split)
-        return [
-            ClientInfo(
-                client=c.client,
-                nodes=c.nodes,
-                train=counts[c.client][0],
-                classes=classes,
-                model=self.model_of[c.client],
-                graphs=c.graphs,
-                pairs=c.pairs,
-                domain=domain.get(c.client, 0),
-                graphs_of_node=None if copies is None else copies.most,
-            )
-            for c in manifest.clients
-        ]
+        domain = np.zeros(len(manifest.clients), dtype=np.int64)
+        for number, record in enumerate(manifest.domains):
+            domain[record.numbers] = number
+        copies, clients = manifest.copies.get(self.split), manifest.clients
+        predicted = {name: clients.columns[name] for name in ("graphs", "pairs") if name in clients.columns}
+        train = manifest.splits[self.split].counts[:, 0]
+        sizes: dict[str, Any] = {"client": np.arange(len(clients)), "nodes": clients.count("nodes"), "train": train}
+        columns = sizes | predicted | {"model": self.model_of, "domain": domain}
+        return ClientTable(columns, manifest.classes, None if copies is None else copies.most)
 
     def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:
         """Sizes of the whole graphs that are evaluated, as of clients that never train; the model is the first kind."""
         if graphs is None:
             return []
-        counts, classes = graphs.manifest.splits[self.split].counts, graphs.manifest.classes
+        counts, classes = graphs.manifest.splits[self.split].counts.tolist(), graphs.manifest.classes
         first = len(self.model_of)
         return [
             ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes, graphs=g.graphs, pairs=g.pairs)

@@ -16,8 +16,7 @@ from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.methods.registry.load import methods_for, mixing_methods
 from shoal.algorithms.models.build import Texts, backbone, build, width_of
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.model_options import ModelSpec
-from shoal.algorithms.models.names import HEADLESS
+from shoal.algorithms.models.names import HEADLESS, ModelSpec
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.sizes import size
 from shoal.storage.errors import ShoalError

@@ -1,10 +1,13 @@
-"""Shards, splits and hops of some clients at a time, written by this process or by tasks of a cluster."""
+"""Shards, splits and hops of a pack of clients at a time, written by this process or by tasks of a cluster."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, starmap
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from shoal.engine.config.sections import DataConfig
 from shoal.storage.errors import ShoalError
@@ -14,15 +17,16 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.pairs import Pairs
+from shoal.storage.graph.rows import Rows
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
-from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.hops import labelled_and_neighbours, training_graph, write_hops
-from shoal.storage.store.manifest import ClientRecord
-from shoal.storage.store.shard import Shard, write_shard, write_training_shard
-from shoal.storage.store.split import Split, from_codes, random_split, write_split
-from shoal.storage.store.store import Store, hops_path, shard_path, split_path
+from shoal.storage.store.arrow_file import FileRecord, Pack, write_pack
+from shoal.storage.store.hops import hop_memory, hops_bytes, labelled_and_neighbours, training_graph, write_hops_of
+from shoal.storage.store.manifest import Manifest
+from shoal.storage.store.shard import Shard, graph_columns, shard_columns
+from shoal.storage.store.split import Split, from_codes, random_split, split_columns
+from shoal.storage.store.store import Store, shard_path, split_path
 
 PairsOf = Callable[[int, Induced], Pairs]
 
@@ -52,27 +56,33 @@ class ShardSource:
     pairs_of: PairsOf | None
 
 
-def write_shards(source: ShardSource, clients: Sequence[int]) -> Iterator[FileRecord]:
-    """Writes the shards of some clients; yields each as it is done."""
+def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRecord]:
+    """Writes the shards of some packs; yields each as it is done."""
+    clients = [client for pack in packs for client in pack]
+    shape = source.data.dtype, source.memory, source.layout
+    parts = gathered(source.graph, source.assignment, source.kept, clients, *shape)
+    columns = starmap(partial(_shard_columns, source), parts)
+    for pack in packs:
+        yield write_pack(source.path / shard_path(pack), "shard", islice(columns, len(pack)))
+
+
+def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:
     graph, data = source.graph, source.data
-    shape = data.dtype, source.memory, source.layout
-    for client, part, x in gathered(graph, source.assignment, source.kept, clients, *shape):
-        own, pairs = part, None
-        if source.pairs_of is not None:
-            from shoal.storage.store.held_out_edges import without_held_out  # for pairs alone
+    own, pairs = part, None
+    if source.pairs_of is not None:
+        from shoal.storage.store.held_out_edges import without_held_out  # for pairs alone
 
-            pairs = source.pairs_of(client, part)
-            own = without_held_out(part, pairs)
-        elif data.sparsity.edges or data.sparsity.features:
-            from shoal.storage.store.masking import without_edges, without_features  # where something is masked
+        pairs = source.pairs_of(client, part)
+        own = without_held_out(part, pairs)
+    elif data.sparsity.edges or data.sparsity.features:
+        from shoal.storage.store.masking import without_edges, without_features  # where something is masked
 
-            own = without_edges(part, data.sparsity)
-            x = without_features(x, own.node, data.sparsity)
-        weight = None
-        if graph.edge_weight is not None:
-            weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
-        path = source.path / shard_path(client)
-        yield write_shard(path, client, own, source.label, x, graph.graph_of, pairs, weight)
+        own = without_edges(part, data.sparsity)
+        x = without_features(x, own.node, data.sparsity)
+    weight = None
+    if graph.edge_weight is not None:
+        weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
+    return shard_columns(client, own, source.label, x, graph.graph_of, pairs, weight)
 
 
 def drawn_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
@@ -101,76 +111,106 @@ class SplitSource:
     """What splits are made of.
 
     Attributes:
-        path: Folder of the store.
+        missing: Packs whose splits are not finished.
         code: Part of every item, int8 `[items]`; None: each client draws its own, or its pairs have it.
         sparsity: Masks training labels; None: it does not.
     """
 
-    path: Path
     shards: Store
+    missing: frozenset[range]
     options: SplitOptions
     code: np.ndarray | None
     sparsity: Sparsity | None
 
 
-# Items that train, validate and test, and test items of classes that no training item of the client has.
-SplitCounts = tuple[list[int], int]
+# The file, if it was missing; items that train, validate and test, `[n, 3]`; test items of classes that no training
+# item of their client has.
+MeasuredSplits = tuple[FileRecord | None, np.ndarray, int]
 
 
-def write_splits(source: SplitSource, clients: Sequence[int]) -> Iterator[tuple[FileRecord, SplitCounts]]:
-    """Writes the splits of some clients; yields each as it is done."""
-    options = source.options
-    for client in clients:
-        shard = source.shards.shard(client)
-        if shard.pairs is not None:
-            split = from_codes(shard.pairs.part)
-        elif source.code is None:
-            split = random_split(shard.item_label, shard.item, client, options)
-        else:
-            split = from_codes(source.code[shard.item])
-        if source.sparsity is not None and source.sparsity.labels and shard.pairs is None:
-            from shoal.storage.store.masking import without_labels
-
-            split = without_labels(split, shard.item, source.sparsity)
-        file = write_split(source.path / split_path(options.split_name, client), split)
-        yield file, split_counts(shard, split, options, source.shards.manifest.item_name)
+def write_splits(source: SplitSource, packs: Sequence[range]) -> Iterator[MeasuredSplits]:
+    """Writes the splits of some packs that are missing, and measures those of all; yields each as it is done."""
+    options, what = source.options, source.shards.manifest.item_name
+    for pack in packs:
+        several = [source.shards.shard(client) for client in pack]
+        path, record = source.shards.path / split_path(options.split_name, pack), None
+        if pack in source.missing:
+            record = write_pack(path, "split", (split_columns(_split_of(source, shard)) for shard in several))
+        yield record, *_measured(Pack(path, "split"), several, options, what)
 
 
-def split_counts(shard: Shard, split: Split, options: SplitOptions, what: str) -> SplitCounts:
-    """Counts of a split. Raises ShoalError: an item without a label is in it."""
-    label = shard.item_label
-    for rows in (split.train, split.val, split.test):
-        if len(rows) and label[rows].min() < 0:
-            raise ShoalError(
-                f"data.split {options.split}: client {shard.client} has an unlabelled {what} in its split; mark it 0 "
-                "(none)"
-            )
-    unreachable = int((~np.isin(label[split.test], label[split.train])).sum())
-    return [len(split.train), len(split.val), len(split.test)], unreachable
+def _split_of(source: SplitSource, shard: Shard) -> Split:
+    if shard.pairs is not None:
+        return from_codes(shard.pairs.part)
+    if source.code is None:
+        split = random_split(shard.item_label, shard.item, shard.client, source.options)
+    else:
+        split = from_codes(source.code[shard.item])
+    if source.sparsity is None or not source.sparsity.labels:
+        return split
+    from shoal.storage.store.masking import without_labels
+
+    return without_labels(split, shard.item, source.sparsity)
 
 
-def write_training_shards(given: tuple[Path, Store, str], clients: Sequence[int]) -> Iterator[FileRecord]:
-    """Writes the graphs of the training nodes of some clients into a store."""
-    path, store, name = given
-    for client in clients:
-        shard = store.shard(client)
-        part, row = training_graph(shard, store.split(name, client).train)
-        weight = shard.edge_weight
-        if weight is not None:
-            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
-        yield write_training_shard(path / shard_path(client), part, shard.label[row], shard.x[row], weight)
+def _measured(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: str) -> tuple[np.ndarray, int]:
+    """Items of every part of some clients' splits, `[n, 3]`, and the test items of classes that they do not train.
+
+    Refuses parts with unlabelled items.
+    """
+    rows = [pack.batch(number).column("rows") for number in range(len(pack))]
+    counts = np.array([each.value_lengths() for each in rows]).reshape(-1, 3)
+    owner = np.repeat(np.arange(3 * len(rows)), counts.ravel())
+    client, part = owner // 3, owner % 3
+    labels = [shard.item_label for shard in shards]
+    first = np.cumsum([0, *map(len, labels)])[:-1]
+    label = np.concatenate(labels)[first[client] + np.concatenate([each.values for each in rows])]
+    if (label < 0).any():
+        number = shards[client[label < 0][0]].client
+        raise ShoalError(
+            f"data.split {options.split}: client {number} has an unlabelled {what} in its split; mark it 0 (none)"
+        )
+    trains = np.zeros((len(rows), label.max(initial=0) + 1), dtype=bool)
+    trains[client[part == 0], label[part == 0]] = True
+    return counts, int((~trains[client[part == 2], label[part == 2]]).sum())
 
 
-def kept_rows(shards: Store, clients: Sequence[ClientRecord]) -> Iterator[int]:
-    """Rows that `rows: labelled` keeps of every client."""
-    for client in clients:
-        yield int(labelled_and_neighbours(shards.shard(client.client)).sum())
+def write_training_shards(given: tuple[Path, Store, str], packs: Sequence[range]) -> Iterator[FileRecord]:
+    """Writes the graphs of the training nodes of some packs into a store."""
+    path, clients, split = given
+    for pack in packs:
+        columns = (_training_columns(clients, split, client) for client in pack)
+        yield write_pack(path / shard_path(pack), "shard", columns)
 
 
-def write_client_hops(
-    given: tuple[Path, Store, PropagationOptions], clients: Sequence[ClientRecord]
-) -> Iterator[FileRecord]:
-    """Writes the hops of clients, whose shards are checked before."""
-    path, shards, propagation = given
-    for client in clients:
-        yield write_hops(path / hops_path(propagation.name, client.client), shards.shard(client.client), propagation)
+def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.Array]:
+    shard = clients.shard(client)
+    part, row = training_graph(shard, clients.split(split, client).train)
+    weight = shard.edge_weight
+    if weight is not None:
+        weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
+    return graph_columns(part, shard.label[row], shard.x[row], weight)
+
+
+def kept_rows(shards: Store, packs: Sequence[range]) -> Iterator[int]:
+    """Rows that `rows: labelled` keeps of every pack."""
+    for pack in packs:
+        yield sum(int(labelled_and_neighbours(shards.shard(client)).sum()) for client in pack)
+
+
+def write_hops(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[FileRecord]:
+    """Writes the hops of some packs, whose shards are checked before."""
+    for pack in packs:
+        yield write_hops_of(*given, pack)
+
+
+def hops_memory(shards: Manifest, propagation: PropagationOptions, packs: Sequence[range]) -> int:
+    """Bytes for the largest client of any pack, and for the hops of all of the pack until they are written."""
+    shape = shards.features, propagation
+    nodes, entries = (shards.clients.count(what) for what in ("nodes", "entries"))
+
+    def needed(pack: range) -> int:
+        of_each = (hop_memory(int(nodes[i]), int(entries[i]), *shape, shards.weighted) for i in pack)
+        return max(of_each) + (hops_bytes(int(nodes[pack].sum()), *shape) if len(pack) > 1 else 0)
+
+    return max(map(needed, packs), default=0)

@@ -16,7 +16,7 @@ from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import has_user_options, may_be_sparse
 from shoal.storage.options.types import checked, is_address, is_own, quoted
-from shoal.storage.store.manifest import FORMAT, NAME, Manifest
+from shoal.storage.store.manifest import NAME, WITHOUT_TABLES, Manifest
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.user_code import read_user_code
 
@@ -129,8 +129,8 @@ def store_path(config: Config) -> Path:
         return Path(config.data.store)
     chosen = config.partition
     # Published files are known by the name of the dataset, so that a store is found without them. A store of another
-    # Shoal, which this one cannot read, is left where it is.
-    digits = fingerprint_of({**identity(config), "format": FORMAT})
+    # Shoal, which this one cannot read, is left where it is: the number is that of the oldest format that is read.
+    digits = fingerprint_of({**identity(config), "format": WITHOUT_TABLES})
     names = [each.name for each in sources(config)]
     one = "files" if str(config.data.dataset).lower() == "files" else names[0]
     graph = config.data.name or (one if len(names) == 1 else joined_name(names))

@@ -18,6 +18,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK, writing
 from shoal.storage.progress import watched_by
 from shoal.storage.runner import HERE, Runner, run_by
+from shoal.storage.store.client_table import TABLES
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, training_path
 from shoal.storage.store.writer import PROGRESS
@@ -168,7 +169,7 @@ def _require_place(path: Path) -> None:
     """Raises ShoalError: a store is to be made in a folder that is neither empty nor one of a store."""
     with suppress(OSError):
         names = set(os.listdir(path))
-        others = sorted(names - {LOCK, str(ASSIGNMENT), "clients", "splits", "hops", WHOLE, DOMAINS, TRAINING})
+        others = sorted(names - {LOCK, str(ASSIGNMENT), "clients", "splits", "hops", TABLES, WHOLE, DOMAINS, TRAINING})
         if others and not names & {PROGRESS, NAME}:
             raise ShoalError(
                 path, f"holds {others[0]}, so is neither empty nor a store; set data.store to another folder"

@@ -15,11 +15,9 @@ from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.client_files import (
     PairsOf,
     ShardSource,
-    SplitCounts,
     SplitSource,
     drawn_pairs,
     pairs_of_all,
-    split_counts,
     write_shards,
     write_splits,
     write_training_shards,
@@ -44,13 +42,13 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER
-from shoal.storage.graph.rows import entries_of
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.runner import parts, runner
-from shoal.storage.store.arrow_file import FileRecord, record_of, write
-from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest, SplitRecord
-from shoal.storage.store.split import Split, open_split, random_split, to_codes, write_split
+from shoal.storage.store.arrow_file import FileRecord, record_of, write, write_pack
+from shoal.storage.store.client_table import SplitRecord, clients_a_pack, ranges
+from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
+from shoal.storage.store.split import Split, random_split, split_columns, to_codes
 from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
 
 ASSIGNMENT = Path("assignment.npy")
@@ -146,9 +144,13 @@ class StoreBuilder(StoreSteps):
         an_entry = 4 + (OF_PAIR if pairs_only else 0) + (0 if graph.edge_weight is None else 4)
         needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + an_entry * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
-        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
+        # A whole graph has files of its own, and what is made again of a store lies as it did.
+        pack = clients_a_pack(count, needed) if self.clients is None else 1
+        pack = pack if self.old is None else self.old.pack
+        missing = self._missing(shard_path, count, pack)
+        clients = [client for each in missing for client in each]
         # A store of whole graphs reads that of the clients, and has nothing to spread.
-        size = 0 if self.clients is not None else needed * len(missing) // count
+        size = 0 if self.clients is not None else needed * len(clients) // count
         here = runner(size, self.path, files_of(graph))
         kept = kept_entries(graph.indptr, graph.indices, assignment, here)
         measured = quality(graph, assignment, count, kept).as_dict()
@@ -156,21 +158,16 @@ class StoreBuilder(StoreSteps):
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
         memory = memory_of(graph, assignment, kept, self.dtype, layout)
-        room = here.room(memory.of_one(missing), self.memory_limit, READERS)
+        # The columns of a pack are in memory until it is written.
+        of_pack = needed * pack // count if pack > 1 else 0
+        room = here.room(memory.of_one(clients) + of_pack, self.memory_limit, READERS)
         source = ShardSource(
             self.path, replace(graph, ids=None), assignment, kept, label, layout, data, room.memory, self._pairs(graph)
         )
         groups = memory.groups(missing, room.memory, room.groups)
-        with progress("shards", count, "clients", count - len(missing)) as step:
-            for client, file in here.results(write_shards, source, groups, room.memory):
-                self.writer.add(shard_path(client), file)
-                step.advance()
-        files = [self.writer.finished(shard_path(client)) for client in range(count)]
+        self._make("shards", shard_path, count, here, write_shards, source, groups, room.memory)
         classes = LABELS if pairs_only else graph.classes
-        records = [self._record(client, file, classes) for client, file in enumerate(files) if file is not None]
-        values = 0
-        if layout == "sparse":
-            values = self._stored_values(records) if data.sparsity.features else entries_of(graph.x)
+        table, values = self._clients(count, pack, classes)
         return Manifest(
             identity=self.made,
             name=graph.name,
@@ -181,14 +178,14 @@ class StoreBuilder(StoreSteps):
             dtype=self.dtype,
             cleaning=asdict(graph.cleaning),
             quality=measured,
-            clients=records,
+            clients=table,
             published=self.lazy.published,
             layout=layout,
             feature_values=values,
             # A store of whole graphs needs none: each is a client.
             domains=[] if self.options is None else _domains(graph, self.options),
             graphs=None if graph.graph_of is None else graph.items,
-            pairs=sum(record.items for record in records) if pairs_only else None,
+            pairs=int(table.count("items").sum()) if pairs_only else None,
             label_names=None if graph.label_names is None or pairs_only else list(graph.label_names),
             weighted=graph.edge_weight is not None,
             feature_names=None if graph.vocabulary is None or data.path is None else graph.vocabulary.tolist(),
@@ -217,37 +214,28 @@ class StoreBuilder(StoreSteps):
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         code = None if shards.manifest.pairs is not None else self._codes(shards, options)
-        what = shards.manifest.item_name
+        what, place = shards.manifest.item_name, partial(split_path, options.split_name)
         sparsity = self.config.data.sparsity if self.clients is None else None
-        source = SplitSource(self.path, shards, options, code, sparsity)
-        paths = [split_path(options.split_name, client) for client in range(shards.clients)]
-        found: dict[int, tuple[FileRecord, SplitCounts]] = {}
-        missing = []
-        for client, path in enumerate(paths):
-            file = self.writer.finished(path)
-            if file is None:
-                missing.append(client)
-                continue
-            shard = shards.shard(client)
-            found[client] = file, split_counts(shard, open_split(self.path / path, shard.items, file), options, what)
-        sizes = [shards.manifest.clients[client].file.bytes for client in missing]
-        here, most = runner(sum(sizes), self.path, self._seen(shards.manifest.clients)), max(sizes, default=0)
-        groups = parts(missing, here.room(most, most).groups)
-        with progress("splits", len(paths), "clients", len(found)) as step:
-            for client, (file, counts) in here.results(write_splits, source, groups, most):
-                self.writer.add(paths[client], file)
-                found[client] = file, counts
-                step.advance()
-        in_order = [found[client] for client in range(len(paths))]
-        numbers = [of_one for _, (of_one, _) in in_order]
-        unreachable = sum(of_one for _, (_, of_one) in in_order)
-        untrained = [client for client, (train, _, _) in enumerate(numbers) if not train]
+        packs, pack = ranges(shards.clients, shards.manifest.pack), shards.manifest.pack
+        missing = self._missing(place, shards.clients, pack)
+        source = SplitSource(shards, frozenset(missing), options, code, sparsity)
+        sizes = [record.bytes for _, record in shards.manifest.clients.files.files()]
+        here, memory = runner(sum(sizes), self.path, self._seen(packs)), max(sizes)
+        groups = parts(packs, here.room(memory, memory).groups)
+        counts, unreachable = np.zeros((shards.clients, 3), dtype=np.int64), 0
+        with progress("splits", shards.clients, "clients") as step:
+            for clients, (file, of_each, beyond) in here.results(write_splits, source, groups, memory):
+                if file is not None:
+                    self.writer.add(place(clients), file)
+                counts[clients] = of_each
+                unreachable += beyond
+                step.advance(len(clients))
         for part, name in ((0, "training"), (2, "test")):
-            if not any(each[part] for each in numbers):
+            if not counts[:, part].any():
                 raise ShoalError(
                     f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
                 )
-        result = SplitRecord(numbers, untrained, unreachable, [file for file, _ in in_order])
+        result = SplitRecord(counts, unreachable, self._files(place, "split", shards.clients, pack))
         _report_split(result, options, what)
         return result
 
@@ -256,9 +244,9 @@ class StoreBuilder(StoreSteps):
         if self.clients is not None or options.split != "public" or (copy_of := self.lazy.graph.copy_of) is None:
             return None
         total, most = np.zeros(copy_of.max() + 1, dtype=np.int64), []
-        for client, file in enumerate(split.files):
-            shard = shards.shard(client)
-            train = open_split(self.path / split_path(options.split_name, client), shard.items, file).train
+        made = Store(self.path, manifest=replace(shards.manifest, splits={options.split_name: split}))
+        for client in range(shards.clients):
+            shard, train = shards.shard(client), made.split(options.split_name, client).train
             # Their items are graphs.
             assert shard.graph is not None
             own = np.bincount(copy_of[shard.node[np.isin(shard.graph, shard.item[train])]], minlength=len(total))
@@ -365,13 +353,13 @@ def _report_sides(graph: Graph, side: np.ndarray) -> None:
 
 
 def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:
-    train, val, test = np.sum(split.counts, axis=0)
+    train, val, test = split.counts.sum(axis=0)
     line = f"split {options.split_name}: {train:,} train, {val:,} validation, {test:,} test {what}s"
     if split.unreachable:
         line += f"; {split.unreachable:,} test {what}s of classes their client has no training {what} of"
-    if split.without_training:
-        some = ", ".join(map(str, split.without_training[:8])) + (" …" if len(split.without_training) > 8 else "")
-        line += f"; {len(split.without_training)} clients without a training {what} ({some})"
+    if untrained := split.without_training:
+        some = ", ".join(map(str, untrained[:8])) + (" …" if len(untrained) > 8 else "")
+        line += f"; {len(untrained)} clients without a training {what} ({some})"
     say(line)
 
 
@@ -392,41 +380,34 @@ class TrainingBuilder(StoreSteps):
 
     def _shards(self) -> Manifest:
         of = self.clients.manifest
-        share = sum(train for train, _, _ in of.splits[self.split].counts) / max(1, sum(c.nodes for c in of.clients))
-        needed = int(share * sum(client.file.bytes for client in of.clients))
+        share = of.splits[self.split].counts[:, 0].sum() / max(1, of.clients.count("nodes").sum())
+        needed = int(share * of.clients.files.total)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
         count = self.clients.clients
-        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
-        size, most = sum(client.file.bytes for client in of.clients), max(client.file.bytes for client in of.clients)
-        here = runner(size, self.path, [self.clients.path / shard_path(0)])
-        groups = parts(missing, here.room(2 * most, most).groups)
-        with progress("training nodes", count, "clients", count - len(missing)) as step:
-            given = self.path, self.clients, self.split
-            for client, file in here.results(write_training_shards, given, groups, 2 * most):
-                self.writer.add(shard_path(client), file)
-                step.advance()
-        made = [self.writer.finished(shard_path(client)) for client in range(count)]
-        files = [file for file in made if file is not None]
-        records = [self._record(client, file, of.classes) for client, file in enumerate(files)]
-        nodes, entries = (sum(getattr(record, what) for record in records) for what in ("nodes", "entries"))
+        missing = self._missing(shard_path, count, of.pack)
+        most = max(record.bytes for _, record in of.clients.files.files())
+        here = runner(of.clients.files.total, self.path, [self.clients.path / shard_path(range(count)[: of.pack])])
+        groups, given = parts(missing, here.room(2 * most, most).groups), (self.path, self.clients, self.split)
+        self._make("training nodes", shard_path, count, here, write_training_shards, given, groups, 2 * most)
+        table, values = self._clients(count, of.pack, of.classes)
+        nodes, entries = (int(table.count(what).sum()) for what in ("nodes", "entries"))
         say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
         # Ids, classes and domains are those of all nodes.
         return replace(
             of,
             identity=self.made,
-            clients=records,
+            clients=table,
             splits={},
             hops={},
             ids=None,
-            feature_values=self._stored_values(records) if of.layout == "sparse" else 0,
+            feature_values=values if of.layout == "sparse" else 0,
         )
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
-        none = np.zeros(0, dtype=np.int32)
-        files = []
-        for client in shards.manifest.clients:
-            all_train = Split(np.arange(client.nodes, dtype=np.int32), none, none)
-            path = split_path(options.split_name, client.client)
-            files.append(self.writer.once(path, partial(write_split, split=all_train)))
-        counts = [[client.nodes, 0, 0] for client in shards.manifest.clients]
-        return SplitRecord(counts, [i for i, (nodes, _, _) in enumerate(counts) if not nodes], 0, files)
+        none, nodes = np.zeros(0, dtype=np.int32), shards.manifest.clients.count("nodes")
+        place, pack = partial(split_path, options.split_name), shards.manifest.pack
+        for clients in ranges(shards.clients, pack):
+            splits = (Split(np.arange(count, dtype=np.int32), none, none) for count in nodes[clients])
+            self.writer.once(place(clients), partial(write_pack, kind="split", clients=map(split_columns, splits)))
+        counts = np.stack([nodes, 0 * nodes, 0 * nodes], axis=1)
+        return SplitRecord(counts, 0, self._files(place, "split", shards.clients, pack))

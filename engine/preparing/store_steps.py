@@ -7,29 +7,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.client_files import kept_rows, write_client_hops
+from shoal.engine.preparing.client_files import hops_memory, kept_rows, write_hops
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
-from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
-from shoal.storage.runner import parts, runner
-from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.hops import hop_memory, hops_bytes
-from shoal.storage.store.manifest import NAME, ClientRecord, CopiesRecord, Manifest, SplitRecord
-from shoal.storage.store.shard import open_shard
-from shoal.storage.store.store import IDS, Store, hops_path, shard_path, split_path
+from shoal.storage.runner import Runner, Work, parts, runner
+from shoal.storage.store.arrow_file import FileRecord, Pack
+from shoal.storage.store.client_table import Clients, Files, SplitRecord, ranges, sizes
+from shoal.storage.store.hops import hops_bytes
+from shoal.storage.store.manifest import NAME, CopiesRecord, Manifest
+from shoal.storage.store.store import IDS, Place, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter
 
 
 def shards_on_disk(path: Path, manifest: Manifest) -> bool:
     """Whether every shard of a manifest, and the ids of nodes, are on disk."""
     ids = manifest.ids is None or (path / IDS).exists()
-    return ids and _all_exist(path, shard_path, [client.file for client in manifest.clients])
+    return ids and _all_exist(path, shard_path, manifest.clients.files)
 
 
 def split_on_disk(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
@@ -46,9 +43,9 @@ def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions
     )
 
 
-def _all_exist(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
+def _all_exist(store: Path, place: Place, files: Files) -> bool:
     """Whether all files of one kind exist; a deleted one is made again. Whether they are sound is for `verify`."""
-    return all((store / place(client)).exists() for client in range(len(records)))
+    return all((store / place(clients)).exists() for clients, _ in files.files())
 
 
 class StoreSteps(ABC):
@@ -91,8 +88,9 @@ class StoreSteps(ABC):
         elif shards_on_disk(self.path, old):
             manifest = old
         else:
-            manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
-            if manifest.clients != old.clients:
+            made = self._shards()
+            manifest = replace(made, clients=old.clients, splits=old.splits, hops=old.hops, provenance=old.provenance)
+            if made.clients != old.clients:
                 raise ShoalError(
                     self.path,
                     "shards that were made again are not what they were, splits and hops are of others; "
@@ -116,48 +114,62 @@ class StoreSteps(ABC):
             manifest.write(self.path)
         return Store(self.path)
 
-    def _hops(self, shards: Store, propagation: PropagationOptions) -> list[FileRecord]:
-        manifest = shards.manifest
-        missing = [c for c in manifest.clients if self.writer.finished(hops_path(propagation.name, c.client)) is None]
-        of_shards = sum(client.file.bytes for client in missing)
+    def _hops(self, shards: Store, propagation: PropagationOptions) -> Files:
+        manifest, count = shards.manifest, shards.clients
+        place = partial(hops_path, propagation.name)
+        missing = self._missing(place, count, manifest.pack)
         files = self._seen(missing)
         if propagation.rows == "all":
-            rows = sum(client.nodes for client in missing)
+            rows = int(manifest.clients.count("nodes")[[client for pack in missing for client in pack]].sum())
         else:
-            here = runner(of_shards, self.path, files)
-            memory = max((client.file.bytes for client in missing), default=0)
+            of_files = [manifest.clients.files.file(pack[0]).bytes for pack in missing]
+            here, memory = runner(sum(of_files), self.path, files), max(of_files, default=0)
             found = here.results(kept_rows, shards, parts(missing, here.room(memory, memory).groups), memory)
-            rows = sum(count for _, count in found)
+            rows = sum(of_pack for _, of_pack in found)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        count = len(manifest.clients)
-        here = runner(needed, self.path, files)
-        shape = manifest.features, propagation, manifest.weighted
-        memory = max((hop_memory(client.nodes, client.entries, *shape) for client in missing), default=0)
+        here, memory = runner(needed, self.path, files), hops_memory(manifest, propagation, missing)
         groups = parts(missing, here.room(memory, memory).groups)
-        with progress(f"hops {propagation.name}", count, "clients", count - len(missing)) as step:
-            for client, record in here.results(write_client_hops, (self.path, shards, propagation), groups, memory):
-                self.writer.add(hops_path(propagation.name, client.client), record)
-                step.advance()
-        made = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
-        return [file for file in made if file is not None]
+        self._make(f"hops {propagation.name}", place, count, here, write_hops, (shards, propagation), groups, memory)
+        return self._files(place, "hops", count, manifest.pack)
 
-    def _seen(self, clients: Sequence[ClientRecord]) -> list[Path]:
-        """What a machine must see to read the shards of clients; in an overlay they are links."""
-        return [self.path / shard_path(client.client) for client in clients[:1]]
+    def _make(
+        self,
+        what: str,
+        place: Place,
+        clients: int,
+        here: Runner,
+        work: Work[range, FileRecord],
+        given: Any,
+        groups: Sequence[Sequence[range]],
+        memory: int,
+    ) -> None:
+        """Lets groups of packs be written, and notes each that is done, of a store with so many clients."""
+        done = clients - sum(len(pack) for group in groups for pack in group)
+        with progress(what, clients, "clients", done) as step:
+            for pack, record in here.results(work, given, groups, memory):
+                self.writer.add(place(pack), record)
+                step.advance(len(pack))
 
-    def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
-        shard = open_shard(self.path / shard_path(client), client, file)
-        label = shard.item_label
-        labelled = label[label >= 0]
-        counts = np.bincount(labelled, minlength=classes).tolist()
-        graphs = None if shard.graph is None else shard.items
-        pairs = None if shard.pairs is None else shard.items
-        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file, graphs, pairs)
+    def _seen(self, packs: Sequence[range]) -> list[Path]:
+        """What a machine must see to read the shards of packs; in an overlay they are links."""
+        return [self.path / shard_path(pack) for pack in packs[:1]]
 
-    def _stored_values(self, clients: Sequence[ClientRecord]) -> int:
-        """How many values shards keep of sparse features."""
-        shards = (open_shard(self.path / shard_path(each.client), each.client, each.file) for each in clients)
-        return sum(shard.x.entries for shard in shards if isinstance(shard.x, CsrRows))
+    def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
+        """The clients of every file of a kind that is not finished."""
+        return [each for each in ranges(clients, pack) if self.writer.finished(place(each)) is None]
+
+    def _files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
+        """All files of a kind, which are finished."""
+        places = [place(each) for each in ranges(clients, pack)]
+        records = [record for record in map(self.writer.finished, places) if record is not None]
+        return Files.of_packs([self.path / each for each in places], kind, records, clients, pack)
+
+    def _clients(self, clients: int, pack: int, classes: int) -> tuple[Clients, int]:
+        """The table of all clients, whose shards are finished, and how many values these keep of sparse features."""
+        files = self._files(shard_path, "shard", clients, pack)
+        packs = (Pack(self.path / shard_path(each), "shard") for each in ranges(clients, pack))
+        columns, values = sizes(packs, classes)
+        return Clients(columns, files), values

@@ -16,25 +16,26 @@ from safetensors import SafetensorError
 from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
 from shoal.engine.records.summary import chosen
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.files.reading import read_bytes
 
 if TYPE_CHECKING:
     from shoal.algorithms.protocol import Tree
-    from shoal.engine.messages.cell import Kept
     from shoal.engine.rounds.state import FederationState
 
 log = logging.getLogger(__name__)
 FORMAT = 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 SUFFIX = ".safetensors"
-# How the names of what clients keep begin; bytes of a file of these.
-OF_CLIENTS = ("client/", "inbox/")
+# How the names of what clients keep, or were given, begin; bytes of a file of these.
+OF_CLIENTS = ("client/", "inbox/", "download/")
 PART_BYTES = 2**26
 # The folder of the checkpoints of best rounds.
 BEST = "best"
+# In a folder that is the copy of a run at an address: this.
+ADDRESS = ".address"
 # Raised by reading a damaged one.
 UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
@@ -55,7 +56,7 @@ class Checkpoint:
     inputs: dict[str, str]
     metrics: str
     passed_over: tuple[str, ...] = ()
-    write_states: "Callable[[Path, Mapping[int, Kept]], dict[str, str]] | None" = None
+    write_states: "Callable[[Path, FederationState], dict[str, str]] | None" = None
 
 
 def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
@@ -100,9 +101,9 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         for name, part in _parts(tensors).items():
             write_tensors(unfinished / name, part)
             files[name] = digest(unfinished / name)
-        if checkpoint.state.kept:
+        if checkpoint.state.elsewhere:
             assert checkpoint.write_states is not None
-            files |= checkpoint.write_states(unfinished, checkpoint.state.kept)
+            files |= checkpoint.write_states(unfinished, checkpoint.state)
         (unfinished / METRICS).write_text(checkpoint.metrics)
         run = run_of(root.parent)
         record = {
@@ -115,7 +116,9 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         }
         (unfinished / PLAIN).write_text(sealed(record))
         for path in (*(unfinished / name for name in (*files, METRICS, PLAIN)), unfinished):
-            _to_disk(path)
+            # Others were sent to the address of the run by the hosts that wrote them.
+            if path.exists() or address_of(root.parent) is None:
+                _to_disk(path)
         os.replace(unfinished, folder)
         _to_disk(folder.parent)
     except OSError as error:
@@ -124,11 +127,17 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
     return folder
 
 
-def write_clients(path: Path, trees: "Mapping[int, Tree]") -> str:
-    """Writes states of clients as a file of a checkpoint; gives its digest. Raises OSError: it cannot be written."""
-    write_tensors(path, {f"client/{i}/{name}": t for i, tree in trees.items() for name, t in tree.items()})
+def write_clients(path: Path, tensors: "Tree") -> str:
+    """Writes what clients keep as a file of a checkpoint; gives its digest. Raises OSError: it cannot be written."""
+    write_tensors(path, tensors)
     _to_disk(path)
     return digest(path)
+
+
+def address_of(run: Path) -> str | None:
+    """The address of the run of which a folder is the copy on this machine; None: the run is in the folder alone."""
+    path = run / ADDRESS
+    return path.read_text() if path.exists() else None
 
 
 def _parts(tensors: "Tree") -> "dict[str, Tree]":
@@ -181,6 +190,8 @@ def load_newest(root: Path) -> Checkpoint | None:
     for number in rounds_kept(root):
         try:
             return replace(load_round(root, number), passed_over=tuple(complaints))
+        except FetchError:
+            raise
         except ShoalError as error:
             complaints.append(error.line)
     if complaints:
@@ -201,7 +212,8 @@ def load_round(root: Path, number: int) -> Checkpoint:
         record = _record(folder)
         # Old checkpoints are deleted while their values may still be in use.
         files = [folder / name for name in record["files"] if name.endswith(SUFFIX)]
-        tensors = {name: t.clone() for file in files for name, t in read_tensors(file).items()}
+        found = {name: t for file in files for name, t in read_tensors(file).items()}
+        tensors = {name: t if name.startswith("download/") else t.clone() for name, t in found.items()}
         state = FederationState.from_tensors(tensors, record["state"])
         return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
     except UNUSABLE as error:
@@ -246,6 +258,10 @@ def _record(folder: Path) -> dict[str, Any]:
     if isinstance(plain, Mapping) and plain.get("format", FORMAT) != FORMAT:
         raise ShoalError(folder, f"format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
     record = unsealed(text)
+    if address := address_of(folder.parents[1]):
+        from shoal.engine.records.remote_parts import bring
+
+        bring(address, folder, record["files"])
     for name, expected in record["files"].items():
         if digest(folder / name) != expected:
             raise ValueError(f"{name}: checksum does not match")

@@ -20,7 +20,12 @@ from shoal.storage.files.reading import read_bytes
 
 CLIENT_SCORES = "clients.arrows"
 # What reading a batch may raise that a kill cut off, or that was damaged.
-UNREADABLE = (pa.lib.ArrowException, EOFError, OSError, ValueError, KeyError, IndexError, MemoryError)
+UNREADABLE = (
+    *(pa.lib.ArrowException, EOFError, StopIteration),
+    *(OSError, ValueError, KeyError, IndexError, MemoryError),
+)
+# Of a stream, which ours has not.
+END = bytes.fromhex("ffffffff00000000")
 
 
 class ClientScores:
@@ -28,8 +33,10 @@ class ClientScores:
 
     def __init__(self, run: Path) -> None:
         self.path = run / CLIENT_SCORES
+        # Of the file that is begun.
+        self._schema: pa.Schema | None = None
 
-    def append(self, number: int, columns: Mapping[str, np.ndarray]) -> str | None:
+    def append(self, number: int, columns: Mapping[str, np.ndarray | pa.Array]) -> str | None:
         """Adds the scores of a round, and gives their digest; None where there are none.
 
         Raises ShoalError: the file cannot be written: it then is as before.
@@ -38,14 +45,17 @@ class ClientScores:
             return None
         rows = len(next(iter(columns.values())))
         arrays = {"round": pa.array(np.full(rows, number, dtype=np.int32))}
-        arrays |= {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
-        batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        message = batch.serialize().to_pybytes()
+        for name, values in columns.items():
+            arrays[name] = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
         try:
             with self.path.open("ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
-                head = b"" if before else batch.schema.serialize().to_pybytes()
-                write_whole(file.fileno(), head + message, before)
+                if before and self._schema is None:
+                    with pa.OSFile(str(self.path)) as begun, pa.ipc.open_stream(begun) as stream:
+                        self._schema = stream.schema
+                schema, head, message = _messages(arrays, self._schema if before else None)
+                write_whole(file.fileno(), message if before else head + message, before)
+                self._schema = schema
         except OSError as error:
             raise cannot_write(self.path, error) from error
         return digest_of(message)
@@ -81,6 +91,19 @@ class ClientScores:
         )
 
 
+def _messages(arrays: Mapping[str, pa.Array], begun: pa.Schema | None) -> tuple[pa.Schema, bytes, bytes]:
+    """The schema, as it is and as a stream has it, and the messages of a batch; with the types of a file if any."""
+    if begun is not None:
+        # Text is text in a file of before.
+        arrays = {field.name: arrays[field.name].cast(field.type) for field in begun}
+    batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    written, head = sink.getvalue().to_pybytes(), batch.schema.serialize().to_pybytes()
+    return batch.schema, head, written[len(head) : -len(END)]
+
+
 @dataclass(frozen=True)
 class _Batch:
     """The scores of a round, the digest of their bytes, and where they end in the file."""
@@ -99,10 +122,10 @@ def _batches(path: Path) -> Iterator[_Batch]:
         return
     # Not mapped: a table of a program may outlive what a resume cuts off.
     with pa.BufferReader(content) as file, suppress(*UNREADABLE):
-        schema = pa.ipc.read_schema(file)
+        stream = pa.ipc.open_stream(file)
         while True:
             start = file.tell()
-            rows = pa.ipc.read_record_batch(pa.ipc.read_message(file), schema)
+            rows = stream.read_next_batch()
             rows.validate(full=True)
             end = file.tell()
             yield _Batch(rows["round"][0].as_py(), rows, digest_of(content[start:end]), end)
@@ -114,8 +137,8 @@ def read_client_scores(run: Path) -> pa.Table:
     Raises ShoalError: the run kept none, or the file cannot be read or is of another run.
 
     Returns:
-        `round` int32, `scope` and `part` (text: `served`, `test`), `client`, `rows` and `correct` int32, `f1` float64
-        (macro-F1), and the metric of the run under its name, float64, if it is not accuracy.
+        `round` int32, `scope` and `part` (dictionaries of text: `served`, `test`), `client`, `rows` and `correct`
+        int32, `f1` float64 (macro-F1), and the metric of the run under its name, float64, if it is not accuracy.
     """
     path = run / CLIENT_SCORES
     noted = noted_digests(run, CLIENT_SCORES)
@@ -137,10 +160,12 @@ def read_client_scores(run: Path) -> pa.Table:
 
 def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
     """Means over clients of accuracy and macro-F1, by round, scope and part; errors of `read_client_scores`."""
-    rows = read_client_scores(run).to_pydict()
-    places: dict[tuple[int, str, str], list[int]] = {}
-    for place, key in enumerate(zip(rows["round"], rows["scope"], rows["part"])):
-        places.setdefault(key, []).append(place)
-    accuracy = np.array(rows["correct"]) / np.maximum(rows["rows"], 1)
-    f1 = np.array(rows["f1"])
-    return {key: (float(accuracy[of].mean()), float(f1[of].mean())) for key, of in places.items()}
+    # It takes a while to load, and who lists runs computes nothing.
+    import pyarrow.compute as pc
+
+    table = read_client_scores(run).unify_dictionaries()
+    accuracy = pc.divide(table["correct"].cast(pa.float64()), table["rows"])
+    keys = ["round", "scope", "part"]
+    means = table.append_column("accuracy", accuracy).group_by(keys).aggregate([("accuracy", "mean"), ("f1", "mean")])
+    found = means.to_pydict()
+    return dict(zip(zip(*(found[key] for key in keys)), zip(found["accuracy_mean"], found["f1_mean"])))

@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +22,11 @@ from shoal.engine.records.metrics import METRICS, OF_RUN, RECORDS, Metrics, read
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.digest import text_digest
 from shoal.storage.files.disk import locked
+from shoal.storage.files.places import cache_folder
 from shoal.storage.files.reading import read_bytes
+from shoal.storage.options.types import is_address
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 SUMMARY, LOG = "summary.json", "run.log"
@@ -32,10 +35,28 @@ OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS = "checkpoints"
 
 
+def runs_here(config: Config) -> Path:
+    """The folder of this machine with the runs of a config: `run.root`; where that is an address, one in the cache."""
+    root = config.run.root
+    if not is_address(root):
+        return Path(root)
+    return cache_folder() / "runs" / text_digest(root.partition("?")[0].rstrip("/"))
+
+
+def run_place(config: Config, folder: Path) -> Path | str:
+    """Where a run is kept of which a folder of this machine is given: there, or at its address."""
+    root = config.run.root
+    if not is_address(root):
+        return folder
+    from shoal.storage.files.addresses import below
+
+    return below(root, folder.name)
+
+
 def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
-    """`<run.root>/<name>-<8 hex digits>`; `inputs` are those of `shoal.engine.records.inputs`, if they were read."""
+    """`<name>-<8 hex digits>` in `runs_here`; `inputs` are those of `shoal.engine.records.inputs`, if read."""
     digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
-    return Path(config.run.root) / f"{config.name}-{digits}"
+    return runs_here(config) / f"{config.name}-{digits}"
 
 
 def finished(run: Path) -> bool:
@@ -54,6 +75,9 @@ class RunFolder:
     def __init__(self, path: Path, log_format: str = "text") -> None:
         """Makes and locks the folder. Raises ShoalError: another run is writing it, or it cannot be made or locked."""
         self.path = path
+        # What a run at an address replaces: its name in lines, and what sends the folder there.
+        self.place: Path | str = path
+        self.send: Callable[[], None] = lambda: None
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
         self._lock = locked(path, "run.root", busy)
@@ -227,6 +251,6 @@ def changed_contents(config: Config, run: Path) -> list[str]:
 
 def unfinished_relatives(config: Config) -> list[Path]:
     """Unfinished runs of another config under the same name and root, that logged a round."""
-    runs = set(Path(config.run.root).glob(f"{config.name}-????????")) - {run_path(config)}
+    runs = set(runs_here(config).glob(f"{config.name}-????????")) - {run_path(config)}
     needed = (CONFIG, METRICS)
     return sorted(p for p in runs if all((p / name).exists() for name in needed) and not (p / SUMMARY).exists())

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.algorithms.methods.registry.names import beside_parameters
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, RANKINGS
+from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED, RANKINGS
 from shoal.engine.messages.environment import environment
 from shoal.storage.store.manifest import Manifest
 
@@ -16,6 +16,9 @@ LAST = 5
 
 # Points; a larger difference is given its reason.
 APART = 10
+
+# A number of a round in which not all clients were evaluated has this mark, which a line explains.
+SAMPLED, OF_SAMPLES = "~", "~: of a sample of clients (evaluation.clients); the best round is the best of samples"
 
 # The mean that stands for a scope, and the one that is the accuracy of all scored items, whoever holds them.
 NODES, POOLED = "nodes", "rows"
@@ -47,6 +50,12 @@ def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = NOD
     return lines[max(known, key=known.__getitem__)] if known else None
 
 
+def numbers_in(line: Mapping[str, Any], scope: str) -> dict[str, Any]:
+    """The numbers of a scope in an evaluated round, with the round, and the clients in them where not all are."""
+    sampled = {EVALUATED: line[EVALUATED]} if EVALUATED in line and scope != DOMAINS else {}
+    return {"round": line["round"], **sampled, **line["scopes"][scope]}
+
+
 def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str]:
     """Points between `served` and `global`, the more of last and best rounds, and why; no reason up to `APART`."""
     points = 0.0
@@ -75,8 +84,8 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
     for scope in scored[-1]["scopes"] if scored else ():
         best = best_round(scored, scope)
         scopes[scope] = {
-            "last": {"round": scored[-1]["round"], **scored[-1]["scopes"][scope]},
-            "best": {"round": best["round"], **best["scopes"][scope]} if best else None,
+            "last": numbers_in(scored[-1], scope),
+            "best": numbers_in(best, scope) if best else None,
         }
         if scope == DOMAINS:
             scopes[scope]["last_five"] = _last_five(scored)

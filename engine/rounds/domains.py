@@ -22,6 +22,7 @@ from shoal.engine.rounds.scoring import (
     summarize,
     twice_wins,
 )
+from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.store.manifest import DomainRecord
 
 PARTS_OF_GRAPHS = (*PARTS, BOTH)
@@ -69,7 +70,7 @@ class Domains:
             the accuracy of the best class for all domains (`constant`), a mean over domains, and that class
             (`constant_class`); and by domain the numbers of `rates`.
         """
-        result = summarize(scores, self._items, PARTS_OF_GRAPHS, self._metric)
+        result = summarize(scores, [self._items[i] for i in sorted(scores)], PARTS_OF_GRAPHS, self._metric)
         named = {self._records[place].name: scores[i] for place, i in enumerate(self.graphs) if i in scores}
         for part, table in result.items():
             of_part = {name: counts[PARTS_OF_GRAPHS.index(part)] for name, counts in named.items()}
@@ -87,9 +88,13 @@ class Domains:
         `summary` gets `domains` with the numbers of `rates` and the means over clients of accuracy (`clients`) and
         macro-F1 (`f1_clients`), and `balanced`, a mean over domains.
         """
-        members = {record.name: [scores[i] for i in sorted(scores) if i in record] for record in self._records}
+        if not summary:
+            return
+        table = ScoreTable.of(scores)
         # Ranks are among the items of one client, and have no sum.
-        by_part = {name: np.stack(counts)[:, :, :KINDS] for name, counts in members.items() if counts}
+        every_BPKC = np.concatenate([counts_BPKC[:, :, :KINDS] for counts_BPKC in table.blocks()])
+        members = {record.name: every_BPKC[np.isin(table.clients, record.numbers)] for record in self._records}
+        by_part = {name: counts for name, counts in members.items() if len(counts)}
         for part, table in summary.items():
             of_part = {name: counts[:, PARTS.index(part)] for name, counts in by_part.items()}
             by_name = _rates_of({name: counts.sum(0) for name, counts in of_part.items()})

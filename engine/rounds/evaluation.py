@@ -3,22 +3,25 @@
 A scope holds the newest counts of every client: `trained` those from the end of its last local training, `served`
 those of what it would deploy now, `global` those of the server's model, `domains` those of that model on the whole
 graphs that clients come from. A model that is the one of the last evaluation, to the bit, is not evaluated again.
+
+Where an evaluation is of some clients, the counts of others wait as they are: those of `global` are of one model.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 import torch
 import xxhash
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, is_moment
 from shoal.engine.config.sections import ACCURACY, DOMAINS
 from shoal.engine.rounds.domains import Domains
-from shoal.engine.rounds.scoring import CORRECT, KINDS, PARTS, SUPPORT, macro_f1, ranked, summarize
-from shoal.engine.rounds.state import FederationState
+from shoal.engine.rounds.scoring import PARTS, by_client, summarize
+from shoal.engine.rounds.state import FederationState, ScoreTable
 
 
 class Scorer(Protocol):
@@ -26,7 +29,7 @@ class Scorer(Protocol):
 
     next_state: FederationState
 
-    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
+    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> ScoreTable:
         """Counts of some clients after a download; `fresh` ones have neither state nor inbox."""
         ...
 
@@ -43,72 +46,90 @@ class Evaluator:
     ) -> None:
         """Of a method, on clients of these sizes, which may come from several domains, by the metric of the run."""
         self._keeps_model = algorithm.client_models != "global"
-        self._everyone = [info.client for info in infos]
-        self._items = {info.client: info.items for info in infos}
+        self._items_N = ClientTable.of(infos).items
+        self._everyone = np.arange(len(infos))
         self._domains, self._metric = domains, metric
 
-    def evaluate(self, exchange: Scorer, global_model: Tree) -> dict[str, Any]:
-        """Evaluates every client whose model may have changed, and gives all weightings by scope.
+    def evaluate(self, exchange: Scorer, global_model: Tree, only: Sequence[int] | None = None) -> dict[str, Any]:
+        """Evaluates every client, or `only` some, whose model may have changed; gives all weightings by scope of these.
 
         `exchange.next_state` gets the scores. `global_model` is what the server has or shares of one; empty if nothing.
         """
         next_state = exchange.next_state
-        served = next_state.scores.setdefault("served", {})
-        stale = {i for i in self._everyone if i in next_state.touched or i not in served}
-        # One that fails now has no counts, rather than old ones.
-        for i in stale:
-            served.pop(i, None)
+        served = next_state.scores.setdefault("served", ScoreTable())
+        asked = self._everyone if only is None else np.array(only, dtype=np.int64)
+        touched = np.fromiter(next_state.touched, dtype=np.int64)
+        stale = asked[np.isin(asked, touched) | ~np.isin(asked, served.clients)]
+        newest_N = np.zeros(len(self._everyone), dtype=np.int64)
+        newest_N[np.fromiter(next_state.newest, dtype=np.int64)] = np.fromiter(next_state.newest.values(), np.int64)
         if "w" in global_model:
-            self._evaluate_the_global_model(exchange, global_model)
-            known = self._deploy_the_global_model(stale, next_state)
-            served.update({i: counts for i, counts in next_state.scores["global"].items() if i in known})
+            self._evaluate_the_global_model(exchange, global_model, asked)
+            known, scope = self._deploy_the_global_model(stale, newest_N[stale], next_state), "global"
         else:
-            known = self._deploy_what_they_trained(stale, next_state)
-            served.update({i: next_state.scores["trained"][i] for i in known})
-        stale -= known
-        for round_number in sorted({next_state.newest.get(i, 0) for i in stale}):
-            group = [i for i in sorted(stale) if next_state.newest.get(i, 0) == round_number]
-            served.update(exchange.score(group, next_state.downloads.get(round_number, {})))
-        next_state.touched.clear()
-        return {scope: self._summarize(scope, counts) for scope, counts in newest(next_state).items()}
+            known, scope = self._deploy_what_they_trained(stale, next_state), "trained"
+        # One that fails now has no counts, rather than old ones.
+        served = served.only(stale, others=True)
+        tables = [next_state.scores.get(scope, ScoreTable()).only(known)]
+        stale = stale[~np.isin(stale, known)]
+        order = np.argsort(newest_N[stale], kind="stable")
+        rounds, starts = np.unique(newest_N[stale][order], return_index=True)
+        groups = np.split(stale[order], starts[1:])
+        for number, group in zip(rounds.tolist(), groups):
+            tables.append(exchange.score(group.tolist(), next_state.downloads.get(number, {})))
+        next_state.scores["served"] = served.with_counts(*tables)
+        next_state.touched = {} if only is None else _without(next_state.touched, only)
+        return {scope: self._summarize(scope, counts) for scope, counts in newest(next_state, only).items()}
 
-    def _summarize(self, scope: str, counts: Mapping[int, np.ndarray]) -> dict[str, Any]:
-        if self._domains is None:
-            return summarize(counts, self._items, metric=self._metric)
-        if scope == DOMAINS:
+    def _summarize(self, scope: str, counts: ScoreTable) -> dict[str, Any]:
+        if scope == DOMAINS and self._domains is not None:
             return self._domains.summarize_graphs(counts)
-        found = summarize(counts, self._items, metric=self._metric)
-        self._domains.add_to(found, counts)
+        found = summarize(counts, self._items_N[counts.clients], metric=self._metric)
+        if self._domains is not None:
+            self._domains.add_to(found, counts)
         return found
 
-    def _evaluate_the_global_model(self, exchange: Scorer, model: Tree) -> None:
-        """Counts of the server's model, everybody's and of every domain; of one that was evaluated, those of then."""
+    def _evaluate_the_global_model(self, exchange: Scorer, model: Tree, asked: np.ndarray) -> None:
+        """Counts of the server's model, of clients and every domain; of one that was evaluated, those of then."""
         next_state, found = exchange.next_state, _digest(model)
-        graphs = {DOMAINS: self._domains.graphs} if self._domains and self._domains.graphs else {}
-        for scope, ids in {"global": self._everyone, **graphs}.items():
-            known = next_state.scores.get(scope, {}) if found == next_state.evaluated else {}
-            missing = [i for i in ids if i not in known]
-            counted = exchange.score(missing, model, fresh=True) if missing else {}
-            next_state.scores[scope] = known | counted
+        graphs = {DOMAINS: np.array(self._domains.graphs)} if self._domains and self._domains.graphs else {}
+        for scope, ids in {"global": asked, **graphs}.items():
+            known = next_state.scores.get(scope) if found == next_state.evaluated else None
+            known = known or ScoreTable()
+            missing = ids[~np.isin(ids, known.clients)]
+            counted = [exchange.score(missing.tolist(), model, fresh=True)] if len(missing) else []
+            next_state.scores[scope] = known.with_counts(*counted)
         next_state.evaluated = found
 
-    def _deploy_the_global_model(self, stale: set[int], next_state: FederationState) -> set[int]:
-        """Clients that hold the server's model as it is now and nothing else."""
-        received = {next_state.newest[i] for i in stale if i in next_state.newest}
-        same = {r for r in received if _digest(next_state.downloads[r]) == next_state.evaluated}
-        return {i for i in stale if next_state.newest.get(i) in same and not _holds_own(i, next_state)}
+    def _deploy_the_global_model(
+        self, stale: np.ndarray, received: np.ndarray, next_state: FederationState
+    ) -> np.ndarray:
+        """Clients that hold the server's model as it is now and nothing else, of those that received one in a round."""
+        rounds = [r for r in np.unique(received).tolist() if r in next_state.downloads]
+        same = [r for r in rounds if _digest(next_state.downloads[r]) == next_state.evaluated]
+        found = stale[np.isin(received, same)]
+        own = [_holds_own(i, next_state) for i in found.tolist()]
+        return found[~np.array(own, dtype=bool)]
 
-    def _deploy_what_they_trained(self, stale: set[int], next_state: FederationState) -> set[int]:
+    def _deploy_what_they_trained(self, stale: np.ndarray, next_state: FederationState) -> np.ndarray:
         """Clients whose last visit was evaluated at its end and that got nothing since."""
-        if not self._keeps_model:
-            return set()
-        return {i for i in stale if next_state.touched.get(i) and i not in next_state.inboxes}
+        scored = [i for i, trained in next_state.touched.items() if trained and i not in next_state.inboxes]
+        return stale[np.isin(stale, scored if self._keeps_model else [])]
 
 
-def newest(state: FederationState) -> dict[str, Mapping[int, np.ndarray]]:
-    """The newest counts by scope and client; one that never trained is `trained` with what it was given."""
-    served = state.scores.get("served", {})
-    return {**state.scores, "trained": {**served, **state.scores.get("trained", {})}}
+def newest(state: FederationState, only: Sequence[int] | None = None) -> dict[str, ScoreTable]:
+    """The newest counts by scope, of all clients or `only` some; one that never trained is `trained` with what it was
+    given.
+    """
+    served, trained = (state.scores.get(scope, ScoreTable()) for scope in ("served", "trained"))
+    found = {**state.scores, "trained": served.with_counts(trained)}
+    if only is None:
+        return found
+    return {scope: table if scope == DOMAINS else table.only(np.array(only)) for scope, table in found.items()}
+
+
+def _without(touched: Mapping[int, bool], ids: Sequence[int]) -> dict[int, bool]:
+    evaluated = set(ids)
+    return {i: scored for i, scored in touched.items() if i not in evaluated}
 
 
 def _holds_own(client: int, next_state: FederationState) -> bool:
@@ -128,38 +149,38 @@ def _digest(tree: Tree) -> str:
     return hasher.hexdigest()
 
 
-Columns = dict[str, np.ndarray]
+Columns = dict[str, np.ndarray | pa.Array]
 
 
 def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metric: str = ACCURACY) -> Columns:
     """A row for every client with rows of a part, by scope, part and number; whole graphs are left out.
 
     Returns:
-        `scope` and `part` (text), `client`, `rows` and `correct` int32, `f1` float64 (macro-F1), and another metric
-        than accuracy under its name, float64, NaN where it is not defined.
+        `scope` and `part` (dictionaries of text), `client`, `rows` and `correct` int32, `f1` float64 (macro-F1), and
+        another metric than accuracy under its name, float64, NaN where it is not defined.
     """
-    found: list[Columns] = []
-    for scope in sorted(scopes.keys() - {DOMAINS}):
-        counts = scopes[scope]
-        client_B = np.array(sorted(counts), dtype=np.int32)
-        if len(client_B):
-            every_BPKC = np.stack([counts[client] for client in client_B])
-            found += [_of_part(scope, place, client_B, every_BPKC[:, place], metric) for place in range(len(PARTS))]
-    return {name: np.concatenate([each[name] for each in found]) for name in found[0]} if found else {}
-
-
-def _of_part(scope: str, place: int, client_B: np.ndarray, counts_BKC: np.ndarray, metric: str) -> Columns:
-    rows_B = counts_BKC[:, SUPPORT].sum(1)
-    scored = rows_B > 0
-    client_B, counts_BKC = client_B[scored], counts_BKC[scored]
-    columns = {
-        "scope": np.full(len(client_B), scope),
-        "part": np.full(len(client_B), PARTS[place]),
-        "client": client_B,
-        "rows": rows_B[scored].astype(np.int32),
-        "correct": counts_BKC[:, CORRECT].sum(1).astype(np.int32),
-        "f1": macro_f1(counts_BKC[:, :KINDS]),
-    }
-    if metric != ACCURACY:
-        columns[metric] = ranked(metric, counts_BKC[:, SUPPORT], counts_BKC[:, -1])
-    return columns
+    found: list[dict[str, np.ndarray]] = []
+    names = sorted(scopes.keys() - {DOMAINS})
+    for number, scope in enumerate(names):
+        table = ScoreTable.of(scopes[scope])
+        if not table:
+            continue
+        numbers = by_client(table, metric)
+        for place in range(len(PARTS)):
+            scored = numbers.rows_BP[:, place] > 0
+            columns = {
+                "scope": np.full(scored.sum(), number, dtype=np.int8),
+                "part": np.full(scored.sum(), place, dtype=np.int8),
+                "client": table.clients[scored].astype(np.int32),
+                "rows": numbers.rows_BP[scored, place].astype(np.int32),
+                "correct": numbers.correct_BP[scored, place].astype(np.int32),
+                "f1": numbers.f1_BP[scored, place],
+            }
+            if metric != ACCURACY:
+                columns[metric] = numbers.value_BP[scored, place]
+            found.append(columns)
+    if not found:
+        return {}
+    joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    texts = {"scope": names, "part": list(PARTS)}
+    return joined | {name: pa.DictionaryArray.from_arrays(joined[name], text) for name, text in texts.items()}

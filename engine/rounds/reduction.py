@@ -1,11 +1,15 @@
 """Reducing uploads: means are added up in float64, along a tree over clients (`Sums`); others lie in client order.
 
+What is mixed is multiplied by a matrix, in the same tiles of columns wherever this is done (`mixed`), so that no bit
+depends on hosts.
+
 NaN and infinity are refused before anything is added up or committed.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,9 +37,9 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
     for entry, how in cell.up.items():
         tensors = [upload.entries[entry] for upload in uploads]
         if how is not Reduce.GATHER:
-            _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
+            require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
         if how is not Reduce.MEAN:
-            _require_one_type(entry, zip(outcome.ids, tensors))
+            require_one_type(entry, [(i, t.dtype) for i, t in zip(outcome.ids, tensors)])
             if how is Reduce.GATHER:
                 outcome.lists[entry] = tensors
             else:
@@ -71,9 +75,11 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
             merged.seconds[name] = merged.seconds.get(name, 0.0) + spent
     answered = [single for single in singles if single.ids]
     for entry in answered[0].tensors if answered else ():
-        _require_one_shape(entry, [(single.ids[0], single.tensors[entry].shape[1:]) for single in answered])
-        _require_one_type(entry, [(single.ids[0], single.tensors[entry]) for single in answered])
+        require_one_shape(entry, [(single.ids[0], single.tensors[entry].shape[1:]) for single in answered])
+        require_one_type(entry, [(single.ids[0], single.tensors[entry].dtype) for single in answered])
         merged.tensors[entry] = torch.cat([single.tensors[entry] for single in answered])
+    for entry in answered[0].blocks if answered else ():
+        merged.blocks[entry] = [part for single in answered for part in single.blocks[entry]]
     for entry in answered[0].lists if answered else ():
         merged.lists[entry] = [tensor for single in answered for tensor in single.lists[entry]]
     return merged
@@ -121,40 +127,129 @@ class Sums:
         return whole
 
 
+# Columns of a product at a time.
+TILE = 8192
+
+
+def mixed(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    """Writes the product of `rows` `[k, clients]` and `held`, a flat tensor a client, into the k flat tensors of `out`.
+
+    These may be those of `held`: each tile is read before it is written.
+    """
+    width = held[0].numel()
+    for start in range(0, width, TILE):
+        tile = slice(start, min(start + TILE, width))
+        for row, part in zip(out, rows @ torch.stack([t[tile] for t in held])):
+            row[tile] = part
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A row of a product that lies in a cluster's memory, in blocks of columns.
+
+    Attributes:
+        refs: References to the blocks, or their places in a list of references; flat tensors.
+        shape: Of the whole.
+        nbytes: Bytes of the whole.
+    """
+
+    refs: tuple[Any, ...]
+    shape: torch.Size
+    nbytes: int
+
+
+# Results of mixing for a client, by entry: tensors, or `Mixed` on the way to where they are read.
+Inbox = dict[str, Any]
+
+
+class Parts(Protocol):
+    """Uploads of some clients, elsewhere."""
+
+    def whole(self, parts: "Sequence[Any]") -> "Uploads":
+        """The uploads of all `parts`, of which this is one."""
+        ...
+
+
+class Uploads(Protocol):
+    """Uploads of one entry of `Reduce.MIX`, of all clients that answered, ascending, until they are mixed.
+
+    Attributes:
+        shape: Of one.
+        dtype: Of all.
+        clients: How many.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    clients: int
+
+    def product(self, rows: Tensor) -> Tensor:
+        """The product with `rows` `[k, clients]`, `[k, …]`."""
+        ...
+
+    def give(self, rows: Tensor) -> Sequence[Tensor | Mixed]:
+        """The rows of the product, for clients; uploads are lost: their memory may be that of the product."""
+        ...
+
+
+class UploadsHere:
+    """See `Uploads`; in this process."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Takes tensors of one shape and type, none of which shares memory that stays with another."""
+        self.shape, self.dtype, self.clients = tensors[0].shape, tensors[0].dtype, len(tensors)
+        self._flat = [t.reshape(-1) for t in tensors]
+
+    def product(self, rows: Tensor) -> Tensor:
+        out = self._flat[0].new_empty(len(rows), self.shape.numel())
+        mixed(rows, self._flat, list(out))
+        return out.reshape((len(rows), *self.shape))
+
+    def give(self, rows: Tensor) -> list[Tensor]:
+        more = len(rows) - self.clients
+        out = [*self._flat[: len(rows)], *(torch.empty_like(self._flat[0]) for _ in range(more))]
+        mixed(rows, self._flat, out)
+        self._flat = []
+        return [row.reshape(self.shape) for row in out]
+
+
 def combine(
     outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Reduce], sums: Sums
-) -> tuple[Replies, Tree]:
-    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries, `[clients, …]`.
+) -> tuple[Replies, dict[str, Uploads]]:
+    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries.
 
     Outcomes are in cell order, `ids` are all clients that answered, in that order. Raises as `reduce_cell` does.
     """
     if not outcomes:
         return Replies([], {}, {}), {}
     order = sorted(range(len(ids)), key=ids.__getitem__)
-    place_of = {ids[place]: rank for rank, place in enumerate(order)}
     entries: Tree = {}
     weights: Tree = {}
-    held: Tree = {}
+    held: dict[str, Uploads] = {}
     lists: dict[str, list[Tensor]] = {}
     for entry, how in up.items():
         if how is Reduce.GATHER:
             tensors = [tensor for outcome in outcomes for tensor in outcome.lists[entry]]
-            _require_one_type(entry, zip(ids, tensors))
+            require_one_type(entry, [(i, t.dtype) for i, t in zip(ids, tensors)])
             lists[entry] = [tensors[place] for place in order]
         elif how is Reduce.MEAN:
             total = sums.whole.total[entry].double()
             weight = torch.as_tensor(sums.whole.weight[entry], dtype=torch.float64).clone()
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
+        elif parts := [part for outcome in outcomes for part in outcome.blocks.get(entry, ())]:
+            held[entry] = parts[0].whole(parts)
         else:
-            _require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
-            _require_one_type(entry, [(o.ids[0], o.tensors[entry]) for o in outcomes])
-            first = outcomes[0].tensors[entry]
-            joined = first.new_empty(len(ids), *first.shape[1:])
+            require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
+            require_one_type(entry, [(o.ids[0], o.tensors[entry].dtype) for o in outcomes])
+            rows: dict[int, Tensor] = {}
             for outcome in outcomes:
                 # Each goes when it is there: both together would be two copies of all models.
-                joined[[place_of[i] for i in outcome.ids]] = outcome.tensors.pop(entry)
-            (held if how is Reduce.MIX else entries)[entry] = joined
+                rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
+            if how is Reduce.MIX:
+                held[entry] = UploadsHere([rows[i] for i in sorted(rows)])
+            else:
+                entries[entry] = torch.stack([rows.pop(i) for i in sorted(rows)])
     return Replies(sorted(ids), entries, weights, lists), held
 
 
@@ -174,7 +269,7 @@ def _joined(first: PartialSum, second: PartialSum) -> PartialSum:
     for entry, total in first.total.items():
         term = second.total[entry]
         if total.shape != term.shape:
-            _require_one_shape(entry, [(first.first, total.shape), (second.first, term.shape)])
+            require_one_shape(entry, [(first.first, total.shape), (second.first, term.shape)])
         total = total if first.own else total.to(torch.float64, copy=True)
         joined.total[entry] = total.add_(term.to(total.device))
         joined.weight[entry] = first.weight[entry] + second.weight[entry]
@@ -185,14 +280,14 @@ def _double(weight: float | Tensor) -> float | Tensor:
     return weight.double() if isinstance(weight, Tensor) else weight
 
 
-def _require_one_shape(entry: str, shapes: Iterable[tuple[int, torch.Size]]) -> None:
+def require_one_shape(entry: str, shapes: Iterable[tuple[int, torch.Size]]) -> None:
     """Compares the shapes that clients give an entry, each with the client's number."""
     _require_same(entry, "shape", [(client, list(shape)) for client, shape in shapes])
 
 
-def _require_one_type(entry: str, tensors: Iterable[tuple[int, Tensor]]) -> None:
+def require_one_type(entry: str, types: Iterable[tuple[int, torch.dtype]]) -> None:
     """Compares the types of clients' tensors: put together they would silently become the wider one."""
-    _require_same(entry, "type", [(client, str(t.dtype).removeprefix("torch.")) for client, t in tensors])
+    _require_same(entry, "type", [(client, str(of).removeprefix("torch.")) for client, of in types])
 
 
 def _require_same(entry: str, what: str, found: Sequence[tuple[int, object]]) -> None:
@@ -224,7 +319,12 @@ def require_finite(tree: Tree, where: str) -> None:
     """Raises a ShoalError if a tensor that the server's part of a method made holds NaN or infinity."""
     for name, tensor in tree.items():
         if not _finite(tensor):
-            raise ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
+            raise not_finite(where, name)
+
+
+def not_finite(where: str, name: str) -> ShoalError:
+    """The error of `require_finite`."""
+    return ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
 
 
 def counted(tensor: Tensor, weight: float | Tensor) -> Tensor:

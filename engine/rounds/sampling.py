@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, is_moment
 from shoal.algorithms.rng import key
 from shoal.engine.config.sections import ParticipationOptions
@@ -74,6 +74,14 @@ def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, on
         )
 
 
+def require_sample(evaluated: int | str, clients: int) -> None:
+    """Raises a ShoalError, which names the key: more clients are to be evaluated than there are."""
+    if isinstance(evaluated, int) and evaluated > clients:
+        raise ShoalError(
+            "evaluation.clients", f"{evaluated} of {clients} clients; choose from 1 to {clients}, or all, or cohort"
+        )
+
+
 def read_trace(file: str, clients: int) -> np.ndarray:
     """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
     try:
@@ -103,6 +111,7 @@ class Plan:
         cell_size: Clients of a cell, see `form_cells`.
         online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
         keep_records: Whether evaluated rounds come with what the method records for a report.
+        evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
     """
 
     rounds: int
@@ -111,6 +120,7 @@ class Plan:
     cell_size: int | str
     online: np.ndarray | None = None
     keep_records: bool = False
+    evaluated: int | str = "all"
 
 
 class Schedule:
@@ -119,24 +129,38 @@ class Schedule:
     def __init__(self, plan: Plan, clients: int, seed: int) -> None:
         """Of a plan for so many clients."""
         self._plan, self._clients, self._seed = plan, clients, seed
-        self._last_visits: dict[int, dict[int, int]] = {}
+        # The last of the drawn rounds from `first` to `drawn` in which a client takes part, none behind `end`.
+        self._last_visits: dict[int, int] = {}
+        self._first = self._drawn = self._end = 0
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
         return draw_cohort(self._clients, self._plan.participation, self._seed, round_number, self._plan.online)
 
     def evaluates(self, round_number: int) -> bool:
-        """Whether a round ends with an evaluation of all clients."""
+        """Whether a round ends with an evaluation."""
         return round_number == self._next_evaluation(round_number)
+
+    def sample(self, round_number: int) -> list[int] | None:
+        """The clients that are evaluated at the end of a round, ascending, keyed by (seed, round); None: all."""
+        which = self._plan.evaluated
+        if which in ("all", self._clients) or round_number == self._plan.rounds:
+            return None
+        if which == "cohort":
+            return self.cohort(round_number)
+        rng = np.random.default_rng(key(self._seed, round_number, "evaluation"))
+        return sorted(rng.choice(self._clients, size=int(which), replace=False).tolist())
 
     def is_last_visit(self, client: int, round_number: int) -> bool:
         """Whether a client takes no part in a later round up to the next evaluation."""
         end = self._next_evaluation(round_number)
-        if end not in self._last_visits:
-            every = self._plan.evaluate_every
-            rounds = range((round_number - 1) // every * every + 1, end + 1)
-            self._last_visits = {end: {client: later for later in rounds for client in self.cohort(later)}}
-        return self._last_visits[end].get(client, round_number) <= round_number
+        if end != self._end or round_number < self._first:
+            self._last_visits, self._first, self._drawn, self._end = {}, round_number, round_number, end
+        # Later cohorts are drawn as far as one has the client.
+        while self._last_visits.get(client, 0) <= round_number and self._drawn < end:
+            self._drawn += 1
+            self._last_visits.update(dict.fromkeys(self.cohort(self._drawn), self._drawn))
+        return self._last_visits.get(client, 0) <= round_number
 
     def _next_evaluation(self, round_number: int) -> int:
         every = self._plan.evaluate_every
@@ -185,12 +209,12 @@ def form_cells(
     room for any model's clients.
     """
     large, small = (cell_size,) * 2 if isinstance(cell_size, int) else automatic_sizes(cell_size, len(clients), hosts)
-    of_models: dict[int, list[int]] = {}
-    for i in clients:
-        of_models.setdefault(infos[i].model, []).append(i)
-    room = 1 << (max(map(len, of_models.values()), default=1) - 1).bit_length()
+    id_B = np.array(clients, dtype=np.int64)
+    model_B = ClientTable.of(infos).model[id_B]
+    of_models = [id_B[model_B == model].tolist() for model in np.unique(model_B)]
+    room = 1 << (max(map(len, of_models), default=1) - 1).bit_length()
     cells = []
-    for number, (_, ids) in enumerate(sorted(of_models.items())):
+    for number, ids in enumerate(of_models):
         places, end = range(number * room, (number + 1) * room), 0
         while end < len(ids):
             start = end

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, raise_named
 from shoal.engine.config.sections import ACCURACY, ROC_AUC
 from shoal.engine.rounds.protocol_checks import kind, named
+from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -197,13 +198,42 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
     return mean_B
 
 
+class ByClient(NamedTuple):
+    """Numbers of B clients by part P, `[B, P]`: rows and rightly predicted ones int64, macro-F1 and the metric float64;
+    and the counts of all of them together, int64 `[P, 3, C]`.
+    """
+
+    rows_BP: np.ndarray
+    correct_BP: np.ndarray
+    f1_BP: np.ndarray
+    value_BP: np.ndarray
+    pooled_PKC: np.ndarray
+
+
+def by_client(table: ScoreTable, metric: str = ACCURACY) -> ByClient:
+    """Numbers of the clients of a table, which has some, by part; of accuracy the metric is rightly predicted rows."""
+    blocks: list[tuple[np.ndarray, ...]] = []
+    pooled: Any = 0
+    for counts_BPKC in table.blocks():
+        parts = range(counts_BPKC.shape[1])
+        right_BP = counts_BPKC[:, :, CORRECT].sum(2)
+        of_parts = [counts_BPKC[:, part] for part in parts]
+        f1_BP = np.stack([macro_f1(counts_B3C) for counts_B3C in of_parts], 1)
+        values = [right_BP] if metric == ACCURACY else []
+        values = values or [np.stack([ranked(metric, counts[:, SUPPORT], counts[:, -1]) for counts in of_parts], 1)]
+        blocks.append((counts_BPKC[:, :, SUPPORT].sum(2), right_BP, f1_BP, *values))
+        pooled = pooled + counts_BPKC[:, :, :KINDS].sum(0)
+    rows_BP, correct_BP, f1_BP, value_BP = (np.concatenate(of_blocks) for of_blocks in zip(*blocks))
+    return ByClient(rows_BP, correct_BP, f1_BP, value_BP, pooled)
+
+
 def summarize(
     scores: Mapping[int, np.ndarray],
-    items: Mapping[int, int],
+    items_B: Sequence[int] | np.ndarray,
     parts: Sequence[str] = PARTS,
     metric: str = ACCURACY,
 ) -> dict[str, Any]:
-    """All weightings of one scope, from counts by client, `[parts, 3, C]`, and how many rows or graphs each has.
+    """All weightings of one scope, from counts by client, `[parts, 3, C]`, and rows or graphs of each, ascending.
 
     Accuracy of a client without rows of a part is undefined; such a client has no weight there. After rightly
     predicted rows there may be more kinds of counts, of which those of another metric than accuracy are the last.
@@ -217,28 +247,23 @@ def summarize(
     result: dict[str, Any] = {}
     if not scores:
         return result
-    clients = sorted(scores)
-    every_BPKC = np.stack([scores[i] for i in clients])
-    items_B = np.array([items[i] for i in clients])
-    rows_BP = every_BPKC[:, :, SUPPORT].sum(2)
+    found = by_client(ScoreTable.of(scores), metric)
     for part, name in enumerate(parts):
-        scored = rows_BP[:, part] > 0
+        scored = found.rows_BP[:, part] > 0
         if not scored.any():
             continue
-        counts, rows, size = every_BPKC[scored, part], rows_BP[scored, part], items_B[scored]
-        right = counts[:, CORRECT].sum(1)
+        right, rows, size = found.correct_BP[scored, part], found.rows_BP[scored, part], np.array(items_B)[scored]
         accuracy = right / rows
         result[name] = {
             "nodes": float((size * accuracy).sum() / size.sum()),
             "rows": float(right.sum() / rows.sum()),
             "clients": float(accuracy.mean()),
-            "f1": float(macro_f1(counts[:, :KINDS].sum(0, keepdims=True))[0]),
-            "f1_clients": float(macro_f1(counts).mean()),
+            "f1": float(macro_f1(found.pooled_PKC[None, part])[0]),
+            "f1_clients": float(found.f1_BP[scored, part].mean()),
             "min": float(accuracy.min()),
             "median": float(np.median(accuracy)),
             "max": float(accuracy.max()),
         }
         if metric != ACCURACY:
-            value = ranked(metric, counts[:, SUPPORT], counts[:, -1])
-            result[name][metric] = over_clients(value, size, rows)
+            result[name][metric] = over_clients(found.value_BP[scored, part], size, rows)
     return result

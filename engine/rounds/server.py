@@ -9,14 +9,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Context, Requests
-from shoal.algorithms.client import ClientInfo, FlatModel
+from shoal.algorithms.client import ClientTable, FlatModel
 from shoal.algorithms.method_errors import OURS, ProtocolError, raise_named, yield_place
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
 from shoal.algorithms.rng import CPU, creating_on, key, moved
+from shoal.engine.config.sections import EVALUATED
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
@@ -32,14 +34,12 @@ from shoal.engine.rounds.protocol_checks import (
     require_tree,
     require_untouched,
 )
-from shoal.engine.rounds.reduction import Sums, combine, require_finite
+from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
 from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluation_cell, form_cells
-from shoal.engine.rounds.state import FederationState
+from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")
-# Of a product of `Mix`, at a time.
-NUMBERS_AT_A_TIME = 2**24
 
 
 class Server:
@@ -68,6 +68,7 @@ class Server:
         self.job, self.plan, self._pool, self._device = job, plan, pool, device
         self.algorithm: Algorithm = job.algorithm()
         self.infos, self.graphs = job.infos(job.open_training(store)), job.graph_infos(job.open_graphs(store))
+        self._visited = self.infos.followed_by(self.graphs)
         self.schedule = Schedule(plan, len(self.infos), job.seed)
         self._features = store.manifest.features
         self._built = job.build_models(store, self.algorithm)
@@ -108,10 +109,10 @@ class Server:
             # 1. The cohort, and a copy of the state that the round may change.
             cohort, next_state = self.cohort(number), self.state.next_state(number)
             meter = Meter(number, self.infos, self._pool, watch)
-            everyone = [*self.infos, *self.graphs]
             exchange = Exchange(
-                everyone, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched, self._own
-            )
+                self._visited, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched,
+                self._own,
+            )  # fmt: skip
             # 2. The method's part. A round without a cohort changes nothing.
             records: Tree = {}
             if cohort:
@@ -128,13 +129,17 @@ class Server:
                 require_untouched(next_state.server, before)
             self._hook = ""
             next_state.deploy(model, exchange.cohort)
-            # 4. Clients whose model may have changed are evaluated, where an evaluation is due.
-            scopes = self._evaluator.evaluate(exchange, model) if self.schedule.evaluates(number) else None
+            # 4. Clients whose model may have changed are evaluated, where an evaluation is due; all or a sample.
+            sample = self.schedule.sample(number)
+            due = self.schedule.evaluates(number) and sample != []
+            scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
             self.state = next_state
         except BaseException as error:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
         line = meter.line(exchange.cohort, scopes)
+        if scopes is not None and sample is not None:
+            line[EVALUATED] = len(sample)
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
@@ -207,8 +212,8 @@ class Server:
         return self._checks_always or self._first_rounds.setdefault(phase, number) == number
 
     def client_scores(self) -> Columns:
-        """The newest scores of every client; see `shoal.engine.rounds.evaluation`."""
-        return client_scores(newest(self.state), self.job.metric)
+        """The newest scores of every client, or of the sample; see `shoal.engine.rounds.evaluation`."""
+        return client_scores(newest(self.state, self.schedule.sample(self.state.round)), self.job.metric)
 
     def _set_up(self) -> Tree:
         try:
@@ -271,7 +276,7 @@ class Exchange:
 
     def __init__(
         self,
-        infos: Sequence[ClientInfo],
+        infos: ClientTable,
         cell_size: int | str,
         pool: Pool,
         before: FederationState,
@@ -290,8 +295,8 @@ class Exchange:
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
-        # Uploads of `Reduce.MIX`, `[clients, …]`; a later one replaces an earlier one of its name.
-        self._held: Tree = {}
+        # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
+        self._held: dict[str, Uploads | None] = {}
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
@@ -330,17 +335,16 @@ class Exchange:
             for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
         self._meter.sent(ask, ids)
-        outcomes, sums = self._run(cells, ask.shared)
+        outcomes, sums, _ = self._run(cells, ask.shared)
         for outcome in outcomes:
             next_state.keep(outcome.states, outcome.kept)
             next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
-            trained = next_state.scores.setdefault("trained", {})
+            trained = next_state.scores.setdefault("trained", ScoreTable())
             if ask.train:
                 # Those that come back are evaluated then; should they fail, no older counts stand for this training.
-                for i in outcome.ids:
-                    trained.pop(i, None)
+                trained.change(dict.fromkeys(outcome.ids))
                 self._meter.trained(outcome)
-            trained.update(outcome.scores)
+            trained.change(outcome.scores)
         if losses := [loss for outcome in outcomes for loss in outcome.losses if math.isfinite(loss)]:
             next_state.first_losses.setdefault(ask.phase, max(losses))
         answered = [outcome for outcome in outcomes if outcome.ids]
@@ -360,30 +364,28 @@ class Exchange:
         if mix.entry not in self._held:
             raise ShoalError(f"Mix({mix.entry!r}) before any Ask uploaded it as Reduce.MIX")
         held = self._held[mix.entry]
-        flat = held.reshape(len(held), -1)
-        rows = mix.rows.to(flat.dtype)
+        if held is None:
+            raise ShoalError(f"Mix({mix.entry!r}) after clients were given its product; mix for the server first")
+        rows = mix.rows.to(held.dtype)
         require_finite({mix.entry: rows}, "the matrix of Mix")
-        if rows.shape[-1] != len(held) or (mix.dst is not None and rows.shape[:-1] != (len(mix.dst),)):
-            wanted = [len(held)] if mix.dst is None else [len(mix.dst), len(held)]
+        if rows.shape[-1] != held.clients or (mix.dst is not None and rows.shape[:-1] != (len(mix.dst),)):
+            wanted = [held.clients] if mix.dst is None else [len(mix.dst), held.clients]
             raise ShoalError(f"the matrix of Mix({mix.entry!r}) is {list(rows.shape)}, expected {wanted}")
-        # Each row for itself: a client's inbox does not hold the whole product in memory.
-        count = 1 if rows.dim() == 1 else len(rows)
-        parts = [torch.empty(flat.shape[1]) for _ in range(count)]
-        width = max(1, NUMBERS_AT_A_TIME // max(count, 1))
-        for start in range(0, flat.shape[1], width):
-            block = rows @ flat[:, start : start + width]
-            for part, row in zip(parts, block.reshape(count, -1)):
-                part[start : start + width] = row
-        for part in parts:
-            require_finite({mix.entry: part}, "the result of Mix")
         if mix.dst is None:
-            return torch.stack(parts).reshape((*rows.shape[:-1], *held.shape[1:]))
-        for part, client in zip(parts, mix.dst):
-            self.next_state.put_into_inbox(client, mix.entry, part.reshape((*held.shape[1:],)))
+            product = held.product(rows.reshape(-1, held.clients))
+            require_finite({mix.entry: product}, "the result of Mix")
+            return product.reshape((*rows.shape[:-1], *held.shape))
+        self._held[mix.entry] = None
+        parts = held.give(rows)
+        for part in parts:
+            # Hosts look at what they multiply.
+            require_finite({mix.entry: part} if isinstance(part, Tensor) else {}, "the result of Mix")
+        for client, part in zip(mix.dst, parts):
+            self.next_state.put_into_inbox(client, mix.entry, part)
             self._meter.mixed(part.nbytes)
         return None
 
-    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
+    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> ScoreTable:
         """Counts of some clients after a download; `fresh` ones have neither state nor inbox."""
         state = FederationState() if fresh else self.next_state
         cells = [
@@ -392,17 +394,25 @@ class Exchange:
             )
             for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
-        outcomes, _ = self._run(cells, download)
-        return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}
+        _, _, tables = self._run(cells, download)
+        return ScoreTable().with_counts(*tables)
 
-    def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums]:
+    def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums, list[ScoreTable]]:
+        """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
         outcomes: dict[int, Outcome] = {}
-        sums = Sums()
+        sums, tables, counts = Sums(), list[ScoreTable](), dict[int, np.ndarray]()
         self._meter.expect(sum(len(cell.ids) for cell in cells))
         asked = working_clock()
         for position, outcome in self._pool.run_cells(cells, shared):
             self._meter.waited += working_clock() - asked
             outcomes[position] = outcome
+            if not cells[position].phase:
+                # Of many clients, maybe all.
+                counts.update(outcome.scores)
+                outcome.scores = {}
+                if len(counts) >= IN_BLOCK:
+                    tables.append(ScoreTable(counts))
+                    counts = {}
             for places, part in outcome.sums.items():
                 sums.take(places, part)
             outcome.sums = {}
@@ -412,7 +422,7 @@ class Exchange:
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)
-        return [outcomes[position] for position in range(len(cells))], sums
+        return [outcomes[position] for position in range(len(cells))], sums, [*tables, ScoreTable(counts)]
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
         """A client that fails takes no further part in the round and is as it was before it."""
@@ -422,8 +432,7 @@ class Exchange:
         self.next_state.restore(client, self._before)
 
     def _cost(self, ids: Sequence[int]) -> float:
-        infos = [self._infos[i] for i in ids]
-        return float(sum(info.nodes + 10 * info.train * info.nodes / max(info.items, 1) for info in infos))
+        return float(self._infos.cost[np.array(ids)].sum())
 
 
 def _pick(trees: Mapping[int, TreeT], ids: Sequence[int]) -> dict[int, TreeT]:

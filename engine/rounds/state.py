@@ -1,17 +1,142 @@
 """Everything a run is between two rounds, as values."""
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array, vstack
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.messages.cell import Kept
+from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
+from shoal.storage.errors import ShoalError
 
-Scores = dict[str, dict[int, np.ndarray]]
+# Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
+DOWNLOADS_IN_MEMORY = 2**28
+# Where each tensor of such a file begins, for any type.
+ALIGNED = 64
+# Clients whose counts change one by one, before they join the columns; clients whose counts are laid out at a time.
+MOST_CHANGED, IN_BLOCK = 1024, 4096
+
+
+class ScoreTable(Mapping[int, np.ndarray]):
+    """Counts by client, int64 `[parts, kinds, C]`, in a sparse matrix with a row a client, clients ascending.
+
+    A copy shares the matrix; what changes for single clients waits beside it.
+    """
+
+    def __init__(self, counts: Mapping[int, np.ndarray] | Iterable[tuple[int, np.ndarray]] = ()) -> None:
+        """Of counts of one shape, none of them negative."""
+        self._changed: dict[int, np.ndarray | None] = dict(counts)
+        self._shape: tuple[int, ...] = (0, 0, 0)
+        self._client, self._rows = np.empty(0, np.int64), csr_array((0, 0), dtype=np.uint8)
+        self._merge()
+
+    @classmethod
+    def of(cls, counts: Mapping[int, np.ndarray]) -> "ScoreTable":
+        """Counts as a table."""
+        return counts if isinstance(counts, ScoreTable) else cls(counts)
+
+    @property
+    def clients(self) -> np.ndarray:
+        """The clients that have counts, int64 `[B]`, ascending."""
+        self._merge()
+        return self._client
+
+    def copy(self) -> "ScoreTable":
+        """A table that may change while this one stays."""
+        table = ScoreTable()
+        vars(table).update(vars(self), _changed=dict(self._changed))
+        return table
+
+    def only(self, client_B: np.ndarray, others: bool = False) -> "ScoreTable":
+        """The counts of those of some clients that have any, or of all the others."""
+        table = self.copy()
+        keep = np.isin(table.clients, client_B, invert=others)
+        if not keep.all():
+            table._client, table._rows = table._client[keep], table._rows[np.flatnonzero(keep)]
+        return table
+
+    def with_counts(self, *tables: "ScoreTable") -> "ScoreTable":
+        """These counts and those of tables of different clients, which replace those of before."""
+        found = [table for table in tables if len(table)]
+        if not found:
+            return self.copy()
+        kept = self.only(np.concatenate([table._client for table in found]), others=True)
+        found = [*([kept] if len(kept) else []), *found]
+        client = np.concatenate([table._client for table in found])
+        order, joined = np.argsort(client), found[-1].copy()
+        joined._client, joined._rows = client[order], vstack([table._rows for table in found], format="csr")[order]
+        return joined
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The counts of all clients, int64 `[B, parts, kinds, C]`, in blocks that follow each other."""
+        for first in range(0, len(self), IN_BLOCK):
+            yield self._rows[first : first + IN_BLOCK].toarray().astype(np.int64).reshape(-1, *self._shape)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The columns by name, for a file."""
+        self._merge()
+        rows, values = self._rows, np.int32 if self._rows.dtype.itemsize < 4 else np.int64
+        columns = (self._client, rows.indptr, rows.indices, rows.data.astype(values), np.array(self._shape))
+        return {name: torch.from_numpy(column) for name, column in zip(COLUMNS, columns)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Any]) -> "ScoreTable":
+        """The inverse of `to_tensors`."""
+        table = cls()
+        table._client, start, place, count, shape = (np.array(tensors[name]) for name in COLUMNS)
+        table._shape = tuple(shape.tolist())
+        table._rows = csr_array((_narrow(count), place, start), shape=(len(table._client), shape.prod()))
+        return table
+
+    def _merge(self) -> None:
+        """Brings what changed for single clients into the matrix."""
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, {}
+        new, client = ScoreTable(), sorted(i for i, counts in changed.items() if counts is not None)
+        if client:
+            every = np.stack([changed[i] for i in client])  # type: ignore[misc]
+            new._client, new._shape = np.array(client), every.shape[1:]
+            new._rows = csr_array(_narrow(every.reshape(len(every), -1)))
+        left = self.only(np.fromiter(changed, dtype=np.int64), others=True)
+        vars(self).update(vars(left.with_counts(new)))
+
+    def change(self, counts: Mapping[int, np.ndarray | None]) -> None:
+        """Takes in counts of some clients; None: it has none from now on."""
+        self._changed.update(counts)
+        if len(self._changed) > MOST_CHANGED:
+            self._merge()
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        row = int(np.searchsorted(self.clients, client))
+        if row == len(self._client) or self._client[row] != client:
+            raise KeyError(client)
+        counts: np.ndarray = self._rows[row : row + 1].toarray().astype(np.int64).reshape(self._shape)
+        return counts
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.clients.tolist())
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
+COLUMNS = ("client", "start", "place", "count", "shape")
+
+
+def _narrow(value: np.ndarray) -> np.ndarray:
+    """The same numbers, none of them negative, in the smallest type that has them all."""
+    return value.astype(np.min_scalar_type(int(value.max(initial=0))))
+
+
+Scores = dict[str, ScoreTable]
 
 
 @dataclass
@@ -23,7 +148,7 @@ class FederationState:
         server: The method's server state.
         clients: What every client kept: model, optimizer moments, what the method adds.
         kept: The same of clients whose state is in a cluster's memory.
-        inboxes: Results of mixing that wait for the client's next visit.
+        inboxes: Results of mixing that wait for the client's next visit, here or `Mixed` in a cluster's memory.
         downloads: Models of the server that some client was given last, by the round they come from.
         newest: The round of the model that a client was given last.
         scores: Newest counts by scope and client.
@@ -31,19 +156,21 @@ class FederationState:
             `trained` are from the end of that visit.
         evaluated: Digest of the server's model that the counts of scope `global` are of; empty: there are none.
         first_losses: Largest loss of a client in the first round of each phase that trained.
+        on_disk: Rounds whose models, among `downloads`, are in files that are mapped into memory.
     """
 
     round: int = 0
     server: Tree = field(default_factory=dict)
     clients: dict[int, Tree] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
-    inboxes: dict[int, Tree] = field(default_factory=dict)
+    inboxes: dict[int, Inbox] = field(default_factory=dict)
     downloads: dict[int, Tree] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     touched: dict[int, bool] = field(default_factory=dict)
     evaluated: str = ""
     first_losses: dict[str, float] = field(default_factory=dict)
+    on_disk: frozenset[int] = frozenset()
 
     def next_state(self, round_number: int) -> "FederationState":
         """A copy that a round may change while this state stays as it is."""
@@ -56,7 +183,7 @@ class FederationState:
             inboxes={i: dict(tree) for i, tree in self.inboxes.items()},
             downloads=dict(self.downloads),
             newest=dict(self.newest),
-            scores={scope: dict(by_client) for scope, by_client in self.scores.items()},
+            scores={scope: table.copy() for scope, table in self.scores.items()},
             touched=dict(self.touched),
             first_losses=dict(self.first_losses),
         )
@@ -69,7 +196,12 @@ class FederationState:
         self.clients.update(states)
         self.kept.update(kept)
 
-    def put_into_inbox(self, client: int, entry: str, value: Tensor) -> None:
+    @property
+    def elsewhere(self) -> bool:
+        """Whether some of it is in a cluster's memory."""
+        return bool(self.kept) or any(isinstance(t, Mixed) for box in self.inboxes.values() for t in box.values())
+
+    def put_into_inbox(self, client: int, entry: str, value: Tensor | Mixed) -> None:
         """Leaves a result of mixing for a client's next visit."""
         self.inboxes.setdefault(client, {})[entry] = value
         self.touched[client] = False
@@ -83,6 +215,10 @@ class FederationState:
         self.touched.update(dict.fromkeys(clients, False))
         used = set(self.newest.values())
         self.downloads = {r: tree for r, tree in self.downloads.items() if r in used}
+        earlier = {r: tree for r, tree in self.downloads.items() if r not in self.on_disk and r != self.round}
+        if sum(map(tree_bytes, earlier.values())) > DOWNLOADS_IN_MEMORY:
+            self.downloads |= on_disk(earlier)
+            self.on_disk = (self.on_disk | earlier.keys()) & self.downloads.keys()
 
     def restore(self, client: int, before: "FederationState") -> None:
         """A client is as it was before the round, whatever it did in it."""
@@ -96,22 +232,19 @@ class FederationState:
         self.touched.pop(client, None)
         if client in before.touched:
             self.touched[client] = before.touched[client]
-        trained, earlier_trained = self.scores.get("trained", {}), before.scores.get("trained", {})
-        trained.pop(client, None)
-        if client in earlier_trained:
-            trained[client] = earlier_trained[client]
+        if "trained" in self.scores:
+            self.scores["trained"].change({client: before.scores.get("trained", ScoreTable()).get(client)})
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
-        """The state as flat named tensors and plain values, ready for a file; what is `Kept` elsewhere is left out."""
+        """The state as flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
         for kind, trees in (("client", self.clients), ("inbox", self.inboxes), ("download", self.downloads)):
             for number, tree in trees.items():
-                tensors.update({f"{kind}/{number}/{name}": t for name, t in tree.items()})
-        for scope, by_client in self.scores.items():
-            if by_client:
-                order = sorted(by_client)
-                tensors[f"scores/{scope}"] = torch.from_numpy(np.stack([by_client[i] for i in order]))
-                tensors[f"scored/{scope}"] = torch.tensor(order)
+                here = {name: t for name, t in tree.items() if not isinstance(t, Mixed)}
+                tensors.update({f"{kind}/{number}/{name}": t for name, t in here.items()})
+        for scope, table in self.scores.items():
+            if table:
+                tensors |= {f"scores/{scope}/{name}": t for name, t in table.to_tensors().items()}
         plain = {
             "round": self.round,
             "newest": {str(i): r for i, r in self.newest.items()},
@@ -123,7 +256,7 @@ class FederationState:
 
     @classmethod
     def from_tensors(cls, tensors: Tree, plain: dict[str, Any]) -> "FederationState":
-        """The inverse of `to_tensors`."""
+        """The inverse of `to_tensors`; models of the server are copied, into memory or a file."""
         newest, touched = ({int(i): value for i, value in plain[name].items()} for name in ("newest", "touched"))
         state = cls(round=plain["round"], newest=newest, touched=touched)
         # A state that was kept before there was this digest is evaluated once more.
@@ -136,7 +269,51 @@ class FederationState:
             elif kind in trees:
                 number, _, name = rest.partition("/")
                 trees[kind].setdefault(int(number), {})[name] = tensor
-            elif kind == "scores":
-                order = tensors[f"scored/{rest}"].tolist()
-                state.scores[rest] = dict(zip(order, tensor.numpy()))
+        if sum(map(tree_bytes, state.downloads.values())) > DOWNLOADS_IN_MEMORY:
+            state.downloads, state.on_disk = on_disk(state.downloads), frozenset(state.downloads)
+        else:
+            state.downloads = {r: {name: t.clone() for name, t in tree.items()} for r, tree in state.downloads.items()}
+        state.scores = read_scores(tensors)
         return state
+
+
+def read_scores(tensors: Mapping[str, Any]) -> Scores:
+    """The newest counts by scope, of the tensors of a state."""
+    scopes = dict.fromkeys(name.split("/")[1] for name in tensors if name.startswith("scores/"))
+    found = {}
+    for scope in scopes:
+        if (counts := tensors.get(f"scores/{scope}")) is None:
+            found[scope] = ScoreTable.from_tensors({name: tensors[f"scores/{scope}/{name}"] for name in COLUMNS})
+        else:
+            # Of a checkpoint of before there were columns.
+            found[scope] = ScoreTable(zip(tensors[f"scored/{scope}"].tolist(), np.asarray(counts)))
+    return found
+
+
+def on_disk(trees: Mapping[int, Tree]) -> dict[int, Tree]:
+    """The same models in a file without a name, mapped into memory; it ends with the last of them.
+
+    Raises ShoalError: the folder for temporary files has no room for it.
+    """
+    begins: dict[tuple[int, str], int] = {}
+    try:
+        with tempfile.TemporaryFile() as file:
+            for number, tree in trees.items():
+                for name, t in tree.items():
+                    file.write(bytes(-file.tell() % ALIGNED))
+                    begins[number, name] = file.tell()
+                    file.write(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            file.flush()
+            mapped = np.memmap(file, mode="c")
+    except OSError as error:
+        where = Path(tempfile.gettempdir())
+        raise ShoalError(where, f"no room for models of earlier rounds ({error.strerror}); set TMPDIR") from error
+    return {
+        number: {name: _view(mapped, begins[number, name], t) for name, t in tree.items()}
+        for number, tree in trees.items()
+    }
+
+
+def _view(mapped: np.ndarray, begin: int, t: Tensor) -> Tensor:
+    """A tensor like another one, whose bytes are in a file from a place on."""
+    return torch.from_numpy(mapped[begin : begin + t.nbytes]).view(t.dtype).reshape(t.shape)

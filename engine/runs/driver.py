@@ -1,6 +1,7 @@
 """The loop of a run: steps a server through its rounds, and records them in the run folder."""
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -63,9 +64,8 @@ class Driver:
     def drive(self, state: FederationState | None) -> None:
         """Runs all remaining rounds, from a state or from the start, and writes the summary.
 
-        Raises:
-            ShoalError: A round failed, or something cannot be written; a checkpoint is kept where one can be.
-            KeyboardInterrupt: The user stopped it, or its time was over; a checkpoint is written.
+        A ShoalError says that a round failed or a file cannot be written, a KeyboardInterrupt that the user stopped it
+        or its time was over; a checkpoint is kept where one can be.
         """
         began = time.monotonic()
         memory = PeakMemory()
@@ -94,7 +94,7 @@ class Driver:
                         done = self._serve_again(error)
                         view.back_to(done)
                     if interrupt.asked and done < self.config.rounds and not self._ended_early():
-                        say(f"stopped after round {done}; continue with: shoal run {self.folder.path} --resume")
+                        say(f"stopped after round {done}; {self._how_to_resume()}")
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
@@ -114,10 +114,7 @@ class Driver:
             self._calls.end(None)
 
     def _watching(self, view: LiveView, interrupt: Interrupt, done: int) -> Watch:
-        """Shows a round under way. A run that is asked to stop keeps the rounds before it at once.
-
-        What sent the signal may not wait for the end of the round: `ray job stop` waits for three seconds.
-        """
+        """Shows a round under way; asked to stop, it keeps earlier rounds at once (`ray job stop` waits 3 seconds)."""
 
         def watch(live: Live) -> None:
             view.watch(live)
@@ -126,6 +123,7 @@ class Driver:
                 # At its end, the server may be a round ahead of the lines of metrics; then all of it is kept.
                 if current.state.round == done:
                     checkpoint.save(self.folder.checkpoints, current, self.config.run.keep)
+                    self.folder.send()
                     say(f"kept a checkpoint of round {done}")
 
         return watch
@@ -139,10 +137,13 @@ class Driver:
             if done:
                 try:
                     self._save()
-                    say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
+                    say(f"kept a checkpoint of round {done}; {self._how_to_resume()}")
                 except (ShoalError, ServerLost) as error:
                     log.error("no checkpoint of round %d: %s", done, error)
             raise
+
+    def _how_to_resume(self) -> str:
+        return f"continue with: shoal run {shlex.quote(str(self.folder.place))} --resume"
 
     def _ended_early(self) -> bool:
         """Whether a callback ended the run; it ends with the next evaluation."""
@@ -181,6 +182,7 @@ class Driver:
     def _save(self) -> None:
         began = time.monotonic()
         checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
+        self.folder.send()
         self._saved = time.monotonic()
         self._servers_lost = 0
         self._seconds_of_checkpoints += self._saved - began

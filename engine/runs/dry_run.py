@@ -88,10 +88,11 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None
-    stored = 0 if values is None else sum(file.bytes for file in manifest.hops.get(config.propagation.name, ()))
+    hops = manifest.hops.get(config.propagation.name)
+    stored = 0 if values is None or hops is None else hops.total
     return _Sizes(
         manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
-        sum(client.entries for client in manifest.clients), manifest.weighted, manifest.feature_bytes, values,
+        int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
         stored or hops_bytes(manifest.nodes, manifest.features, config.propagation),
         None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
     )  # fmt: skip
@@ -176,7 +177,9 @@ def expected(plan: RunPlan) -> Expected:
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
 
-    evaluations = -(-config.rounds // config.evaluation.every)
+    evaluations: float = -(-config.rounds // config.evaluation.every)
+    if (sample := config.evaluation.clients) != "all":
+        evaluations = 1 + (evaluations - 1) * (len(cohort) if sample == "cohort" else int(sample)) / clients
     busy = max(1, min(hosts, len(cells)))
     lower = "cell_size" if len(cells) < len(cohort) else "hosts"
     training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy
@@ -204,7 +207,7 @@ def expected(plan: RunPlan) -> Expected:
         "inductive": "training sees training nodes alone; the estimates are for all nodes, or more"
         if config.data.inductive
         else "",
-        "run folder": str(plan.folder),
+        "run folder": str(plan.place),
         "disk": f"{size(disk)} for the store, {size(kept)} a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "

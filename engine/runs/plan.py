@@ -8,15 +8,15 @@ from pathlib import Path
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
-from shoal.engine.callbacks.loading import load_callbacks
+from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import run_path
-from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts
+from shoal.engine.records.run_folder import run_path, run_place
+from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts, require_sample
 from shoal.storage.store.store import Store
 
 
@@ -37,8 +37,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config; refuses what is not possible by its
-        key.
+        """Checks method, models, device, dataset, callbacks and rounds of a config; a ShoalError names a key.
 
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """
@@ -64,6 +63,11 @@ class RunPlan:
         """The run folder, whose name is the identity of the run; raises as `inputs`."""
         return run_path(self.config, self.inputs)
 
+    @property
+    def place(self) -> Path | str:
+        """Where the run is kept: its folder, or its address as text."""
+        return run_place(self.config, self.folder)
+
     def prepare(self, repair: bool = True) -> Store:
         """Opens the store that the method trains on; as `shoal.engine.preparing.prepare.prepare`."""
         return prepare(self.config, self.algorithm.centralized, repair, known=True)
@@ -75,8 +79,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
     if not centralized:
         require_cohorts(participation, config.partition.clients, config.rounds, online)
+        require_sample(config.evaluation.clients, config.partition.clients)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
-    return Plan(config.rounds, participation, config.evaluation.every, size, online, config.run.keep_records)
+    evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
+    return Plan(config.rounds, participation, evaluation.every, size, online, config.run.keep_records, sample)

@@ -15,8 +15,7 @@ from shoal.engine.preparing.checks import require_weights_used
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen
-from shoal.storage.datasets.features.features import check_finite, row_normalized
-from shoal.storage.datasets.features.made_features import made_features
+from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gathered
@@ -33,10 +32,7 @@ GRAPH = "graph"
 
 
 def predict(run: Path, graph: Any, client: int | None, best: str | None) -> tuple[Tensor, list[str] | None]:
-    """Scores of every node of a graph as the run's method gives them, float `[N, C]`, and names of the classes.
-
-    Arguments and errors are those of `shoal.Run.predict`.
-    """
+    """Scores of every node of a graph, float `[N, C]`, and names of the classes; see `shoal.Run.predict`."""
     config = load_config(run)
     if config.task != "node":
         raise ShoalError("task", f"{config.task}, and only nodes of another graph are predicted; see predictions()")

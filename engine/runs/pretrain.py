@@ -15,8 +15,7 @@ from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, cut_up
 from shoal.algorithms.models.build import READOUT, backbone, build
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.readout import Readout
-from shoal.algorithms.models.model_options import ModelSpec
-from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.models.names import BACKBONES, ModelSpec
 from shoal.algorithms.rng import key
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
 from shoal.engine.config.config import Config, device_choice
@@ -52,10 +51,8 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
 
     Reads the config's `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute. The file is
     replaced when all epochs are done. A single graph is cut into `parts`; of many, `graphs` are those of training
-    items, or all.
-
-    Raises:
-        ShoalError: The model passes no messages, there are too few graphs, bad input, or the file cannot be written.
+    items, or all. Raises ShoalError: the model passes no messages, there are too few graphs, bad input, or the file
+    cannot be written.
     """
     spec = _model(config)
     _require_place(out)

@@ -1,24 +1,34 @@
 """One run from config to summary: prepare, rounds, checkpoints, evaluation; and again from where it was cut off."""
 
+import inspect
 import logging
+import re
+import shutil
+import sys
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.run_identity import steering
 from shoal.engine.hosts.backend import Backend, LocalBackend
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.client_scores import CLIENT_SCORES
+from shoal.engine.records.metrics import read_records, recorded_rounds, write_records
 from shoal.engine.records.run_folder import (
+    CHECKPOINTS,
     RunFolder,
     changed_contents,
     changed_keys,
     read_summary,
     run_path,
+    runs_here,
     unfinished_relatives,
 )
 from shoal.engine.rounds.server import Server
@@ -26,9 +36,15 @@ from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
+from shoal.storage.options.types import is_own
 from shoal.storage.store.store import Store
+from shoal.storage.user_code.user_code import read_user_code
 
 log = logging.getLogger(__name__)
+# What reads the number of rounds in the text of a method or a callback.
+READS_ROUNDS = re.compile(r"""\.rounds\b|["']rounds["']""")
+OF_METHODS = "shoal.algorithms.methods."
 
 
 def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backend: Backend | None = None) -> Path:
@@ -47,8 +63,12 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         raise ShoalError("--resume, --fresh", "one goes on with the run, the other clears it; give one of them")
     plan = run if isinstance(run, RunPlan) else _planned(run)
     config = plan.config
-    folder = RunFolder(plan.folder, config.run.log_format)
+    folder, remote = RunFolder(plan.folder, config.run.log_format), None
     try:
+        if isinstance(plan.place, str):
+            from shoal.engine.runs.remote_run import RemoteRun
+
+            remote = RemoteRun(plan.place, folder, fresh)
         read = inputs.contents(config) | _published(config)
         # A sweep may have made the plan hours ago.
         _require_same(folder, plan.inputs, read)
@@ -56,7 +76,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
             _require_same(folder, read_summary(folder.path).get("inputs", {}), read)
-            say(f"{folder.path}: already finished; --fresh runs it again")
+            say(f"{folder.place}: already finished; --fresh runs it again")
             return folder.path
         found = None if fresh else _checkpoint(plan, folder, resume)
         if found:
@@ -76,8 +96,12 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         trainers = job.trainers(store, plan.algorithm, models)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
+        if of_samples := _chosen_on_samples(config):
+            say(of_samples)
         if fresh:
             folder.clear()
+            if remote is not None:
+                remote.clear()
         folder.begin(config)
         go_on_from(folder, found, config.run.client_scores)
         own = backend or open_backend(config)
@@ -86,11 +110,15 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         finally:
             if backend is None:
                 own.close()
+        if remote is not None:
+            remote.finish()
         return folder.path
     except ShoalError as error:
         _note(error, folder)
         raise
     finally:
+        if remote is not None:
+            remote.close()
         folder.close()
 
 
@@ -116,6 +144,17 @@ def _published(config: Config) -> dict[str, str]:
     return {f"the file {path}": digest for path, digest in published_digests(config).items()}
 
 
+def _chosen_on_samples(config: Config) -> str:
+    """A warning where what a run keeps or ends by is the best of samples; else nothing."""
+    keys = ["run.keep_best"] * config.run.keep_best + ["callbacks"] * bool(steering(config.plain()["callbacks"]))
+    if config.evaluation.clients == "all" or not keys:
+        return ""
+    return (
+        f"evaluation.clients: {config.evaluation.clients}: for {' and '.join(keys)} the best round is the best of "
+        "samples of clients; with all, it is the best of the federation"
+    )
+
+
 def _note(error: ShoalError, folder: RunFolder) -> None:
     log.error("%s\n%s", error, error.detail)
     if error.detail:
@@ -124,16 +163,13 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
     """The checkpoint that an unfinished run, or one of more rounds, continues from; None: from its start."""
-    if not folder.started and resume:
-        from shoal.engine.runs.more_rounds import take_over
-
-        if (why_not := take_over(plan, folder)) is not None:
-            _refuse_changed(plan.config)
-            say(f"{why_not}, starting")
+    if not folder.started and resume and (why_not := take_over(plan, folder)) is not None:
+        _refuse_changed(plan.config)
+        say(f"{why_not}, starting")
     if not folder.started:
         return None
     if not resume:
-        raise ShoalError(folder.path, "holds an unfinished run; --resume continues it, --fresh starts over")
+        raise ShoalError(folder.place, "holds an unfinished run; --resume continues it, --fresh starts over")
     found = checkpoint.load_newest(folder.checkpoints)
     if found is None:
         logged, every = folder.rounds_logged(), folder.checkpoint_every()
@@ -187,3 +223,86 @@ def _refuse_changed(config: Config) -> None:
             "the unfinished run was made by a version of Shoal with other numbers; finish it with that "
             "version, or leave out --resume to start over in a new folder",
         )
+
+
+def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
+    """Copies the state of the longest run that differs from a plan in fewer `rounds` alone; else gives why it did not.
+
+    Its rounds are those that the plan would begin with, to the bit. Of a last round that is evaluated, or evaluated
+    whole, only because it is the last, the checkpoint before it is taken. A ShoalError says that the folder cannot be
+    written.
+    """
+    reasons = []
+    for other, rounds in sorted(_shorter(plan), key=lambda found: -found[1]):
+        why, found = _depends_on_rounds(plan, other, rounds), None
+        if why is None:
+            # A last round is evaluated whole, as no other may be.
+            last = rounds if plan.config.evaluation.clients == "all" else rounds - 1
+            found = _usable(other, last - last % plan.config.evaluation.every)
+            why = "none of its checkpoints can be used"
+        if found is not None:
+            say(f"{other}: the run of {rounds} rounds goes on to {plan.config.rounds} in {folder.path}")
+            _copy(other, found, folder)
+            return None
+        reasons.append(f"{other}: the run of {rounds} rounds cannot go on to {plan.config.rounds}: {why}")
+    return reasons[0] if reasons else f"{folder.path}: nothing to resume"
+
+
+def _shorter(plan: RunPlan) -> Iterator[tuple[Path, int]]:
+    """Runs on this machine of the same name and keys with fewer rounds, and maybe with another schedule of rates."""
+    config = plan.config
+    for other in runs_here(config).glob(f"{config.name}-????????"):
+        try:
+            changed = {key.partition(" ")[0] for key in changed_keys(config, other)}
+            rounds = load_config(other).rounds
+        except ShoalError:
+            continue
+        others = {key for key in changed if not key.startswith("train.schedule")}
+        if others == {"rounds"} and rounds < config.rounds:
+            yield other, rounds
+
+
+def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
+    """Why the first rounds of a plan are not those of a shorter run; None: they are."""
+    config = plan.config
+    if run_path(config.model_copy(update={"rounds": rounds}), plan.inputs) != other:
+        return "train.schedule, a file that it reads, or the version of Shoal is another"
+    modules = [sys.modules[cls.__module__] for cls in type(plan.algorithm).__mro__ if cls.__module__ in sys.modules]
+    texts = [inspect.getsource(module) for module in modules if module.__name__.startswith(OF_METHODS)]
+    code = plan.method.code
+    if any(map(READS_ROUNDS.search, [*texts, *([code.source, *code.helpers.values()] if code else ())])):
+        return f"{config.algorithm.name} reads the number of rounds"
+    for callback in steering(config.plain()["callbacks"]):
+        if is_own(callback["name"]):
+            own = read_user_code("callbacks", callback["name"])
+            if any(map(READS_ROUNDS.search, (own.source, *own.helpers.values()))):
+                return f"the callback {callback['name']} reads the number of rounds"
+    return None
+
+
+def _usable(other: Path, last: int) -> Checkpoint | None:
+    """The newest checkpoint of a run up to a round."""
+    for number in checkpoint.rounds_kept(other / CHECKPOINTS):
+        if number <= last:
+            try:
+                return checkpoint.load_round(other / CHECKPOINTS, number)
+            except ShoalError as error:
+                say(f"{error}; the one before it is used")
+    return None
+
+
+def _copy(other: Path, found: Checkpoint, folder: RunFolder) -> None:
+    """Copies a checkpoint, and what was kept of the rounds before it; their log comes last, as it makes a run begun."""
+    last = found.state.round
+    for number in recorded_rounds(other):
+        if number <= last:
+            write_records(folder.path, number, read_records(other, number))
+    for number in checkpoint.rounds_kept(other / checkpoint.BEST):
+        if number <= last:
+            checkpoint.write(folder.path / checkpoint.BEST, checkpoint.load_round(other / checkpoint.BEST, number))
+    if (other / CLIENT_SCORES).exists():
+        with replacing(folder.path / CLIENT_SCORES) as unfinished:
+            shutil.copyfile(other / CLIENT_SCORES, unfinished)
+    checkpoint.write(folder.checkpoints, found)
+    with replacing(folder.metrics.path) as unfinished:
+        unfinished.write_text(found.metrics)

@@ -13,14 +13,7 @@ from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
-from shoal.engine.records.run_folder import (
-    CHECKPOINTS,
-    SUMMARY,
-    finished,
-    read_summary,
-    require_whole_metrics,
-    started,
-)
+from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, finished, read_summary, require_whole_metrics, started
 from shoal.engine.screen.progress import progress
 from shoal.engine.screen.tables import console
 from shoal.storage.errors import ShoalError
@@ -30,15 +23,15 @@ from shoal.storage.store.store import Store, stores_below
 from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
 
 
-def verify_folder(path: Path) -> None:
+def verify_folder(path: Path, place: object = None) -> None:
     """Checks every file; of a store, names the files that belong to nothing. Refuses damaged and missing ones: names
-    the first, and how many more.
+    the first, and how many more. `place` names the folder in lines, if it is a copy.
     """
     if not (path / NAME).exists() and (started(path) or finished(path)):
         faults, advice = verify_run(path), "shoal run with --resume continues from the files that are sound"
         if not faults:
             unnamed = "" if run_of(path) else "; an earlier Shoal wrote no run into them, to tell those of another"
-            console.print(f"{path}: all files as the run wrote them{unnamed}", soft_wrap=True)
+            console.print(f"{place or path}: all files as the run wrote them{unnamed}", soft_wrap=True)
     else:
         faults = [fault for folder in (path, *stores_below(path)) for fault in _verify(Store(folder))]
         advice = "delete the damaged files and run `shoal prepare` again"

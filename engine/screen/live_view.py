@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-from shoal.engine.config.sections import RANKINGS
+from shoal.engine.config.sections import EVALUATED, RANKINGS
 from shoal.engine.config.sizes import size
-from shoal.engine.records.summary import chosen, metric_of
+from shoal.engine.records.summary import SAMPLED, chosen, metric_of
 from shoal.engine.rounds.costs import Live
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
 
@@ -150,6 +150,7 @@ def _reached(line: dict[str, Any]) -> list[str]:
         if "val" in numbers:
             value, ranking = chosen(numbers["val"], scope), RANKINGS.get(metric_of(numbers["val"]))
             name = f"{scope} val {ranking}" if ranking else f"{scope} val"
-            parts.append(f"{name} -" if value is None else f"{name} {100 * value:.1f} %")
+            mark = SAMPLED if EVALUATED in line else ""
+            parts.append(f"{name} -" if value is None else f"{name} {100 * value:.1f}{mark} %")
     parts += [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]
     return parts + [f"{name} {value:.2f}" for name, value in line.get("notes", {}).items() if value is not None]

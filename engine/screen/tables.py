@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.sections import BOTH, DOMAINS, RANKINGS
+from shoal.engine.config.sections import BOTH, DOMAINS, EVALUATED, RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
-from shoal.engine.records.summary import PARTS, chosen, metric_of, scopes_apart
+from shoal.engine.records.summary import OF_SAMPLES, PARTS, SAMPLED, chosen, metric_of, scopes_apart
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
 from shoal.storage.store.manifest import Manifest
@@ -53,11 +53,14 @@ def show_run(run: Path) -> None:
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None or scope == DOMAINS:
             continue
-        at_best = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
+        marks = {moment: _mark(numbers[moment]) for moment in ("last", "best")}
+        at_best = f"{_percent(best['nodes'])}{marks['best']} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
-        table.add_row(scope, _percent(last["nodes"]), at_best, *rest)
+        table.add_row(scope, _percent(last["nodes"]) + marks["last"], at_best, *rest)
     console.print(table)
     _line(CAPTION.format(items=ITEMS[config.task]))
+    if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("last", "best")))):
+        _line(OF_SAMPLES)
     points, why = scopes_apart(summary, config)
     if why:
         _line(f"served and global are apart, {points:.1f} points: {why}")
@@ -99,7 +102,7 @@ def show_run(run: Path) -> None:
     _line(f"run folder: {run}")
 
 
-def show_next(config_path: str, overrides: Sequence[str], config: Config, run: Path) -> None:
+def show_next(config_path: str, overrides: Sequence[str], config: Config, run: Path | str) -> None:
     """Prints commands to try after a run, with its overrides, but those of the keys that a command sets."""
     folder = shlex.quote(str(run))
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
@@ -127,7 +130,7 @@ def show_next(config_path: str, overrides: Sequence[str], config: Config, run: P
         start = again("sweep", "heterogeneity.rule", "heterogeneity.clients", "seed")
         _line(f"{start} heterogeneity.rule=round-robin,blocks seed=0,1,2")
     board = config.run.tensorboard or any(callback.name == "tensorboard" for callback in config.callbacks)
-    more = f", tensorboard --logdir {shlex.quote(config.run.root)}" if board else ""
+    more = f", tensorboard --logdir {shlex.quote(config.run.root)}" if board and isinstance(run, Path) else ""
     _line(f"  shoal export {folder}, shoal inspect {folder}{more}")
 
 
@@ -138,10 +141,8 @@ def show_store(place: object, manifest: Manifest) -> None:
     hidden = "" if manifest.pairs is None else " for training, those held out not counted"
     table = Table(title=f"store {place}", show_header=False)
     quality = manifest.quality
-    entries = sum(client.entries for client in manifest.clients)
-    nodes, labelled, items = (
-        [getattr(client, name) for client in manifest.clients] for name in ("nodes", "labelled", "items")
-    )
+    clients = manifest.clients
+    entries, nodes, labelled, items = (clients.count(name) for name in ("entries", "nodes", "labelled", "items"))
     dataset = manifest.identity.get("dataset", {})
     density = "dense"
     if manifest.layout == "sparse":
@@ -150,7 +151,7 @@ def show_store(place: object, manifest: Manifest) -> None:
     if manifest.item_name != "node":
         graphs = f"{manifest.items:,} {manifest.item_name}s, "
         held = f"{min(items):,} to {max(items):,} {manifest.item_name}s and "
-    classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
+    classes = (clients.columns["classes"] > 0).sum(1)
     names = [f"{number} {name}" for number, name in enumerate(manifest.label_names or ())]
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
@@ -158,21 +159,22 @@ def show_store(place: object, manifest: Manifest) -> None:
         "partition": _listed(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
-        "edges kept": f"{entries // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
-        "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
+        "edges kept": f"{entries.sum() // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
+        "labels": f"{labelled.sum():,} labelled {manifest.item_name}s, "
+        f"{min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
         **({"features": abridged(manifest.feature_names)} if manifest.feature_names else {}),
         **({"features": f"made: {_listed(made)}"} if (made := dataset.get("made_features")) else {}),
         **({"classes": abridged(names, SHOWN_CLASSES)} if names else {}),
         "splits": ", ".join(
-            f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
+            f"{name} ({' / '.join(f'{part:,}' for part in split.counts.sum(0))})"
             for name, split in manifest.splits.items()
         ),
         **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
         **({"masked": lacking} if (lacking := masks(manifest.identity.get("sparsity", {}))) else {}),
         "hops": ", ".join(manifest.hops) or "none",
-        "size": size(sum(client.file.bytes for client in manifest.clients)) + " of shards",
+        "size": size(clients.files.total) + " of shards",
     }
     for name, text in rows.items():
         table.add_row(name, text)
@@ -204,12 +206,14 @@ def show_rounds(run: Path, last: int = 10) -> None:
             str(line["round"]),
             str(len(line["cohort"])),
             "-" if line["loss"] is None else f"{line['loss']:.4f}",
-            *map(_percent, values),
+            *(_percent(value) + _mark(line) * (value is not None) for value in values),
             f"{line['seconds']['round']:.3f}",
             size(line["bytes_up"]),
             size(line["bytes_down"]),
         )
     console.print(table)
+    if any(map(_mark, lines[-last:])):
+        _line(OF_SAMPLES)
 
 
 # Columns, by the names of rates and of their means over domains.
@@ -270,9 +274,12 @@ def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None:
             continue
-        at_best = _percent(chosen(best, scope)) + f" @{numbers['best']['round']}" if best else "-"
+        mark = _mark(numbers["best"])
+        at_best = _percent(chosen(best, scope)) + f"{mark} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[metric][weighting]) for weighting in LAST.values()]
-        table.add_row(scope, _percent(chosen(last, scope)), at_best, *rest, str(last[metric]["ranked"]))
+        table.add_row(
+            scope, _percent(chosen(last, scope)) + _mark(numbers["last"]), at_best, *rest, str(last[metric]["ranked"])
+        )
     return table
 
 
@@ -288,6 +295,11 @@ def _numbers(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _mark(numbers: Mapping[str, Any] | None) -> str:
+    """Marks numbers of a round in which not all clients were evaluated."""
+    return SAMPLED if EVALUATED in (numbers or {}) else ""
 
 
 def _line(text: str) -> None:

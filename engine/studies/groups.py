@@ -13,11 +13,9 @@ Statistic = Literal["mean", "median"]
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a study: its folder and values of the keys that vary, seeds among them; a key that it has not is
-    missing.
+    """One run of a study: its folder, values of keys that vary, seeds among them, and, if it is finished, its figures.
 
-    Its figures are as `figures_of` gives them, none if it is not finished; its state is `finished`, `failed` with an
-    error, `waiting`, or `not chosen`.
+    Its state is `finished`, `failed` with an error, `waiting`, or `not chosen`; a key that it has not is missing.
     """
 
     columns: dict[str, str]
@@ -38,11 +36,6 @@ class Row:
 
 
 Key = tuple[tuple[str, str], ...]
-
-
-def seeds_of(row: Row) -> Key:
-    """The columns of a run by which it repeats others."""
-    return tuple((name, value) for name, value in row.columns.items() if is_seed(name))
 
 
 def others_of(row: Row, key: str = "") -> Key:
@@ -69,10 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over repetitions: mean or median, and how far it goes below and above.
-
-    That is the sample standard deviation, or the lower and upper quartile; None of a single run.
-    """
+    """A figure over repetitions: mean and sample deviation, or median and quartiles; no spread of a single run."""
 
     middle: float
     low: float | None
@@ -135,4 +125,5 @@ def paired_p(group: Group, other: Group, figure: str) -> float | None:
 
 
 def _by_seeds(group: Group, figure: str) -> dict[Key, float]:
-    return {seeds_of(row): row.figures[figure] for row in group.rows if figure in row.figures}
+    rows = [row for row in group.rows if figure in row.figures]
+    return {tuple(item for item in row.columns.items() if is_seed(item[0])): row.figures[figure] for row in rows}

@@ -12,9 +12,9 @@ from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary, started
-from shoal.engine.records.summary import NODES, POOLED
+from shoal.engine.records.summary import NODES, OF_SAMPLES, POOLED, SAMPLED
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_share, several_clients
+from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_of_sample, is_share, several_clients
 from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows, row_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -27,14 +27,21 @@ UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder that Shoal wrote: a `store`, a `run` or a `sweep`."""
+    """A folder that Shoal wrote: a `store`, a `run` or a `sweep`.
+
+    Attributes:
+        there: Bytes and time of the last change of one at an address, whose copy on this machine has not all of it.
+    """
 
     kind: str
     path: Path
+    there: tuple[int, float] | None = None
 
     @property
     def bytes(self) -> int:
         """Size of all files in it, without those that links lead to."""
+        if self.there is not None:
+            return self.there[0]
         return sum(file.lstat().st_size for file in self.path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
@@ -60,7 +67,7 @@ def kept_in(root: Path) -> Iterator[Kept]:
 def listed(found: list[Kept]) -> TextTable:
     """A row for each folder: kind, name, age, size, state, and content or result. Damage is in the row."""
     mean = POOLED if several_clients(list(_finished_runs(found))) else NODES
-    rows = [(each.kind, each.path.name, _age(each.path), size(each.bytes), *_state(each, mean)) for each in found]
+    rows = [(each.kind, each.path.name, _age(each), size(each.bytes), *_state(each, mean)) for each in found]
     heads = ("kind", "name", "age", "size", "state", "what")
     scored = (f"scores: {MEANS[mean]}",) if any(each.kind == "run" for each in found) else ()
     return TextTable(heads, tuple(rows), len(heads), notes=scored if rows else ("no runs, sweeps or stores",))
@@ -99,11 +106,12 @@ def _of_run(path: Path, mean: str) -> tuple[str, str]:
     return "finished", what + reached
 
 
-def _age(path: Path) -> str:
+def _age(each: Kept) -> str:
     """Time since its newest file was written."""
+    path = each.path
     names = (path / name for name in (SWEEP, MANIFEST, METRICS, CONFIG))
     newest = max((file.stat().st_mtime for file in names if file.exists()), default=path.stat().st_mtime)
-    seconds = max(time.time() - newest, 0)
+    seconds = max(time.time() - (newest if each.there is None else each.there[1]), 0)
     unit, length = next((each for each in UNITS if seconds >= each[1]), ("s", 1))
     return f"{seconds / length:.0f} {unit}"
 
@@ -143,6 +151,8 @@ def _figures(names: Names, mean: str, left: Mapping[str, float], right: Mapping[
         factor = 100 if is_share(figure) else 1
         a, b = factor * left[figure], factor * right[figure]
         if a != b:
-            rows.append((figure, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}"))
-    notes = (f"shares in %; scores: {MEANS[mean]}",) if rows else ("results: equal",)
-    return TextTable(("results", *names, "difference"), tuple(rows), 1, notes=notes)
+            marks = [SAMPLED * (is_share(figure) and is_of_sample(figure, of)) for of in (left, right)]
+            rows.append((figure, f"{a:.4g}{marks[0]}", f"{b:.4g}{marks[1]}", f"{b - a:+.4g}"))
+    notes = [f"shares in %; scores: {MEANS[mean]}" if rows else "results: equal"]
+    notes += [OF_SAMPLES] * any(SAMPLED in cell for row in rows for cell in row)
+    return TextTable(("results", *names, "difference"), tuple(rows), 1, notes=tuple(notes))

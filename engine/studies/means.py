@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from shoal.engine.config.sections import RANKINGS
+from shoal.engine.config.sections import EVALUATED, RANKINGS
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
-from shoal.engine.records.summary import NODES, POOLED, best_round, chosen
+from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
 from shoal.engine.studies.groups import Key, Row, grouped, others_of
 
 SCOPES = ("trained", "served", "global", "domains")
@@ -43,9 +43,16 @@ def figures_of(summary: Mapping[str, Any], mean: str = NODES) -> dict[str, float
 
 
 def is_share(figure: str) -> bool:
-    """Whether a figure is a share, shown in %: all numbers of scopes are, but the rounds and classes among them."""
+    """Whether a figure is a share, shown in %: all numbers of scopes are, but the rounds, clients and classes among
+    them.
+    """
     scope, _, rest = figure.partition(".")
-    return scope in SCOPES and not rest.endswith(("round", "constant_class"))
+    return scope in SCOPES and not rest.endswith(("round", EVALUATED, "constant_class"))
+
+
+def is_of_sample(figure: str, figures: Mapping[str, float]) -> bool:
+    """Whether a figure is of a round in which not all clients were evaluated."""
+    return f"{'.'.join(figure.split('.')[:2])}.{EVALUATED}" in figures
 
 
 def is_short(figure: str) -> bool:
@@ -90,7 +97,7 @@ def figures_by(run: Path, mean: str) -> dict[str, float]:
         scored = [line for line in read_metrics(run) if "scopes" in line]
         for scope, numbers in summary["scopes"].items():
             best = best_round(scored, scope, mean)
-            numbers["best"] = {"round": best["round"], **best["scopes"][scope]} if best else None
+            numbers["best"] = numbers_in(best, scope) if best else None
     return figures_of(summary, mean)
 
 

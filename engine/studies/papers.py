@@ -313,11 +313,7 @@ def paper_names() -> list[str]:
 
 
 def read_paper(name: str) -> Paper:
-    """The paper of a name, or of a file that has the form of one.
-
-    Raises:
-        ShoalError: There is no such paper, or a key, a name or a figure of its file is wrong.
-    """
+    """The paper of a name, or of a file that has the form of one; a ShoalError names what is missing or wrong."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else PAPERS / f"{name.lower()}.yaml"
     if not path.is_file():
         raise ShoalError(name, f"no such paper; there are {', '.join(paper_names())}, or give a file of that form")

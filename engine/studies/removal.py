@@ -28,14 +28,15 @@ REPORT = r"report/(index\.html|figures/[^/]+\.(svg|png))"
 # Paths of the files that Shoal writes into a folder of a kind, and of the links.
 FILES = {
     "run": (
-        r"config\.yaml|metrics\.jsonl|clients\.arrows|summary\.json|run\.log|metrics\.csv|\.lock",
+        r"config\.yaml|metrics\.jsonl|clients\.arrows|summary\.json|run\.log|metrics\.csv|\.lock|\.address|run\.json",
         rf"(checkpoints|best)/{ROUND}(\.unfinished|\.unusable\d*)?/(state\.safetensors|state\.json|metrics\.jsonl)",
         rf"records/{ROUND}\.safetensors|code/[0-9a-f]{{8}}/.+\.py|tensorboard/events\.out\.tfevents\..+|wandb/.+",
         rf"export/(best-\w+/)?((models|beside)\.safetensors|predictions(-domains)?\.arrow)|{REPORT}",
     ),
     "store": (
         rf"{BELOW}(manifest\.json|progress\.jsonl|assignment\.npy|nodes/ids\.arrow|\.lock)",
-        rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}\.arrow",
+        rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}(-\d{{5,}})?\.arrow",
+        rf"{BELOW}tables/(clients|(splits|hops)/[^/]+)\.arrow",
     ),
     "sweep": (rf"sweep\.json|table\.(csv|parquet|json)|said/\d+\.txt|{REPORT}",),
 }
@@ -189,10 +190,7 @@ def _runs_of(sweep: Path) -> list[Kept]:
 
 
 def _needed_by(each: Kept, removed: Sequence[_Found]) -> list[str]:
-    """Lines that say what else needs a folder: runs in `runs` need their store to go on and to be exported.
-
-    Raises ShoalError: a run on the store is at work.
-    """
+    """Lines that say which runs in `runs` need a store; raises ShoalError if one of them is at work."""
     if each.kind != "store":
         return []
     gone = {other.kept.path.resolve() for other in removed}

@@ -11,12 +11,14 @@ import yaml
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
+from shoal.engine.config.sections import EVALUATED
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import PARTS, scopes_apart
 from shoal.engine.studies import figures as drawings
-from shoal.engine.studies.curves import (
+from shoal.engine.studies.figures import (
+    Drawing,
     client_accuracies,
     curve_of,
     name_of,
@@ -24,7 +26,6 @@ from shoal.engine.studies.curves import (
     recorded_mixing,
     recorded_prototypes,
 )
-from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, grouped, varied
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.page import Section, write_page
@@ -57,6 +58,8 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     of_curves = [f"scores: {MEANS[mean]}"]
     if more > 0:
         of_curves.append(f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables")
+    if any(figure.endswith(f".{EVALUATED}") for row in rows for figure in row.figures):
+        of_curves.append("rounds before the last: of samples of clients (evaluation.clients)")
     results = table_of(read, Layout())
     results = replace(results, notes=(*results.notes, *_apart(named)))
     sections = [
@@ -180,7 +183,7 @@ def _labels_of_clients(run: Path) -> np.ndarray | None:
     path = store_or_overlay(config)
     if not (path / NAME).exists():
         return None
-    return np.array([client.classes for client in read_manifest(path).clients])
+    return read_manifest(path).clients.columns["classes"]
 
 
 def _costs(named: dict[str, Group]) -> list[Drawing]:

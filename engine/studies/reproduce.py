@@ -12,23 +12,13 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.figures import Drawing, over_key
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.marks import Place, marked
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
 from shoal.engine.studies.page import Section, write_page
-from shoal.engine.studies.papers import (
-    LOCAL,
-    Paper,
-    PaperCell,
-    Printed,
-    known_names,
-    smallest_of,
-    some_of,
-    study_of,
-)
+from shoal.engine.studies.papers import LOCAL, Paper, Printed, known_names, smallest_of, some_of, study_of
 from shoal.engine.studies.study import Selection
-from shoal.engine.studies.study_table import on_screen
+from shoal.engine.studies.study_table import Place, marked, on_screen
 from shoal.engine.studies.sweep import Sweep, span, store_keys
-from shoal.engine.studies.sweep_folder import row_of
+from shoal.engine.studies.sweep_folder import root_of, row_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.datasets.registry import missing_files
 from shoal.storage.errors import ShoalError
@@ -60,19 +50,15 @@ class Asked:
 class TableRuns:
     """The runs of a table: every cell's, and why some cannot be.
 
-    Attributes:
-        paper, name, read, asked: The paper, the key of the table, the table, and what was asked for.
-        cells: Those that were asked for.
-        study: Its runs, those that are possible.
-        places: Of every run of the study, the place of its cell.
-        rows: Of every run of the study, its state and figures.
-        why_not: Of cells without runs, the reason.
+    Of the `cells` that were asked for, `study` has the possible runs; `places` and `rows` are the place of the cell,
+    and state and figures, of every run. `why_not` has the reasons for cells without runs.
     """
 
     def __init__(self, paper: Paper, name: str, asked: Asked) -> None:
         """Reads the configs of all runs; starts and writes nothing. Raises ShoalError if no config is right."""
         self.paper, self.name, self.read, self.asked = paper, name, paper.tables[name], asked
-        self.cells = _asked_of(paper, name, asked)
+        cells = some_of(paper.cells(name), asked.only) if asked.only else paper.cells(name)
+        self.cells = smallest_of(cells) if asked.smallest else cells
         self.why_not = {cell.label: cell.cannot for cell in self.cells if cell.cannot is not None}
         self._seeds = 1 if asked.smallest else asked.seeds or self.read.seeds
         found: list[tuple[int, Selection, RunPlan, Row]] = []
@@ -102,7 +88,7 @@ class TableRuns:
     @property
     def root(self) -> Path | None:
         """The folder of the runs; None where there are none."""
-        return Path(self.plans[0].config.run.root) if self.plans else None
+        return root_of(self.plans[0].config) if self.plans else None
 
     def go(self, at_once: int) -> None:
         """Runs what is not finished; a run whose data cannot be had is left out with the reason."""
@@ -173,7 +159,10 @@ class TableRuns:
         # A table without blocks or columns has no such column.
         shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
         # Of each block and column, of other data or models, alone.
-        both = [marked(of_column, _same_as_shown, lambda *_: False) for of_column in shares.values()]
+        both = [
+            marked(of_column, lambda *two: len({f"{each:.2f}" for each in two}) == 1, lambda *_: False)
+            for of_column in shares.values()
+        ]
         best, second = (frozenset((r, shown.index(c)) for pair in both for r, c in pair[at]) for at in (0, 1))
         return TextTable(
             tuple(heads[at] for at in shown), tuple(tuple(row[at] for at in shown) for row in rows),
@@ -218,11 +207,6 @@ class TableRuns:
         return [*notes, *(f"no runs: {_listed(labels)}: {reason}" for reason, labels in reasons.items())]
 
 
-def _asked_of(paper: Paper, name: str, asked: Asked) -> list[PaperCell]:
-    cells = some_of(paper.cells(name), asked.only) if asked.only else paper.cells(name)
-    return smallest_of(cells) if asked.smallest else cells
-
-
 def _fault(plan: RunPlan) -> str:
     """Why the store of a run cannot be made; empty if it can."""
     try:
@@ -241,10 +225,6 @@ def _shown(values: Sequence[float]) -> str:
     if not values:
         return "-"
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _same_as_shown(one: float, other: float) -> bool:
-    return f"{one:.2f}" == f"{other:.2f}"
 
 
 def _gap(values: Sequence[float], printed: Printed | None) -> str:
@@ -286,10 +266,7 @@ def tables_of(paper: Paper, names: Sequence[str]) -> list[str]:
 
 
 def named_in(paper: Paper, tables: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Names of blocks, columns and rows in texts, each of which is a name, or several with commas between them.
-
-    Raises ShoalError for a name that no table has.
-    """
+    """Names of blocks, columns and rows in texts, with commas between them; a ShoalError names an unknown one."""
     known = [name for table in tables_of(paper, tables) for name in known_names(paper.cells(table))]
     found = []
     for text in texts:
@@ -360,11 +337,8 @@ def _seconds(runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missi
 def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) -> tuple[Path | None, bool]:
     """Runs what is missing of the tables, prints them, and writes a page, Markdown and a CSV of each.
 
-    Returns:
-        The page, None if no table has runs, and whether no run failed.
-
-    Raises:
-        ShoalError: A name is wrong, or no config of a table can be read.
+    Gives the page, None if no table has runs, and whether no run failed. A ShoalError names a wrong name, or says that
+    no config of a table can be read.
     """
     chosen = tables_of(paper, names)
     done: list[TableRuns] = []

@@ -2,19 +2,73 @@
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from shoal.engine.config.sizes import size
+from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
-from shoal.engine.studies.marks import Place, Ties, marked, shared_keys
-from shoal.engine.studies.means import MEANS, SCOPES, Mean, by_one_mean, comparable, is_share, is_short, several_clients
+from shoal.engine.studies.means import (
+    MEANS,
+    SCOPES,
+    Mean,
+    by_one_mean,
+    comparable,
+    is_of_sample,
+    is_share,
+    is_short,
+    several_clients,
+)
 from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
+
+Ties = Literal["shown", "exact"]
+Place = tuple[int, int]
+METHOD = "algorithm"
+# Sections of the items that are scored, and of who holds them: numbers of other ones are never compared.
+OF_DATA = ("data", "partition", "task", "evaluation")
+
+
+def shared_keys(groups: Sequence[Group]) -> list[str]:
+    """The keys whose values groups must share to be compared: all that vary, but those of the method.
+
+    A key that each method has one value of, as a rate that validation chose for it, belongs to the method. Where
+    methods do not vary, all keys but those of the data are compared.
+    """
+    keys = varied(groups)
+    of_method = [key for key in keys if _section(key) == METHOD]
+    shared = [key for key in keys if key not in of_method and (of_method or _section(key) in OF_DATA)]
+    for key in [key for key in shared if _section(key) not in OF_DATA]:
+        others = [*of_method, *(other for other in shared if other != key)]
+        values = {tuple(group.columns.get(other) for other in others) for group in groups}
+        if len(values) == len({tuple(group.columns.get(other) for other in (*others, key)) for group in groups}):
+            shared.remove(key)
+    return shared
+
+
+def marked(
+    values: Mapping[Place, float], equal: Callable[[float, float], bool], not_worse: Callable[[Place, Place], bool]
+) -> tuple[list[Place], list[Place]]:
+    """Places of the best, and of the second best, of values that are compared; none of a single one.
+
+    With the highest come those that are equal to it or `not_worse(place, highest)`; the highest of the rest, with its
+    equals, is the second best.
+    """
+    if len(values) < 2:
+        return [], []
+    top = max(values, key=values.__getitem__)
+    best = [place for place, v in values.items() if equal(v, values[top]) or not_worse(place, top)]
+    rest = {place: value for place, value in values.items() if place not in best}
+    return best, [place for place, value in rest.items() if equal(value, max(rest.values()))]
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
+
 
 # Visits of clients that failed, which are shown if there are any.
 LEFT_OUT = "left_out.visits"
@@ -89,6 +143,9 @@ class _Numbers:
     def spread(self, group: Group | None, figure: str) -> Spread | None:
         return None if group is None else spread_of(group.values(figure), self.statistic)
 
+    def of_sample(self, group: Group, figure: str) -> bool:
+        return is_share(figure) and any(is_of_sample(figure, row.figures) for row in group.rows)
+
     def cell(self, group: Group | None, figure: str) -> str:
         found = self.spread(group, figure)
         if group is None or found is None:
@@ -97,6 +154,8 @@ class _Numbers:
         if found.low is not None and found.high is not None and "bytes" not in figure:
             low, high = _number(found.low, figure), _number(found.high, figure)
             text += f" ± {low}" if self.statistic == "mean" else f" [{low}, {high}]"
+        if self.of_sample(group, figure):
+            text += SAMPLED
         other = baseline_of(group, self.groups, self.against) if self.against and is_share(figure) else None
         if other is None or other is group:
             return text
@@ -196,18 +255,17 @@ def _notes(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> list[st
         notes.append(
             f"p: paired t-test over seeds against {_listed(numbers.against)}, not corrected for several comparisons"
         )
+    if any(numbers.of_sample(group, figure) for group in numbers.groups for figure in figures):
+        notes.append(OF_SAMPLES)
     lines = ["; ".join(notes)]
     if any(map(is_short, figures)):
         several = several_clients(numbers.rows)
-        why = f"; runs have {_in_words(several)} clients" if several else ""
+        counts = f"{', '.join(map(str, several[:-1]))} and {several[-1]}" if several else ""
+        why = f"; runs have {counts} clients" if several else ""
         lines.append(f"scores: {MEANS[numbers.mean]}{why}")
     if unlike := [figure for figure in figures if is_share(figure) and not comparable(figure, numbers.rows)]:
         lines.append(f"not compared, for they depend on the number of clients: {', '.join(unlike)}")
     return lines
-
-
-def _in_words(numbers: Sequence[int]) -> str:
-    return " and ".join([", ".join(map(str, numbers[:-1])), str(numbers[-1])])
 
 
 def _listed(values: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, others_of
 from shoal.engine.studies.means import validation_by
 from shoal.engine.studies.study import Study
-from shoal.engine.studies.sweep_folder import row_of, write_sweep
+from shoal.engine.studies.sweep_folder import root_of, row_of, write_sweep
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, ShoalError
 
@@ -54,7 +54,7 @@ class Sweep:
                 same = (self.rows[place].label for place in (first, number))
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
         config = self.plans[0].config
-        self.folder = study.folder(Path(config.run.root), config.name)
+        self.folder = study.folder(root_of(config), config.name)
 
     def go(self) -> bool:
         """Runs what is not finished, unfinished runs from their checkpoints; a run that fails is a row with its error.
@@ -74,10 +74,7 @@ class Sweep:
         return all(row.state in (FINISHED, NOT_CHOSEN) for row in self.rows)
 
     def _require_set_up(self) -> None:
-        """Prepares all stores, and refuses the sweep where a method refuses its model or its data.
-
-        A store that cannot be made is the error of its run alone.
-        """
+        """Prepares all stores; one that cannot be made is the error of its run. Refuses what a method refuses."""
         checked = set()
         for row, plan in zip(self.rows, self.plans):
             key = repr(plan.config.model_dump(exclude={"name", "seed", "run"}))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from shoal.engine.config.config import load_config
+from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished
@@ -24,10 +24,20 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.reading import read_bytes
+from shoal.storage.options.types import is_address
 
 SWEEP, RUNS = "sweep.json", "runs"
 LONGEST_TITLE = 160
 TABLES = ("table.csv", "table.parquet", "table.json")
+
+
+def root_of(config: Config) -> Path:
+    """The folder of the runs of a config, beside which its sweeps lie. Raises ShoalError: that is an address."""
+    if is_address(config.run.root):
+        raise ShoalError(
+            "run.root", "a sweep is kept in a folder of this machine; set one, or run each config with `shoal run`"
+        )
+    return Path(config.run.root)
 
 
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:

@@ -12,9 +12,8 @@ from shoal.storage.graph.graph import Graph
 def by_file(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     """The client of every item as read from `options.file`, or the graph's own if that is None, int32 `[items]`.
 
-    Raises:
-        ShoalError: The file is missing or no `.npy` of integers `[items]`, a client id is not in `0..clients-1`,
-            a client has no item, or the dataset has no assignment of its own.
+    A ShoalError says that the file is missing or no `.npy` of integers `[items]`, or that there is no such client, a
+    client without an item, or no assignment of the dataset's own.
     """
     if options.file is not None:
         where = options.file
@@ -60,10 +59,7 @@ def by_index(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     """Client of every item, int32 `[items]`: chunks of consecutive items, whose sizes differ by at most one.
 
     With more `options.chunks` than clients the first chunks are clients, and items of the others have none
-    (`NO_CLIENT`).
-
-    Raises:
-        ShoalError: There are fewer chunks than clients, or more than items.
+    (`NO_CLIENT`). A ShoalError says that there are fewer, or more than items.
     """
     chunks = options.chunks or options.clients
     if not options.clients <= chunks <= graph.items:

@@ -29,10 +29,7 @@ def part_graph(
     """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     Indices have 64 bits, and weights, of nodes `[N]` and of entries `[E]`, are int64; None: all one. Of several `cuts`
-    the best is taken.
-
-    Raises:
-        ShoalError: METIS failed, for lack of memory for instance.
+    the best is taken. A ShoalError says that METIS failed, as for lack of memory.
     """
 
     import pymetis
@@ -98,7 +95,6 @@ def by_metis(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     import pymetis
 
     adjacency = pymetis.CSRAdjacency(
-        np.ascontiguousarray(graph.indptr, dtype=np.int64),
-        np.ascontiguousarray(graph.indices, dtype=np.int64),
+        np.ascontiguousarray(graph.indptr, dtype=np.int64), np.ascontiguousarray(graph.indices, dtype=np.int64)
     )
     return fill_empty(part_graph(adjacency, options), options.clients)

@@ -9,8 +9,8 @@ from pydantic_core import ArgsKwargs
 
 from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, UserName, Whole
 
-# A client has files of its own, and an entry in lists that every process holds.
-MOST_CLIENTS = 1_000_000
+# A client has an entry in lists that every process holds.
+MOST_CLIENTS = 10_000_000
 
 Methods = Literal["metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "index", "file"]
 Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]

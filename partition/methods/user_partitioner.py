@@ -34,11 +34,9 @@ class Partitioner(ABC):
     def assign(self, graph: Graph, clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client of every item, integers `[items]` from 0 to clients - 1; -1: of none. No client may be empty.
 
-        Args:
-            graph: The whole graph, with neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`; of
-                many small graphs the items are these, else nodes. It must not be changed.
-            clients: Number of clients.
-            rng: Where randomness comes from: `partition.seed` alone.
+        The graph, which must not be changed, has neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`;
+        of many small graphs the items are these, else nodes. All randomness comes from `rng`, by `partition.seed`
+        alone.
         """
 
 

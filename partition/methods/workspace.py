@@ -18,10 +18,10 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Attributes:
-    folder: Where temporary files go; None: the system's. One in memory makes `semi-external` pointless.
-    report: Called with one line for each step.
-    memory_limit: Bytes that `semi-external` may use beyond the process as it was; None: not limited.
+    """The folder of temporary files (None: the system's), what is called with a line for each step, and a limit.
+
+    A folder in memory makes `semi-external` pointless. `memory_limit` are the bytes that it may use beyond the process
+    as it was; None: not limited.
     """
 
     folder: Path | None = None

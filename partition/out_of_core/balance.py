@@ -1,16 +1,18 @@
-"""Exact bounds on the size of parts: too large parts give nodes away, nodes without a part get one."""
+"""Parts within exact bounds on their size: refined, and nodes given away by too large ones and to the lightest."""
 
 import heapq
+from collections.abc import Callable
 
 import numba
 import numpy as np
 
-from shoal.partition.out_of_core.blocks import Block, Level, blocks
-from shoal.partition.out_of_core.tally import weight_at
+from shoal.partition.out_of_core.blocks import Block, Level, Passes, blocks, weight_at
+from shoal.storage.kernels.prefetch import fetch_ahead
 
 # Losses below EXACT are counted one by one, larger ones by powers of two.
 EXACT = 32
 LOSSES = EXACT + 32
+PASSES = Passes("refinement", most=6, converged=0.001)
 
 
 def size_bound(nodes: int, clients: int, imbalance: float) -> int:
@@ -22,15 +24,9 @@ def size_bound(nodes: int, clients: int, imbalance: float) -> int:
 def balance(level: Level, part_N: np.ndarray, weight_P: np.ndarray, high: int, entries: int) -> None:
     """Moves nodes out of parts of more than `high` nodes, in place: those first that lose the fewest edges.
 
-    A node goes to the part it has most edges to among those with room, or to any with room. The entries are read
-    once, so what nodes lose is what they lost before the first of them moved.
-
-    Args:
-        level: The finest graph: nodes weigh one.
-        part_N: Part of every node, int32 `[N]`, -1 for nodes that have none.
-        weight_P: Nodes of every part, int64; kept up to date.
-        high: Bound; all parts together have room for all nodes.
-        entries: Entries read at a time; changes no number.
+    A node goes to the part it has most edges to among those with room, or to any with room. The entries are read once,
+    so what nodes lose is what they lost before the first of them moved. The nodes of the level weigh one; arguments are
+    those of `refine`.
     """
     assert level.node_weights is None
     assert high * len(weight_P) >= weight_P.sum()
@@ -127,3 +123,57 @@ def _move_out(
             part_N[node] = to
             weight_P[own] -= 1
             weight_P[to] += 1
+
+
+def refine(
+    level: Level,
+    part_N: np.ndarray,
+    weight_P: np.ndarray,
+    low: int,
+    high: int,
+    entries: int,
+    report: Callable[[str], None],
+) -> None:
+    """Moves nodes to a part with more of their edge weight, or with as much and less weight of its own, in place.
+
+    The same rule as clustering, with parts for clusters (Meyerhenke, Sanders and Schulz, SEA 2014, section 4.1). The
+    part of every node, int32 `[N]`, is -1 for nodes without edges; the weights of parts, int64, are kept up to date,
+    and no move brings one below `low` or above `high`. So many `entries` are read at a time, which changes no number.
+    """
+    connection_P = np.zeros(len(weight_P), dtype=np.int64)
+    PASSES.run(level, entries, lambda block: _move(block, part_N, weight_P, connection_P, low, high), report)
+
+
+@numba.njit(cache=True)
+def _move(b: Block, part_N: np.ndarray, weight_P: np.ndarray, connection_P: np.ndarray, low: int, high: int) -> int:
+    touched = np.empty(len(weight_P), dtype=np.int32)
+    moved = 0
+    for row in range(len(b.indptr) - 1):
+        node = b.first + row
+        own = part_N[node]
+        if own < 0:
+            continue
+        count = 0
+        for e in range(b.indptr[row], b.indptr[row + 1]):
+            fetch_ahead(part_N, b.indices, e)
+            part = part_N[b.indices[e]]
+            if connection_P[part] == 0:
+                touched[count] = part
+                count += 1
+            connection_P[part] += weight_at(b.weights, e)
+        weight = weight_at(b.node_weights, row)
+        best, best_connection, best_weight = own, connection_P[own], weight_P[own] - weight
+        for t in range(count):
+            part = touched[t]
+            connection = connection_P[part]
+            connection_P[part] = 0
+            if part == own or weight_P[part] + weight > high:
+                continue
+            if connection > best_connection or (connection == best_connection and weight_P[part] < best_weight):
+                best, best_connection, best_weight = part, connection, weight_P[part]
+        if best != own and weight_P[own] - weight >= low:
+            weight_P[own] -= weight
+            weight_P[best] += weight
+            part_N[node] = best
+            moved += 1
+    return moved

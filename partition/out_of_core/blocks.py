@@ -1,27 +1,31 @@
-"""Reading a graph on disk: whole rows, block by block, in order."""
+"""A graph on disk, read block by block of whole rows, in order, and sums of a row's weights by key.
+
+The sums are in a small open-addressing table: the inner loop of clustering and contraction.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
 from shoal.storage.files.mapped import read, row_blocks
+from shoal.storage.kernels.prefetch import fetch_ahead
 from shoal.storage.progress import step
 
 # A pass over at least so many entries is shown as a step.
 LONG_PASS = 1 << 27
+# 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, section 6.4).
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Level:
     """A graph of the multilevel scheme, undirected and without self loops; every array may be a memory map.
 
-    Attributes:
-        indptr: Row pointer, int64 `[N + 1]`.
-        indices: Neighbours of every node, int32 `[E]`; every edge appears both ways.
-        weights: Weight of every entry, int32 `[E]`; None: all one.
-        node_weights: Nodes of the finest graph that every node stands for, int32 `[N]`; None: all one.
+    The CSR has row pointers int64 and neighbours int32, every edge both ways. `weights` of entries, `[E]`, and
+    `node_weights`, how many nodes of the finest graph a node stands for, `[N]`, are int32; None: all one.
     """
 
     indptr: np.ndarray
@@ -50,10 +54,7 @@ class Block(NamedTuple):
 
 
 def blocks(level: Level, entries: int) -> Iterator[Block]:
-    """All rows in ascending order, in blocks of at most `entries` entries, or of one row where that has more.
-
-    A long pass is shown as a step.
-    """
+    """All rows in order, in blocks of at most `entries` entries, or of one row; a long pass is shown as a step."""
     if level.entries < LONG_PASS:
         yield from _blocks(level, entries)
         return
@@ -89,3 +90,77 @@ class Passes:
             report(f"{self.name}, pass {number}: {moved} of {level.nodes} nodes moved")
             if moved <= self.converged * level.nodes:
                 return
+
+
+@numba.njit(cache=True)
+def widest_row(indptr: np.ndarray) -> int:
+    """Entries of the longest row."""
+    widest = 0
+    for row in range(len(indptr) - 1):
+        widest = max(widest, indptr[row + 1] - indptr[row])
+    return widest
+
+
+@numba.njit(cache=True)
+def weight_at(weights: np.ndarray | None, at: int) -> int:
+    """A weight; 1 where there are none."""
+    return 1 if weights is None else weights[at]
+
+
+@numba.njit(cache=True)
+def slot_bits(entries: int) -> int:
+    """log2 of the slots of a table that `entries` keys fill to a half at most: 4 or more."""
+    bits = 4
+    while (1 << bits) < 2 * entries:
+        bits += 1
+    return bits
+
+
+@numba.njit(cache=True)
+def slot_of(key: int, bits: int) -> np.int64:
+    """Where the search for a key starts."""
+    return np.int64((np.uint64(key) * GOLDEN) >> np.uint64(64 - bits))
+
+
+@numba.njit(cache=True)
+def mix(key: int, seed: int) -> np.uint64:
+    """A hash of key and seed, 64 bits (the finaliser of SplitMix64)."""
+    h = (np.uint64(key) ^ (np.uint64(seed) << np.uint64(32))) * GOLDEN
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+@numba.njit(cache=True)
+def empty_table(indptr: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys (all -1), values and touched slots of a table for the longest of some rows."""
+    widest = widest_row(indptr)
+    slots = 1 << slot_bits(widest)
+    return np.full(slots, -1, dtype=np.int32), np.empty(slots, dtype=np.int64), np.empty(widest, dtype=np.int64)
+
+
+@numba.njit(cache=True)
+def tally(b: Block, row: int, label_N: np.ndarray, key: np.ndarray, value: np.ndarray, touched: np.ndarray) -> int:
+    """Sums the weights of the entries of a row by the label of their neighbour.
+
+    The number of labels is returned, and the slot of each in `touched`, in the order of their first entry; `key`
+    must be all -1, and the caller resets it.
+    """
+    bits = slot_bits(b.indptr[row + 1] - b.indptr[row])
+    mask = (1 << bits) - 1
+    count = 0
+    for e in range(b.indptr[row], b.indptr[row + 1]):
+        fetch_ahead(label_N, b.indices, e)
+        label = label_N[b.indices[e]]
+        weight = np.int64(weight_at(b.weights, e))
+        slot = slot_of(label, bits)
+        while key[slot] != label and key[slot] != -1:
+            slot = (slot + 1) & mask
+        if key[slot] == -1:
+            key[slot] = label
+            value[slot] = weight
+            touched[count] = slot
+            count += 1
+        else:
+            value[slot] += weight
+    return count

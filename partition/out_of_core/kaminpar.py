@@ -9,7 +9,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.out_of_core.balance import balance, size_bound
 from shoal.partition.out_of_core.blocks import Level
-from shoal.partition.out_of_core.memory import BLOCK, BUCKET
+from shoal.partition.out_of_core.semi_external import BLOCK, BUCKET
 from shoal.storage.files.mapped import ROWS, read
 from shoal.storage.graph.graph import Graph
 
@@ -20,16 +20,13 @@ PARHIP = 1 | 2 | 8
 def by_kaminpar(
     graph: Graph, options: PartitionOptions, _: object = None, workspace: Workspace | None = None
 ) -> np.ndarray:
-    """Multilevel k-way partition of small edge cut, int32 `[N]` (Gottesbüren et al., "Deep Multilevel Graph
-    Partitioning", ESA 2021).
+    """Multilevel k-way partition of small edge cut, int32 `[N]` (Gottesbüren et al., ESA 2021).
 
     One thread, since several give another result every time. The largest part has at most max(floor(imbalance N /
-    clients), ceil(N / clients)) nodes; the smallest has no bound: on some graphs it has a few nodes, or the one
-    that `fill_empty` gives it. KaMinPar's generator is global: later calls in this process get its changed seed. A
-    graph without edges is cut into blocks of consecutive nodes.
-
-    Raises:
-        ShoalError: The disk has no room for the graph: 4 bytes an entry, 8 bytes a node.
+    clients), ceil(N / clients)) nodes; the smallest has no bound: on some graphs it has a few nodes, or the one that
+    `fill_empty` gives it. KaMinPar's generator is global: later calls in this process get its changed seed. A graph
+    without edges is cut into blocks of consecutive nodes. A ShoalError says that the disk has no room for the graph: 4
+    bytes an entry, 8 bytes a node.
     """
     import kaminpar
 

@@ -19,10 +19,8 @@ def joined(graphs: Sequence[Graph]) -> Graph:
 
     There are two or more, of different names. Where every graph says what its columns stand for, features are over the
     union of these, in sorted order; else all must be equally wide, and columns of one number stand for the same. Labels
-    of one number are the same class. A split or an assignment is kept if all have one.
-
-    Raises:
-        ShoalError: Their features have nothing in common, or some have labels of nodes and some of graphs.
+    of one number are the same class. A split or an assignment is kept if all have one. A ShoalError says that features
+    have nothing in common, or that some have labels of nodes and some of graphs.
     """
     # A run on one published graph needs neither.
     from shoal.storage.graph.ids import joined_ids

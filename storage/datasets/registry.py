@@ -6,8 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shoal.storage.datasets.features.features import check_finite, row_normalized
-from shoal.storage.datasets.features.made_features import made_features
+from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
@@ -17,10 +16,9 @@ from shoal.storage.options.types import is_own
 
 
 def load(options: DataSource) -> Graph:
-    """The graph that a config asks for; features are finite, and normalised if `row_normalize` is set.
+    """The graph that a config asks for, its features finite and, by `row_normalize`, normalised.
 
-    Raises:
-        ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged.
+    A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
     spec, name = _spec(options), options.key
     if spec.finite and options.row_normalize:
@@ -70,10 +68,7 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
 
 
 def published_contents(options: DataSource) -> dict[str, str]:
-    """Digest of every published file of a dataset, by its path below the data root; empty if one is not there.
-
-    Their names say what they should hold, so they are no part of the fingerprint, and a store can be used without them.
-    """
+    """Digest of every published file of a dataset, by its path below the data root; empty if one is not there."""
     root, files = data_root(options.root), _spec(options).published_files(options)
     if not all((root / path).is_file() for path in files):
         return {}

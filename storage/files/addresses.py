@@ -1,19 +1,21 @@
 """Folders at `s3://`, `gs://` and `file://` addresses through `pyarrow.fs`: what lies there, fetched and sent."""
 
 import logging
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
 from shoal.storage.errors import FetchError
 from shoal.storage.files.atomic import reopened, to_disk
 
-CHUNK, TRIES = 1 << 24, 3
+# Files sent or fetched at a time: small ones take their time in waiting.
+CHUNK, TRIES, AT_ONCE = 1 << 24, 3, 16
 RIGHT = "has no right there; give it one, or credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role)"
 REGION = "asks in the wrong region; add ?region=… with that of the bucket"
 # What answers say, in a part of their text, and what that means for this machine.
@@ -28,15 +30,25 @@ MEANINGS = {
     "AuthorizationHeaderMalformed": REGION,
 }
 WITHOUT_REASON = "No response body"
+# Ways out where a file of a store is missing, or is another one.
+NO_FILE = "delete {}/manifest.json, and `shoal prepare` makes all again"
+OTHER_FILE = "bring that back, or delete all of {}, run `shoal prepare` again, and the run with --fresh"
 log = logging.getLogger(__name__)
+
+
+def below(address: str, name: str) -> str:
+    """The address of a folder, or of a file, in the one at an address."""
+    place, mark, options = address.partition("?")
+    return f"{place.rstrip('/')}/{name}{mark}{options}"
 
 
 class Folder:
     """A folder at an address. What goes wrong is a FetchError that names the file, this machine and the way out."""
 
-    def __init__(self, address: str) -> None:
-        """Asks nobody yet."""
+    def __init__(self, address: str, way_out: str | None = None) -> None:
+        """Asks nobody yet. `way_out` is for files that are missing or damaged; None: that of a store."""
         self._address, self._name = address, address.partition("?")[0].rstrip("/")
+        self._no_file, self._other_file = (way_out or text.format(self._name) for text in (NO_FILE, OTHER_FILE))
 
     def __str__(self) -> str:
         return self._name
@@ -49,17 +61,21 @@ class Folder:
         found: tuple[Any, str] = fs.FileSystem.from_uri(self._address)
         return found
 
-    def sizes(self, below: str = "") -> dict[str, int | None]:
-        """Bytes of what lies right in the folder, or in one below, by path relative to this one; None of a folder."""
+    def listed(self, below: str = "", everything: bool = False) -> dict[str, Any]:
+        """What lies right in the folder, or in one below, or `everything` there: `FileInfo` by relative path."""
         with self._explained(below):
             from pyarrow.fs import FileSelector
 
             files, root = self._files
             try:
-                found = files.get_file_info(FileSelector(f"{root}/{below}".rstrip("/")))
+                found = files.get_file_info(FileSelector(f"{root}/{below}".rstrip("/"), recursive=everything))
             except FileNotFoundError:
                 return {}
-            return {info.path.removeprefix(f"{root}/"): info.size for info in found}
+            return {info.path.removeprefix(f"{root}/"): info for info in found}
+
+    def sizes(self, below: str = "") -> dict[str, int | None]:
+        """Bytes of what lies right in the folder, or in one below, by path relative to this one; None of a folder."""
+        return {path: info.size for path, info in self.listed(below).items()}
 
     def fetch(self, relative: str, size: int, xxh3: str | None, target: Path) -> None:
         """Copies a file to a path; again where not all of it, or something else than its XXH3-128, arrives.
@@ -69,22 +85,34 @@ class Folder:
             OSError: It cannot be written.
         """
         for _ in range(TRIES):
-            hasher = xxhash.xxh3_128()
             with reopened(target) as sink:
-                for chunk in self._chunks(relative):
-                    hasher.update(chunk)
-                    sink.write(chunk)
-                count = sink.tell()
+                found = self._read(relative, sink)
                 sink.truncate()
                 to_disk(sink)
-            if count == size and xxh3 in (None, hasher.hexdigest()):
+            if found == (size, found[1] if xxh3 is None else xxh3):
                 return
-            log.warning("%s/%s: %s bytes of another content arrived, fetched again", self, relative, count)
+            log.warning("%s/%s: %s bytes of another content arrived, fetched again", self, relative, found[0])
         raise FetchError(
-            f"{self}/{relative}",
-            f"is not what the manifest says, {size} bytes of XXH3 {xxh3}; bring that back, or delete all of {self}, "
-            "run `shoal prepare` again, and the run with --fresh",
+            f"{self}/{relative}", f"is not what the manifest says, {size} bytes of XXH3 {xxh3}; {self._other_file}"
         )
+
+    def content(self, relative: str) -> bytes:
+        """The whole content of a small file. Raises FetchError."""
+        return b"".join(self._chunks(relative))
+
+    def is_as(self, relative: str, size: int, xxh3: str) -> bool:
+        """Reads a file, and compares it. Raises FetchError: it cannot be read."""
+        return any(self._read(relative) == (size, xxh3) for _ in range(TRIES))
+
+    def _read(self, relative: str, sink: BinaryIO | None = None) -> tuple[int, str]:
+        """The size of a file and its XXH3-128; it is written into `sink`."""
+        hasher, size = xxhash.xxh3_128(), 0
+        for chunk in self._chunks(relative):
+            hasher.update(chunk)
+            size += len(chunk)
+            if sink is not None:
+                sink.write(chunk)
+        return size, hasher.hexdigest()
 
     def _chunks(self, relative: str) -> Iterator[bytes]:
         with self._explained(relative):
@@ -93,15 +121,47 @@ class Folder:
                 while chunk := source.read(CHUNK):
                     yield chunk
 
-    def send(self, relative: str, source: Path) -> None:
-        """Copies a file to its place in the folder, where it appears when it is whole."""
+    def send(self, relative: str, source: Path, size: int | None = None) -> None:
+        """Copies a file, or its first `size` bytes, to its place in the folder, where it appears when it is whole."""
+        with source.open("rb") as content, self._written(relative) as sink:
+            while chunk := content.read(CHUNK if size is None else min(CHUNK, size)):
+                sink.write(chunk)
+                size = None if size is None else size - len(chunk)
+
+    def put(self, relative: str, content: bytes) -> None:
+        """Writes a small file, which appears when it is whole."""
+        with self._written(relative) as sink:
+            sink.write(content)
+
+    def delete(self, relative: str) -> None:
+        """Removes a file; one that is gone already is no fault."""
         with self._explained(relative):
             files, root = self._files
+            try:
+                files.delete_file(f"{root}/{relative}")
+            except FileNotFoundError:
+                return
+
+    def delete_if_empty(self) -> None:
+        """Removes the folder, if there are only folders in it, which object stores keep as objects."""
+        if any(info.size is not None for info in self.listed(everything=True).values()):
+            return
+        with self._explained(""):
+            files, root = self._files
+            files.delete_dir(root)
+
+    @contextmanager
+    def _written(self, relative: str) -> Iterator[BinaryIO]:
+        with self._explained(relative):
+            files, root = self._files
+            path = whole = f"{root}/{relative}"
             if self._name.startswith("file"):
-                files.create_dir(f"{root}/{relative}".rpartition("/")[0], recursive=True)
-            with source.open("rb") as content, files.open_output_stream(f"{root}/{relative}") as sink:
-                while chunk := content.read(CHUNK):
-                    sink.write(chunk)
+                files.create_dir(path.rpartition("/")[0], recursive=True)
+                path = f"{whole}.{os.getpid()}.unfinished"
+            with files.open_output_stream(path, compression=None) as sink:
+                yield sink
+            if path != whole:
+                files.move(path, whole)
 
     @contextmanager
     def _explained(self, relative: str) -> Iterator[None]:
@@ -114,7 +174,7 @@ class Folder:
                 self.sizes()
             meaning = next((MEANINGS[part] for part in MEANINGS if part in text), None)
             if isinstance(error, FileNotFoundError):
-                meaning = f"finds no such file; delete {self}/manifest.json, and `shoal prepare` makes all again"
+                meaning = f"finds no such file; {self._no_file}"
             if meaning is None:
                 reason = text.rpartition("AWS Error ")[2][:200]
                 meaning = f"was not served ({reason}); look at its network, and at the address"

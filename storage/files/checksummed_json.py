@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from shoal.storage.files.digest import text_digest
@@ -10,9 +11,12 @@ SEAL = "seal"
 
 
 def sealed(plain: Mapping[str, Any], indent: int | None = None) -> str:
-    """Strict JSON of an object, its seal as the last key. Raises ValueError: a number is NaN or infinite."""
+    """Strict JSON of an object, its seal as the last key; a record in it is an object of its fields.
+
+    Raises ValueError: a number is NaN or infinite.
+    """
     # Read back, so that a key which is a number has the form in which it will be found.
-    kept = json.loads(json.dumps(plain, allow_nan=False))
+    kept = json.loads(json.dumps(plain, allow_nan=False, default=asdict))
     return json.dumps({**kept, SEAL: _seal(kept)}, indent=indent, allow_nan=False)
 
 

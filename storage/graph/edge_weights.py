@@ -16,14 +16,10 @@ ROUNDING = 1e-5
 def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -> np.ndarray | None:
     """Weights of the edges that `shoal.storage.graph.graph.clean_edges` makes undirected and simple, float32 `[E]`.
 
-    An edge that is given more than once, the other way round or again, weighs the same each time, up to `ROUNDING`; of
-    such weights the smallest is taken. Self loops are taken out with their weights. Weights that are all 1 say nothing:
-    None. Raises ShoalError: they are of another shape or no numbers, one is not positive and finite in float32, or an
-    edge has two.
-
-    Args:
-        edge_index: Sources and targets as given, checked, integers `[2, G]`.
-        weight: Of every edge as given, numbers `[G]` or `[G, 1]`.
+    `weight` is that of every edge as given, numbers `[G]` or `[G, 1]`. An edge that is given more than once, the other
+    way round or again, weighs the same each time, up to `ROUNDING`; of such weights the smallest is taken. Self loops
+    are taken out with their weights. Weights that are all 1 say nothing: None. Raises ShoalError: they are of another
+    shape or no numbers, one is not positive and finite in float32, or an edge has two.
     """
     given_G = _numbers(weight, edge_index.shape[1], where)
     source, target = (ends.astype(np.int64) for ends in edge_index)
@@ -78,29 +74,15 @@ def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 
 
 def weights_among(part: Induced, indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Weights of the edges of a part of a graph, float32 `[e]`, in the order of the part's entries.
-
-    Args:
-        part: Some rows of the graph and edges among them; `node` are numbers of its rows.
-        indptr: Row pointer of the graph, `[N + 1]`.
-        indices: Its neighbours, int32 `[E]`, ascending in a row.
-        weight: Their weights, float32 `[E]`.
-    """
+    """Weights of the edges of a part of a graph, float32 `[e]`, in the part's order; rows of both are ascending."""
     found = np.empty(len(part.indices), dtype=np.float32)
-    _look_up(part.node, part.indptr, part.indices, indptr, indices, weight, found)
+    _look_up((part.node, part.indptr, part.indices), (indptr, indices, weight), found)
     return found
 
 
 @numba.njit(cache=True)
-def _look_up(
-    node: np.ndarray,
-    part_indptr: np.ndarray,
-    part_indices: np.ndarray,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    weight: np.ndarray,
-    found: np.ndarray,
-) -> None:
+def _look_up(part: tuple[np.ndarray, ...], graph: tuple[np.ndarray, ...], found: np.ndarray) -> None:
+    (node, part_indptr, part_indices), (indptr, indices, weight) = part, graph
     for row in range(len(node)):
         first, end = indptr[node[row]], indptr[node[row] + 1]
         for e in range(part_indptr[row], part_indptr[row + 1]):

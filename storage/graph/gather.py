@@ -41,18 +41,15 @@ def gathered(
 ) -> Iterator[tuple[int, Induced, Rows]]:
     """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
 
-    Files of the whole graph are read front to back, once for every group of clients that fits into memory together.
-    Raises ShoalError: the limit does not hold one client.
-
-    Args:
-        graph: The whole graph; its arrays may be memory maps, its features a SciPy CSR, or drawn when read.
-        assignment: Client of every node, integers `[nodes]`.
-        dtype: `float32` or `float16`; a feature that does not fit becomes infinite.
-        memory_limit: Bytes to use beside the interpreter, a graph in memory, and blocks of about 50 MB.
-        layout: `sparse` for sparse rows, of a graph whose features are in memory.
+    Files of the whole graph are read front to back, once for every group of clients that fits into `memory_limit`, in
+    bytes beside the interpreter, a graph in memory, and blocks of about 50 MB. Raises ShoalError: it does not hold one
+    client. A feature that does not fit into `dtype` becomes infinite. Layout `sparse` gives sparse rows, of features in
+    memory.
     """
     sparse = csr_of(graph.x) if layout == "sparse" else None
-    for group in memory_of(graph, assignment, kept, dtype, layout).groups(clients, memory_limit):
+    alone = [range(client, client + 1) for client in clients]
+    for several in memory_of(graph, assignment, kept, dtype, layout).groups(alone, memory_limit):
+        group = [client for (client,) in several]
         parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
         if sparse is not None:
             for client in group:
@@ -80,26 +77,28 @@ class Memory:
         """Bytes for any of some clients alone."""
         return self.fixed + int(self.needed[list(clients)].max(initial=0))
 
-    def groups(self, clients: Sequence[int], memory_limit: int, share: int = 1) -> list[list[int]]:
-        """Consecutive clients that fit into memory together, of a `share` of the bytes of all, or not much more.
+    def groups(self, packs: Sequence[range], memory_limit: int, share: int = 1) -> list[list[range]]:
+        """Consecutive packs of clients that fit into memory together, of a `share` of all bytes, or not much more.
 
-        Raises ShoalError: the limit does not hold one client.
+        A pack that does not fit is alone. Raises ShoalError: the limit does not hold one client.
         """
-        groups: list[list[int]] = []
-        room, most = 0, memory_limit - self.fixed
-        even = -(-int(self.needed[list(clients)].sum()) // share)
-        for client in clients:
-            if self.needed[client] > most:
-                least = -(-self.of_one(clients) >> 20)
-                raise ShoalError(
-                    f"engine.memory_limit is {-(-memory_limit >> 20)}MiB, but the shard of client {client} "
-                    f"({self.nodes[client]} nodes) does not fit: raise it to {least}MiB or use more clients"
-                )
-            if self.needed[client] > room or most - room >= even:
+        clients = [client for pack in packs for client in pack]
+        needed, most = self.needed[clients], memory_limit - self.fixed
+        if (needed > most).any():
+            client, least = clients[int(np.argmax(needed > most))], -(-self.of_one(clients) >> 20)
+            raise ShoalError(
+                f"engine.memory_limit is {-(-memory_limit >> 20)}MiB, but the shard of client {client} "
+                f"({self.nodes[client]} nodes) does not fit: raise it to {least}MiB or use more clients"
+            )
+        groups: list[list[range]] = []
+        room, even = 0, -(-int(needed.sum()) // share)
+        first = np.cumsum([0, *map(len, packs)])[:-1]
+        for pack, taken in zip(packs, np.add.reduceat(needed, first).tolist(), strict=True):
+            if taken > room or most - room >= even:
                 groups.append([])
                 room = most
-            groups[-1].append(client)
-            room -= self.needed[client]
+            groups[-1].append(pack)
+            room -= taken
         return groups
 
 

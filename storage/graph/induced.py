@@ -18,13 +18,7 @@ BLOCK_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class Induced:
-    """An induced subgraph.
-
-    Attributes:
-        node: Global id of every row, int64 `[N]`.
-        indptr: Row pointer, int64 `[N + 1]`.
-        indices: Rows of the neighbours, int32 `[E]`, ascending in a row.
-    """
+    """An induced subgraph: the global id of every row, int64 `[N]`, row starts int64, ascending columns int32."""
 
     node: np.ndarray
     indptr: np.ndarray
@@ -34,10 +28,7 @@ class Induced:
 def kept_entries(indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, here: Runner = HERE) -> np.ndarray:
     """Neighbours of every node inside its own client, int32 `[N]`; blocks of rows are counted by `here`.
 
-    Args:
-        indptr: Row pointer of the whole graph, `[N + 1]`; it and `indices` may be memory maps, read front to back.
-        indices: Neighbours in the whole graph, int32 `[entries]`.
-        assignment: Client of every node, integers `[N]`.
+    The graph may be memory maps, read front to back.
     """
     nodes = len(indptr) - 1
     kept = np.zeros(nodes, dtype=np.int32)
@@ -69,13 +60,8 @@ def induced(
 
     Rows of a client are in breadth-first order from its smallest node, ties by global id, component after component.
     All requested clients are in memory together: 4 bytes for each of their entries, 8 for each of their nodes, and 12
-    for each node of the whole graph.
-
-    Args:
-        indptr: Row pointer of the whole graph, `[N + 1]`; it and `indices` may be memory maps, read front to back.
-        indices: Neighbours in the whole graph, int32 `[entries]`.
-        assignment: Client of every node, integers `[N]`.
-        clients: Numbers of the clients, in the order in which they are given.
+    for each node of the whole graph, whose CSR may be memory maps, read front to back. The assignment is integers
+    `[N]`.
     """
     counts = np.zeros((2, max(int(assignment.max(initial=-1)), *clients, -1) + 1), dtype=np.int64)
     count_by_client(assignment, kept, *counts)
@@ -89,7 +75,7 @@ def induced(
     cursor = entry_ends[:-1].copy()
     with step(f"edges of {len(clients)} clients", int(indptr[-1]), "entries") as advance:
         for first, pointer, low, high in row_blocks(indptr, ENTRIES_A_BLOCK):
-            _fill(first, pointer, read(indices, low, high), assignment, slot, row_of, cursor, columns)
+            _fill((first, pointer, read(indices, low, high)), assignment, slot, row_of, (cursor, columns))
             advance(high - low)
     for number in range(len(clients)):
         ids = node[node_ends[number] : node_ends[number + 1]]
@@ -101,10 +87,7 @@ def induced(
 def breadth_first(ids: np.ndarray, pointer: np.ndarray, columns: np.ndarray) -> Induced:
     """Puts the rows of a graph in breadth-first order from the first one, component after component.
 
-    Args:
-        ids: Global id of every row, int64 `[N]`, ascending.
-        pointer: Row pointer, int64 `[N + 1]`.
-        columns: Rows of the neighbours, int32 `[E]`, ascending in a row.
+    Global ids `[N]` and columns, within a row, are ascending.
     """
     order = _breadth_first(pointer, columns)
     row_of = np.empty(len(ids), dtype=np.int32)
@@ -112,7 +95,7 @@ def breadth_first(ids: np.ndarray, pointer: np.ndarray, columns: np.ndarray) -> 
     new_pointer = np.zeros(len(ids) + 1, dtype=np.int64)
     np.cumsum(np.diff(pointer)[order], out=new_pointer[1:])
     new_columns = np.empty_like(columns)
-    _permute(pointer, columns, order, row_of, new_pointer, new_columns)
+    _permute((pointer, columns), order, row_of, (new_pointer, new_columns))
     return Induced(ids[order], new_pointer, new_columns)
 
 
@@ -149,15 +132,13 @@ def _number(
 
 @numba.njit(cache=True)
 def _fill(
-    first: int,
-    pointer: np.ndarray,
-    indices: np.ndarray,
+    block: tuple[int, np.ndarray, np.ndarray],
     assignment: np.ndarray,
     slot: np.ndarray,
     row_of: np.ndarray,
-    cursor: np.ndarray,
-    columns: np.ndarray,
+    out: tuple[np.ndarray, np.ndarray],
 ) -> None:
+    (first, pointer, indices), (cursor, columns) = block, out
     for row in range(len(pointer) - 1):
         client = assignment[first + row]
         s = slot[client]
@@ -196,14 +177,8 @@ def _breadth_first(pointer: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True)
-def _permute(
-    pointer: np.ndarray,
-    columns: np.ndarray,
-    order: np.ndarray,
-    row_of: np.ndarray,
-    new_pointer: np.ndarray,
-    new_columns: np.ndarray,
-) -> None:
+def _permute(csr: tuple[np.ndarray, ...], order: np.ndarray, row_of: np.ndarray, out: tuple[np.ndarray, ...]) -> None:
+    (pointer, columns), (new_pointer, new_columns) = csr, out
     for row in range(len(order)):
         start = pointer[order[row]]
         low, high = new_pointer[row], new_pointer[row + 1]

@@ -33,13 +33,9 @@ def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
     occur, as if they had been written 0, 1, …; 1.0 is 1. Where one label is no whole number, all are names, compared as
     they are written and in the order of their letters.
 
-    Args:
-        values: An array of NumPy, SciPy or Arrow: `[items]` or `[items, 1]` numbers, truth values, texts, bytes,
-            objects or categories; or `[items, C]` of zeros with a one in the column of the class.
-        where: Name of the labels in error messages.
-
-    Raises:
-        ShoalError: A label is measured, negative or of several classes, or two differ in blanks alone.
+    Values are an array of NumPy, SciPy or Arrow: `[items]` or `[items, 1]` numbers, truth values, texts, bytes, objects
+    or categories; or `[items, C]` of zeros with a one in the column of the class. A ShoalError names `where`: a label
+    is measured, negative or of several classes, or two differ in blanks alone.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return _of_arrow(values, where)
@@ -190,9 +186,7 @@ def _refuse_inexact(values: np.ndarray, where: str) -> None:
 def joined_labels(
     labels: Sequence[np.ndarray], names: Sequence[Names | None], classes: Sequence[int], graphs: Sequence[str]
 ) -> tuple[list[np.ndarray], int, Names | None]:
-    """Joined labels `[items]` of graphs, each of its number of classes, with the number of all classes and their names.
-
-    Equal names, or numbers, are one class.
+    """Labels `[items]` of several graphs, with the number of all classes and their names; equal ones are one class.
 
     Raises ShoalError: classes of some have names, and those of others only numbers.
     """

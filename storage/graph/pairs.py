@@ -21,8 +21,7 @@ class Pairs:
     Attributes:
         starts: The first pair of every row that is the smaller of a pair, and the end of the last, int32 `[N + 1]`.
         partner: The larger row of every pair, int32 `[M]`.
-        label: Whether it is an edge, int8 `[M]` of EDGE and NO_EDGE.
-        part: Where it belongs, int8 `[M]` of TRAIN, VAL and TEST.
+        label, part: Whether it is an edge (EDGE, NO_EDGE), and where it belongs (TRAIN, VAL, TEST), int8 `[M]`.
     """
 
     starts: np.ndarray

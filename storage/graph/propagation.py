@@ -1,16 +1,21 @@
 """Hops of a graph: X, ÃX, Ã²X, … computed once, before any training."""
 
+import numba
 import numpy as np
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import degrees
-from shoal.storage.graph.rows import CsrRows, Rows
-from shoal.storage.graph.sparse_hops import next_hop
+from shoal.storage.graph.rows import CsrRows, Rows, gains_sparse
 from shoal.storage.kernels.spmm import converts_halves, spmm
 from shoal.storage.options.propagation import PropagationOptions
 
 # That are float32 at a time, on a processor that does not convert float16.
 COLUMNS = 256
+MAX_ENTRIES = 2**31
+# A row with fewer columns than one in so many is sorted; of others all columns are looked through.
+SORTED_BELOW = 16
+Pair = tuple[np.ndarray, np.ndarray]
+Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def propagate(
@@ -18,17 +23,10 @@ def propagate(
 ) -> None:
     """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
 
-    Where edges have weights, they are the entries of A, and a degree is the sum of a row of A + I. Beside the arrays
-    given, it needs under 50 bytes a node. A column's bits depend on no other column. Raises ShoalError: a value of the
-    result is too large for a float16 `out`.
-
-    Args:
-        indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
-        indices: Neighbours, int32 `[E]`; A is symmetric and has no self loops.
-        x: Features, float32 or float16 `[N, F]`, C-contiguous; may be a read-only memory map.
-        r: Exponent of the normalisation, in [0, 1].
-        out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
-        weight: Entries of A, float32 `[E]`; None: all are 1, and so are the bits of the result.
+    A, symmetric and without loops, is CSR of fewer than 2^31 entries: ones, or the weights of edges, float32 `[E]`; a
+    degree is the sum of a row of A + I. Features `[N, F]` and `out`, no part of them, are float32 or float16,
+    C-contiguous; sums are float32 and rounded once. A column's bits depend on no other column. It needs under 50 bytes
+    a node. Raises ShoalError: a value of the result is too large for a float16 `out`.
     """
     assert x.shape == out.shape, (x.shape, out.shape)
     assert len(indptr) == len(x) + 1, (len(indptr), len(x))
@@ -55,8 +53,13 @@ def propagate(
             peak = max(peak, hop(np.ascontiguousarray(x[:, columns], dtype=np.float32), block))
             with np.errstate(over="ignore"):
                 out[:, columns] = block
-    limit = float(np.finfo(out.dtype).max)
-    if out.dtype == np.float16 and peak > limit:
+    _require_held(peak, out.dtype)
+
+
+def _require_held(peak: float, dtype: np.dtype) -> None:
+    """Raises a ShoalError if the largest value of a hop is too large for float16."""
+    limit = float(np.finfo(dtype).max)
+    if dtype == np.float16 and peak > limit:
         raise ShoalError("propagation.dtype", f"float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
 
 
@@ -73,8 +76,11 @@ def hops(
         last = result[-1] if result else x
         if isinstance(last, CsrRows):
             scalings = _scalings(indptr, propagation.r, weight)
-            result.append(next_hop(indptr, indices, last, *scalings, propagation.dtype, weight))
-            continue
+            hop = next_hop((indptr, indices), last, scalings, propagation.dtype, weight)
+            if hop is not None:
+                result.append(hop)
+                continue
+            last = last.toarray()
         out = np.empty(last.shape, dtype=propagation.dtype)
         propagate(indptr, indices, last, propagation.r, out, weight=weight)
         result.append(out)
@@ -103,3 +109,76 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def next_hop(csr: Pair, x: CsrRows, scalings: Pair, dtype: str, weight: np.ndarray | None) -> CsrRows | None:
+    """diag(received) (A + I) diag(sent) x, by (sent, received) and A's CSR, of ones or weights; None: dense gains.
+
+    Sums are float32 and run over a node itself and then its neighbours, as in `kernels/spmm.py`: zeros that are left
+    out change no sum. Raises ShoalError: a value of the result is too large for float16.
+    """
+    counts = np.empty(len(x), dtype=np.int64)
+    _count(*csr, x.indptr, x.columns, x.features, counts)
+    entries = int(counts.sum())
+    if entries >= MAX_ENTRIES or not gains_sparse(x.shape, entries, dtype):
+        return None
+    pointer = np.zeros(len(x) + 1, dtype=np.int32)
+    np.cumsum(counts, out=pointer[1:])
+    columns, found = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)
+    values = x.values.astype(np.float32, copy=False)
+    _fill(csr, weight, (x.indptr, x.columns, values), scalings, x.features, (pointer, columns, found))
+    with np.errstate(over="ignore"):
+        rounded = found.astype(dtype, copy=False)
+    _require_held(float(np.abs(found).max(initial=0)), rounded.dtype)
+    return CsrRows(pointer, columns, rounded, x.features)
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(
+    indptr: np.ndarray, indices: np.ndarray, pointer: np.ndarray, columns: np.ndarray, features: int, counts: np.ndarray
+) -> None:
+    """Counts the columns that occur in each row of (A + I) x, int64 `[N]`."""
+    seen = np.full(features, -1, dtype=np.int32)
+    for row in range(len(counts)):
+        count = 0
+        for e in range(indptr[row] - 1, indptr[row + 1]):
+            j = row if e < indptr[row] else indices[e]
+            for place in range(pointer[j], pointer[j + 1]):
+                if seen[columns[place]] != row:
+                    seen[columns[place]] = row
+                    count += 1
+        counts[row] = count
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(csr: Pair, weight: np.ndarray | None, x: Triple, scalings: Pair, features: int, out: Triple) -> None:
+    """Writes columns, ascending, and values of each row of the hop; all three matrices are row starts and so on."""
+    (indptr, indices), (pointer, columns, values), (sent, received) = csr, x, scalings
+    out_pointer, out_columns, out_values = out
+    seen = np.full(features, -1, dtype=np.int32)
+    total = np.empty(features, dtype=np.float32)
+    for row in range(len(out_pointer) - 1):
+        start = at = out_pointer[row]
+        for e in range(indptr[row] - 1, indptr[row + 1]):
+            j = row if e < indptr[row] else indices[e]
+            scale = sent[j]
+            if weight is not None:
+                scale *= np.float32(1) if e < indptr[row] else weight[e]
+            for place in range(pointer[j], pointer[j + 1]):
+                column, value = columns[place], scale * values[place]
+                if seen[column] == row:
+                    total[column] += value
+                else:
+                    seen[column], total[column] = row, value
+                    out_columns[at] = column
+                    at += 1
+        if (at - start) * SORTED_BELOW < features:
+            out_columns[start:at].sort()
+        else:
+            at = start
+            for column in range(features):
+                if seen[column] == row:
+                    out_columns[at] = column
+                    at += 1
+        for place in range(start, at):
+            out_values[place] = total[out_columns[place]] * received[row]

@@ -41,9 +41,9 @@ class FeatureMatrix(ABC):
     def __matmul__(self, dense: Tensor) -> Tensor:
         """The product with a float32 `[F, H]`, which may be differentiated."""
 
-    @abstractmethod
     def float(self) -> "FeatureMatrix":
         """With float32 values; itself, if it has them."""
+        return self
 
     @abstractmethod
     def to_dense(self) -> Tensor:
@@ -56,20 +56,14 @@ class FeatureMatrix(ABC):
 class SparseMatrix(FeatureMatrix):
     """CSR `[N, M]`: features of nodes, or weights of messages. Its numbers are constants, not parameters.
 
-    Its transpose is made once, and not in every step of training.
-
-    Attributes:
-        csr: Row starts and columns int32, values float32 or float16, as a tensor of torch.
+    Its transpose is made once, and not in every step of training. `csr` has int32 row starts and columns, float32 or
+    float16 values.
     """
 
     def __init__(self, csr: Tensor, transposed: Tensor | None = None, ones: bool = False) -> None:
-        """Wraps a CSR tensor.
+        """Wraps a CSR tensor with columns ascending in a row; by `ones`, a product need not read the values.
 
-        Args:
-            csr: `[N, M]`, columns ascending in a row.
-            transposed: The same numbers as CSR `[M, N]`, where they are known: `csr` itself if it is symmetric. None:
-                made when a gradient first needs it.
-            ones: All values are 1, so that a product need not read them.
+        The transpose, `csr` itself if that is symmetric, is made when a gradient first needs it, where it is not known.
         """
         self.csr = csr
         self._transposed = transposed
@@ -131,12 +125,7 @@ class SparseMatrix(FeatureMatrix):
         return self.times(dense)
 
     def times(self, dense: Tensor, out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-        """alpha A X + beta Y, `[N, H]`, without gradients.
-
-        Args:
-            dense: X, `[M, H]`, float32, or float64 as the values are.
-            out: Y, `[N, H]`, which is overwritten; where beta is 0, it is not read. None: new memory.
-        """
+        """alpha A X + beta Y, `[N, H]`, without gradients, written to Y, if `out` is given; beta 0 does not read it."""
         return self._factor.times(dense, out, alpha, beta)
 
     def times_transposed(
@@ -186,12 +175,7 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(_starts(counts), indices[places], values[places], self.shape[1])
 
     def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
-        """Some square blocks on the diagonal of a matrix that has no other entries, as a matrix of these alone.
-
-        Args:
-            first: First row of every block and the end of the last, int64 `[G + 1]`.
-            blocks: Numbers of the blocks, int64 `[g]`, in the order asked for.
-        """
+        """Some square blocks, in order, of a matrix of nothing else; `first` are their first rows, int64 `[G + 1]`."""
         found = _diagonal_blocks(self.csr, first, blocks)
         known = self._transposed
         if known is not None:
@@ -228,12 +212,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Factor:
-    """A matrix as the kernel reads it.
-
-    Attributes:
-        csr: The matrix, CSR `[N, M]`.
-        numbers: By the types of dense matrices that the kernel multiplies it by, their numbers.
-    """
+    """A matrix `[N, M]` as the kernel reads it, with its numbers by the types of dense matrices it is multiplied by."""
 
     def __init__(self, csr: Tensor, ones: bool) -> None:
         """`ones`: all values are 1."""

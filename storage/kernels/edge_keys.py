@@ -10,7 +10,6 @@ import numba
 import numpy as np
 
 KEY_BYTES = 8
-DIGIT_BITS = 10
 
 
 @dataclass(frozen=True)
@@ -79,34 +78,6 @@ def group_by_bucket(keys: np.ndarray, low: np.uint64, shift: np.uint64, buckets:
         out[heads[bucket]] = key
         heads[bucket] += 1
     return starts
-
-
-def sorted_keys(keys: np.ndarray, bits: int) -> np.ndarray:
-    """Keys in ascending order, uint64, compared by their last `bits` bits only; `keys` itself is overwritten."""
-    passes = -(-bits // DIGIT_BITS)
-    return _radix_sorted(keys, np.empty_like(keys), passes, -(-bits // passes))
-
-
-@numba.njit(cache=True)
-def _radix_sorted(keys: np.ndarray, spare: np.ndarray, passes: int, digit_bits: int) -> np.ndarray:
-    mask = np.uint64((1 << digit_bits) - 1)
-    heads = np.empty(1 << digit_bits, dtype=np.int64)
-    for number in range(passes):
-        shift = np.uint64(number * digit_bits)
-        heads[:] = 0
-        for key in keys:
-            heads[(key >> shift) & mask] += 1
-        start = 0
-        for digit in range(len(heads)):
-            count = heads[digit]
-            heads[digit] = start
-            start += count
-        for key in keys:
-            digit = (key >> shift) & mask
-            spare[heads[digit]] = key
-            heads[digit] += 1
-        keys, spare = spare, keys
-    return keys
 
 
 @numba.njit(cache=True)

@@ -38,19 +38,11 @@ def multiply(
     alpha: np.floating,
     beta: np.floating,
 ) -> None:
-    """out = alpha A x + beta out, `[N, H]`, for A `[N, M]`; where beta is 0, `out` is not read.
+    """out = alpha A x + beta out, `[N, H]` with H = `width`, for A `[N, M]`; where beta is 0, `out` is not read.
 
-    Dense matrices are given by their addresses: to make arrays of them takes longer than a small product.
-
-    Args:
-        indptr: Row pointer of A, int32 or int64 `[N + 1]`.
-        indices: Columns of A's entries, int32 or int64 `[E]`, in 0..M-1; not checked.
-        values: A's entries, float32, float64, or float16 seen as uint16 `[E]`; None: ones.
-        x: Address of x, `[M, H]`, C-contiguous, of the type of alpha.
-        out: Address of the result, `[N, H]`, C-contiguous, of that type; no part of x.
-        width: H.
-        alpha: Of type float32 or float64, no narrower than the values.
-        beta: Of the type of alpha.
+    Dense matrices, C-contiguous, are given by their addresses: to make arrays of them takes longer than a small
+    product. They are of the type of alpha and beta, float32 or float64, no narrower than A's entries, which are
+    float32, float64, float16 seen as uint16, or None: ones. Columns, in 0..M-1, are not checked; `out` is no part of x.
     """
     for first in range(0, width, MOST * LANES):
         columns = min(width - first, MOST * LANES)

@@ -42,19 +42,10 @@ def spmm(
 ) -> np.int32:
     """out = diag(received) (A + I) diag(sent) x, sums in float32, each in the order of its row's entries.
 
-    A column's bits depend on nothing but that column: not on the tile it falls into, nor on F.
-
-    Args:
-        indptr: Row pointer of A, int32 or int64 `[N + 1]`.
-        indices: Columns of A's entries, int32 `[E]`, in 0..N-1; not checked.
-        x: float32, or float16 seen as uint16, `[N, F]`, C-contiguous.
-        sent: Scaling of what a node sends, float32 `[N]`.
-        received: Scaling of what a node receives, float32 `[N]`.
-        out: Written, float32, or float16 seen as uint16, rounded to nearest even, `[N, F]`, C-contiguous; not x.
-        weight: A's entries, float32 `[E]`; None: ones.
-
-    Returns:
-        The largest finite or infinite magnitude of the result before it is rounded, as the bits of a float32.
+    A column's bits depend on nothing but that column: not on the tile it falls into, nor on F. Features and `out` are
+    C-contiguous, float32, or float16 seen as uint16, rounded to nearest even; columns are not checked; `weight` are A's
+    entries, float32, else ones. Gives the largest magnitude of the result before it is rounded, as the bits of a
+    float32.
     """
     nodes, width = x.shape
     total = np.empty(width, dtype=np.float32)

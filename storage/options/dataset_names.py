@@ -16,10 +16,7 @@ READ_INTO_MEMORY = (
     ("readers.pyg", ("flickr",)),
     ("readers.npz_graphs", ("reddit",)),
     ("user.files", ("files",)),
-    (
-        "readers.twitch",
-        ("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw"),
-    ),
+    ("readers.twitch", ("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw")),
     ("readers.matlab_graphs", ("acmv9", "dblpv7")),
     ("readers.pyg", ("cornell", "texas", "wisconsin", "actor")),
     ("readers.pyg", ("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions")),
@@ -28,11 +25,7 @@ READ_INTO_MEMORY = (
     ("readers.ogb_molecules", ("ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp")),
 )
 # The synthetic twin of a published graph that is too large to be at hand everywhere.
-TWINS = {
-    "ogbn-arxiv": "arxiv-like",
-    "ogbn-products": "products-like",
-    "ogbn-papers100m": "papers100m-like",
-}
+TWINS = {"ogbn-arxiv": "arxiv-like", "ogbn-products": "products-like", "ogbn-papers100m": "papers100m-like"}
 # Small graphs cut out of another dataset.
 INDUCED = ("induced-node", "induced-edge", "induced-graph")
 NOT_IN_MEMORY = (
@@ -81,11 +74,7 @@ def has_user_options(name: str) -> bool:
 
 
 def require_dataset(name: str) -> None:
-    """Refuses a name of no dataset; files and classes are looked up when they are read.
-
-    Raises:
-        ShoalError: There is no such dataset, or it is one of OGB's molecules without one label of classes a graph.
-    """
+    """Raises a ShoalError for a name of no dataset; files and classes are looked up when they are read."""
     known = name.lower()
     if known in MANY_TASKS or known in OF_NUMBERS:
         labels = f"{MANY_TASKS[known]} labels a graph" if known in MANY_TASKS else "numbers and no classes for labels"

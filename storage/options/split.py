@@ -53,11 +53,7 @@ class SplitOptions:
 
 
 def read_split_file(file: str | None) -> "np.ndarray":
-    """Reads the array of the `file` protocol.
-
-    Raises:
-        ShoalError: No file is named, or it is missing or of another form.
-    """
+    """Reads the array of the `file` protocol; a ShoalError says that it is missing or of another form."""
     # NumPy takes a while to load, and reading a config does not need it.
     import numpy as np
 

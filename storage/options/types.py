@@ -19,7 +19,7 @@ CLOSED = ConfigDict(extra="forbid")
 # Of all file systems that we know; a path as a whole has another limit.
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 LONGEST_QUOTE = 200
-# Of addresses at which a store can be.
+# Of addresses at which a store or a run can be.
 SCHEMES = ("s3", "gs", "file")
 
 
@@ -29,14 +29,14 @@ def is_address(place: str | None) -> bool:
 
 
 def address_fault(address: str) -> str | None:
-    """Reason why no store can have an address; None: one can."""
+    """Reason why no store and no run can have an address; None: one can."""
     parts = urlsplit(address)
     if parts.scheme not in SCHEMES:
-        return f"expected a path, or an address of {', '.join(SCHEMES)}, as s3://bucket/store"
+        return f"expected a path, or an address of {', '.join(SCHEMES)}, as s3://bucket/folder"
     if "@" in parts.netloc:
         return "credentials do not belong into a config, which a run keeps; leave them to the environment"
     if not parts.path.strip("/") or (parts.scheme != "file" and not parts.netloc):
-        return "expected a bucket and a folder in it, as s3://bucket/store"
+        return "expected a bucket and a folder in it, as s3://bucket/folder"
     return None
 
 
@@ -77,7 +77,7 @@ def path_fault(path: str) -> str | None:
 
 def _path(path: str) -> str:
     if is_address(path):
-        raise ValueError("expected a path; only data.store can be an address, as s3://bucket/store")
+        raise ValueError("expected a path; only data.store and run.root can be an address, as s3://bucket/folder")
     if fault := path_fault(path):
         raise ValueError(fault)
     try:
@@ -122,7 +122,14 @@ Flag = Annotated[bool, Strict()]
 # Bytes, or a text such as `8GiB`.
 Size = Annotated[int, BeforeValidator(_whole), BeforeValidator(_bytes), Field(gt=0, lt=2**63)]
 Positive = Annotated[Whole, Field(ge=1)]
-Seed = Annotated[Whole, Field(ge=0)]
+Count = Annotated[Whole, Field(ge=0)]
+Seed = Count
+NotNegative = Annotated[float, Field(ge=0)]
+AboveZero = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _words(hint: Any) -> tuple[Any, ...]:

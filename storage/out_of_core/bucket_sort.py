@@ -23,7 +23,6 @@ from shoal.storage.kernels.edge_keys import (
     distinct_pairs,
     group_by_bucket,
     keys_of,
-    sorted_keys,
 )
 from shoal.storage.out_of_core.csr_files import CsrWriter
 from shoal.storage.progress import step
@@ -262,7 +261,8 @@ def _pairs_of(bucket: Bucket, capacity: int) -> tuple[np.ndarray, int, int]:
         # All are one pair of nodes, repeated.
         given = sum(int((chunk & np.uint64(1) == 0).sum()) for chunk in bucket.chunks(capacity))
         return np.array([bucket.low >> 1], dtype=np.uint64), given, min(1, given)
-    keys = sorted_keys(bucket.read(), bucket.shift)
+    keys = bucket.read()
+    keys.sort()
     count, given, distinct = distinct_pairs(keys)
     return keys[:count], given, distinct
 

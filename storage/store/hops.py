@@ -1,5 +1,6 @@
 """What is computed of one shard before any training: its hops, and the graph of its training nodes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numba
@@ -10,35 +11,49 @@ import scipy.sparse as sp
 from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.induced import Induced, breadth_first, induced, kept_entries
 from shoal.storage.graph.propagation import hops
-from shoal.storage.graph.rows import Rows
+from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.shard import Shard, weights_column
+from shoal.storage.store.store import Store, hops_path
 
 
 def write_hops(path: Path, shard: Shard, propagation: PropagationOptions) -> FileRecord:
-    """Propagates the features of a shard and writes hop 1 to K, one column `[N, F]` each.
+    """Writes the hops of a shard to a file of their own; errors of `hop_columns`, or the disk is full."""
+    return arrow_file.write(path, "hops", hop_columns(shard, propagation))
 
-    A hop of sparse features is sparse where that gains. Raises ShoalError: the disk is full, or a value does not
-    fit `propagation.dtype`.
+
+def write_hops_of(shards: Store, propagation: PropagationOptions, clients: range) -> FileRecord:
+    """Writes the hops of the clients of a pack into a store, from its shards; errors as of `write_hops`."""
+    columns = (hop_columns(shards.shard(client), propagation, len(clients) > 1) for client in clients)
+    return arrow_file.write_pack(shards.path / hops_path(propagation.name, clients), "hops", columns)
+
+
+def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = False) -> dict[str, pa.Array]:
+    """Propagates the features of a shard: hop 1 to K, one column `[N, F]` each.
+
+    A hop of sparse features is sparse where that gains. Raises ShoalError: a value does not fit `propagation.dtype`.
     """
-    columns = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
+    found = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
+    # In a pack, where the same hop of another client may be dense.
+    column = arrow_file.either_column if packed and isinstance(shard.x, CsrRows) else arrow_file.rows_column
     if propagation.rows == "labelled":
-        return _write_labelled(path, shard, columns)
-    return arrow_file.write(path, "hops", {f"hop{k}": arrow_file.rows_column(x) for k, x in enumerate(columns, 1)})
+        return _of_labelled(shard, found, column)
+    return {f"hop{k}": column(x) for k, x in enumerate(found, 1)}
 
 
-def _write_labelled(path: Path, shard: Shard, columns: list[Rows]) -> FileRecord:
-    """Writes the labelled rows and their neighbours as a graph of its own, features included."""
+def _of_labelled(shard: Shard, found: list[Rows], column: Callable[[Rows], pa.Array]) -> dict[str, pa.Array]:
+    """The labelled rows and their neighbours as a graph of its own, features included."""
     dropped = (~labelled_and_neighbours(shard)).astype(np.int32)
     kept = kept_entries(shard.indptr, shard.indices, dropped)
     part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
     neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
-    rows = {f"hop{k}": arrow_file.rows_column(x[part.node]) for k, x in enumerate([shard.x, *columns])}
+    rows = {"hop0": arrow_file.rows_column(shard.x[part.node])}
+    rows |= {f"hop{k}": column(x[part.node]) for k, x in enumerate(found, 1)}
     if shard.edge_weight is not None:
         rows |= weights_column(part, weights_among(part, shard.indptr, shard.indices, shard.edge_weight))
-    return arrow_file.write(path, "hops", {"row": pa.array(part.node), "neighbors": neighbors, **rows})
+    return {"row": pa.array(part.node), "neighbors": neighbors, **rows}
 
 
 def labelled_and_neighbours(shard: Shard) -> np.ndarray:

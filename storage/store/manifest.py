@@ -1,8 +1,12 @@
-"""manifest.json: what a store holds. It is written after what it names; a folder without it has no finished shards."""
+"""manifest.json and its tables: what a store holds. It is written after what it names, and seals the tables.
+
+A folder without it has no finished shards.
+"""
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +19,11 @@ from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.bounds import Limits
+from shoal.storage.store.client_table import TABLES, ClientRecord, Clients, Files, SplitRecord, Table
 
-FORMAT = 2
+# Of the manifest, and the one before, which had no tables: every client was in it.
+FORMAT, WITHOUT_TABLES = 3, 2
 NAME = "manifest.json"
-
-
-@dataclass(frozen=True)
-class ClientRecord:
-    """Counts of a client's shard, known without opening it.
-
-    Attributes:
-        entries: Directed entries of its adjacency.
-        labelled: Items with a label.
-        classes: Number of labelled items of every class, `[C]`.
-        graphs: Graphs in the shard, where labels are of graphs; None: they are of nodes, or of pairs of them.
-        pairs: Pairs in the shard, where labels are of pairs of nodes.
-    """
-
-    client: int
-    nodes: int
-    entries: int
-    labelled: int
-    classes: list[int]
-    file: FileRecord
-    graphs: int | None = None
-    pairs: int | None = None
-
-    @property
-    def items(self) -> int:
-        """Number of items: nodes, graphs, or pairs of nodes."""
-        return count_of_items(self.nodes, self.graphs, self.pairs)
-
-
-@dataclass(frozen=True)
-class SplitRecord:
-    """What a split gives every client.
-
-    `counts` are `[clients][3]` items that train, validate, test; `unreachable` test items of classes without a training
-    item at their client.
-    """
-
-    counts: list[list[int]]
-    without_training: list[int]
-    unreachable: int
-    files: list[FileRecord]
 
 
 @dataclass(frozen=True)
@@ -107,8 +72,9 @@ class Manifest:
         identity: What this store was made from (dataset and partition), compared with a config.
         nodes: Nodes of the graph, or of all graphs.
         quality: Cut, balance, skew of the partition.
+        clients: Sizes of all clients, and their shards.
         splits: Finished splits by name.
-        hops: Finished hop features: a record a client, by kernel name.
+        hops: Finished hop features by kernel name.
         published: Digest of every published file of the dataset, by its path below the data root.
         layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
         feature_values: Values that all shards keep of sparse features; 0 for dense ones.
@@ -129,9 +95,9 @@ class Manifest:
     dtype: str
     cleaning: dict[str, int]
     quality: dict[str, Any]
-    clients: list[ClientRecord]
+    clients: Clients
     splits: dict[str, SplitRecord] = field(default_factory=dict)
-    hops: dict[str, list[FileRecord]] = field(default_factory=dict)
+    hops: dict[str, Files] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
     layout: Layout = "dense"
@@ -181,9 +147,9 @@ class Manifest:
             "features": self.features,
             "classes": self.classes,
             "dtype": self.dtype,
-            "clients": [_plain(client) for client in self.clients],
-            "split": asdict(self.splits[split]),
-            "hops": [asdict(record) for record in self.hops[propagation]] if propagation else [],
+            "clients": [_plain(each) for each in self.clients] if self.pack == 1 else self.clients.digest,
+            "split": self.splits[split].content(),
+            "hops": self.hops[propagation].content() if propagation else [],
         }
         if self.layout != "dense":
             read["layout"] = self.layout
@@ -191,14 +157,41 @@ class Manifest:
             read["domains"] = [asdict(domain) for domain in self.domains]
         return text_digest(json.dumps(read, sort_keys=True))
 
+    @property
+    def pack(self) -> int:
+        """Clients that share a file; 1: each has files of its own."""
+        return self.clients.files.pack
+
+    def tables(self) -> Iterator[tuple[Path, Table]]:
+        """Every table, and its path below the store."""
+        yield table_path("clients"), self.clients
+        for kind, several in (("splits", self.splits), ("hops", self.hops)):
+            for name, table in several.items():
+                yield table_path(kind, name), table
+
     def write(self, store: Path) -> None:
-        """Writes the manifest atomically, with its seal. Raises ShoalError: the disk is full."""
-        fields = _plain(self)
+        """Writes the tables that are missing, and the manifest atomically, with its seal.
+
+        Raises ShoalError: the disk is full.
+        """
+        for path, table in self.tables():
+            table.write(store / path)
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain["clients"] = {"count": len(self.clients), "pack": self.pack, "table": self.clients.table}
+        plain["splits"] = {
+            name: {"unreachable": split.unreachable, "table": split.table} for name, split in self.splits.items()
+        }
+        plain["hops"] = {name: {"table": files.table} for name, files in self.hops.items()}
+        plain = {key: value for key, value in plain.items() if key not in USUAL or value != USUAL[key]}
         if self.layout == "dense":
-            del fields["layout"], fields["feature_values"]
-        fields["clients"] = [_plain(client) for client in self.clients]
+            del plain["layout"], plain["feature_values"]
         with replacing(store / NAME) as unfinished:
-            unfinished.write_text(sealed({"format": FORMAT, **fields}, indent=1))
+            unfinished.write_text(sealed({"format": FORMAT, **plain}, indent=1))
+
+
+def table_path(*names: str) -> Path:
+    """Path of a table inside a store: of `clients`, of `splits` and a name, or of `hops` and a name."""
+    return Path(TABLES, *names[:-1], f"{names[-1]}.arrow")
 
 
 def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
@@ -213,8 +206,8 @@ USUAL: dict[str, object] = {
 }
 
 
-def _plain(record: "ClientRecord | Manifest") -> dict[str, Any]:
-    """The fields of a record as they are written."""
+def _plain(record: ClientRecord) -> dict[str, Any]:
+    """The fields of a record as they are digested."""
     return {key: value for key, value in asdict(record).items() if key not in USUAL or value != USUAL[key]}
 
 
@@ -241,25 +234,63 @@ def read_manifest(store: Path) -> Manifest:
                 f"delete the folder {store} and run `shoal prepare` again, or set data.store to another folder",
             ) from None
         raise ShoalError(path, f"damaged ({error}); {damaged}") from error
-    if raw.pop("format", None) != FORMAT:
+    found = raw.pop("format", None)
+    if found not in (FORMAT, WITHOUT_TABLES):
         raise ShoalError(
             path,
             f"not a manifest of format {FORMAT}, a newer Shoal may have made it; use that, "
             "or set data.store to another folder",
         )
     try:
-        raw["clients"] = [ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]]
-        raw["splits"] = {
-            name: SplitRecord(**{**s, "files": [FileRecord(**f) for f in s["files"]]})
-            for name, s in raw["splits"].items()
-        }
-        raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
+        (_with_tables if found == FORMAT else _with_records)(raw, store)
         raw["ids"] = FileRecord(**raw["ids"]) if raw.get("ids") else None
         raw["copies"] = {name: CopiesRecord(**record) for name, record in raw.get("copies", {}).items()}
         raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
         return Manifest(**raw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ShoalError(path, f"damaged ({error}); {damaged}") from error
+
+
+def tables_of(manifest: Path) -> list[tuple[Path, FileRecord]]:
+    """Paths below the store, and records, of the tables that a manifest names; none of one that is damaged."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        raw = unsealed(read_bytes(manifest))
+        named = {table_path("clients"): raw["clients"]}
+        named |= {table_path(kind, name): of for kind in ("splits", "hops") for name, of in raw[kind].items()}
+        return [(path, FileRecord(**of["table"])) for path, of in named.items()]
+    return []
+
+
+def _with_tables(raw: dict[str, Any], store: Path) -> None:
+    """Reads what the manifest names in the place of its tables."""
+
+    def table(named: dict[str, Any], *names: str) -> tuple[dict[str, Any], FileRecord]:
+        record = FileRecord(**named["table"])
+        return Table.read(store / table_path(*names), record, store / NAME), record
+
+    pack = raw["clients"]["pack"]
+    columns, record = table(raw["clients"], "clients")
+    raw["clients"] = Clients(columns, Files(pack, columns), record)
+    for name, named in raw["splits"].items():
+        columns, record = table(named, "splits", name)
+        raw["splits"][name] = SplitRecord(columns["counts"], named["unreachable"], Files(pack, columns), record)
+    for name, named in raw["hops"].items():
+        columns, record = table(named, "hops", name)
+        raw["hops"][name] = Files(pack, columns, record)
+
+
+def _with_records(raw: dict[str, Any], store: Path) -> None:
+    """The same of a manifest without tables, which has a record a client."""
+
+    def files(records: list[dict[str, Any]]) -> Files:
+        return Files.of([FileRecord(**record) for record in records])
+
+    raw["clients"] = Clients.of([ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]])
+    raw["splits"] = {
+        name: SplitRecord(split["counts"], split["unreachable"], files(split["files"]))
+        for name, split in raw["splits"].items()
+    }
+    raw["hops"] = {name: files(records) for name, records in raw["hops"].items()}
 
 
 def _without_seal(text: bytes) -> dict[str, Any] | None:

@@ -41,6 +41,8 @@ def without_features(x: Rows, node: np.ndarray, sparsity: Sparsity) -> Rows:
 
 def without_labels(split: Split, item: np.ndarray, sparsity: Sparsity) -> Split:
     """A split with fewer training items; `item` is the global number of every item of the shard, int64 `[items]`."""
+    if not sparsity.labels:
+        return split
     # The small constant keeps 0.29 * 100 from becoming 28.
     masked = int(sparsity.labels * len(split.train) + 1e-9)
     order = np.argsort(_bits(key_of(sparsity.seed, "labels"), item[split.train]), kind="stable")

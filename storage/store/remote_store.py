@@ -11,17 +11,14 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from shoal.storage.errors import FetchError
-from shoal.storage.files.addresses import Folder
+from shoal.storage.files.addresses import AT_ONCE, Folder
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.object_cache import ObjectCache
 from shoal.storage.files.places import cache_folder
 from shoal.storage.progress import step
 from shoal.storage.store.arrow_file import FileRecord, record_of
-from shoal.storage.store.manifest import NAME
+from shoal.storage.store.manifest import NAME, tables_of
 from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, stores_below
-
-# Files sent or fetched at a time: small ones take their time in waiting.
-AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,8 @@ class Remote:
     Attributes:
         cache: Folder of each machine for what it reads; None: below its `cache_folder`.
         limit: Bytes of the cache; None: as of `ObjectCache`.
-        manifests: Records of the manifests of the store and of those below it, by path; none before it is found.
+        manifests: Records of the manifests of the store and of those below it, and of their tables, by path; none
+            before it is found.
     """
 
     address: str
@@ -60,6 +58,9 @@ class Remote:
                 folder.fetch(relative, size, None, file)
                 records[relative] = record_of(file)
                 cache.get(records[relative].xxh3, size, partial(shutil.copyfile, file))
+                # Its tables lie beside it on every machine.
+                for table, record in tables_of(file):
+                    records[str(PurePosixPath(relative).parent / table)] = record
         return replace(self, manifests=tuple(records.items())).open() if NAME in records else None
 
     def open(self) -> "RemoteStore":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from shoal.storage.graph.pairs import Pairs
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content, require_none
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content, require_none
 from shoal.storage.store.bounds import (
     Limits,
     check_adjacency,
@@ -109,8 +109,12 @@ class Shard:
         return self.label if self.graph is None else self.label[self.graph_ptr[:-1]]
 
 
-def write_shard(
-    path: Path,
+def write_shard(path: Path, *args: Any, **kwargs: Any) -> FileRecord:
+    """Writes one client's shard to a file of its own; arguments and errors of `shard_columns`."""
+    return arrow_file.write(path, "shard", shard_columns(*args, **kwargs))
+
+
+def shard_columns(
     client: int,
     part: "Induced",
     label: np.ndarray,
@@ -118,11 +122,10 @@ def write_shard(
     graph_of: np.ndarray | None = None,
     pairs: Pairs | None = None,
     edge_weight: np.ndarray | None = None,
-) -> FileRecord:
-    """Writes one client's shard.
+) -> dict[str, pa.Array]:
+    """The columns of one client's shard.
 
-    Raises ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
-    disk is full.
+    Raises ShoalError: 2^31 entries or more, of edges or of sparse features, or a feature that did not fit float16.
 
     Args:
         part: The client's rows and induced edges.
@@ -147,7 +150,7 @@ def write_shard(
             "data.dtype",
             f"float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; use float32",
         )
-    columns = _columns(part, label[part.node], x, edge_weight)
+    columns = graph_columns(part, label[part.node], x, edge_weight)
     if graph_of is not None:
         graph = graph_of[part.node].astype(np.int64)
         # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
@@ -157,17 +160,13 @@ def write_shard(
         values = {"partner": pairs.partner, "label": pairs.label, "part": pairs.part}
         each = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
         columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), each)
-    return arrow_file.write(path, "shard", columns)
+    return columns
 
 
-def write_training_shard(
-    path: Path, part: "Induced", label: np.ndarray, x: Rows, edge_weight: np.ndarray | None = None
-) -> FileRecord:
-    """Writes some nodes, their labels `[N]` and stored features `[N, F]`. Raises ShoalError: the disk is full."""
-    return arrow_file.write(path, "shard", _columns(part, label, x, edge_weight))
-
-
-def _columns(part: "Induced", label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
+def graph_columns(
+    part: "Induced", label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None = None
+) -> dict[str, pa.Array]:
+    """The columns of the graph of some nodes, with their labels and stored features."""
     neighbors = pa.ListArray.from_arrays(
         pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
     )
@@ -197,17 +196,29 @@ def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
     return weight
 
 
-def open_shard(path: Path, client: int, record: FileRecord | None = None, limits: Limits | None = None) -> Shard:
+def open_shard(
+    path: Path,
+    client: int,
+    record: FileRecord | None = None,
+    limits: Limits | None = None,
+    opened: Packs = None,
+) -> Shard:
     """Maps a shard; with limits, every byte and every number but the features is checked first.
+
+    Packs that are `opened` are not mapped again.
 
     Raises ShoalError: the file is missing, damaged, or another kind of file.
     """
     if limits is not None:
         if record is not None:
             require_content(path, record)
-        # In a map of its own: what is read here and by no model shall not stay in the memory of this process.
-        require_none(path, bounds_of(_mapped(path, client, record), limits))
-    return _mapped(path, client, record)
+        shard = _mapped(path, client, record, opened)
+        require_none(path, bounds_of(shard, limits))
+        if opened is not None:
+            return shard
+        # In a map of its own: what was read here and by no model shall not stay in the memory of this process.
+        del shard
+    return _mapped(path, client, record, opened)
 
 
 def bounds_of(shard: Shard, limits: Limits) -> list[str]:
@@ -229,8 +240,8 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     return faults
 
 
-def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
-    file = MappedFile(path, "shard", record)
+def _mapped(path: Path, client: int, record: FileRecord | None, opened: Packs) -> Shard:
+    file = MappedFile(path, "shard", record, opened)
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
         raise ShoalError(path, f"the row pointer does not fit the neighbours; {REMAKE}")
@@ -246,6 +257,7 @@ def open_hops(
     propagation: PropagationOptions,
     record: FileRecord | None = None,
     limits: Limits | None = None,
+    opened: Packs = None,
 ) -> MappedFile:
     """Maps the hops of a shard; with limits, every byte, the columns and rows and edges of labelled nodes are checked.
 
@@ -253,7 +265,7 @@ def open_hops(
     """
     if limits is not None and record is not None:
         require_content(path, record)
-    file = MappedFile(path, "hops", record)
+    file = MappedFile(path, "hops", record, opened)
     if limits is not None:
         require_none(path, _faults_of(file, nodes, propagation, limits))
     return file

@@ -11,7 +11,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content, require_none
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content, require_none
 from shoal.storage.store.bounds import check_parts
 
 PARTS = ("train", "val", "test")
@@ -42,7 +42,8 @@ def random_split(label: np.ndarray, item: np.ndarray, client: int, options: Spli
     by_id = np.argsort(item, kind="stable")
     labelled = by_id[label[by_id] >= 0]
     if options.split == "stratified":
-        groups = [labelled[label[labelled] == c] for c in np.unique(label[labelled])]
+        of_class = label[labelled].astype(np.int64)
+        groups = [labelled[of_class == c] for c in np.flatnonzero(np.bincount(of_class))]
     else:
         groups = [labelled]
     code = np.full(len(label), UNASSIGNED, dtype=np.int8)
@@ -72,27 +73,38 @@ def to_codes(split: Split, items: int) -> np.ndarray:
 
 
 def write_split(path: Path, split: Split) -> FileRecord:
-    """Writes a split: three rows, `part` and its row numbers."""
+    """Writes a split to a file of its own."""
+    return arrow_file.write(path, "split", split_columns(split))
+
+
+def split_columns(split: Split) -> dict[str, pa.Array]:
+    """A split as columns of three rows, `part` and its row numbers."""
     parts: Sequence[np.ndarray] = (split.train, split.val, split.test)
     offsets = np.cumsum([0, *map(len, parts)]).astype(np.int32)
     rows = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(parts).astype(np.int32)))
-    return arrow_file.write(path, "split", {"part": pa.array(np.arange(3, dtype=np.int8)), "rows": rows})
+    return {"part": pa.array(np.arange(3, dtype=np.int8)), "rows": rows}
 
 
-def open_split(path: Path, items: int, record: FileRecord | None = None, whole: bool = False) -> Split:
-    """Maps a split; with `whole`, every byte is checked, and that parts are ascending and share no row.
+def open_split(
+    path: Path,
+    items: int,
+    record: FileRecord | None = None,
+    limits: object | None = None,
+    opened: Packs = None,
+) -> Split:
+    """Maps a split; with limits, every byte is checked, and that parts are ascending and share no row.
 
     Raises ShoalError: the file is missing, damaged, or of another shard.
     """
-    if whole and record is not None:
+    if limits is not None and record is not None:
         require_content(path, record)
-    offsets, rows = MappedFile(path, "split", record).lists("rows")
+    offsets, rows = MappedFile(path, "split", record, opened).lists("rows")
     if len(offsets) != 4 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
         raise ShoalError(path, f"not three parts; {REMAKE}")
     if len(rows) and (rows.min() < 0 or rows.max() >= items):
         raise ShoalError(path, f"rows outside the shard; {REMAKE}")
     parts = [rows[offsets[i] : offsets[i + 1]] for i in range(3)]
-    if whole:
+    if limits is not None:
         faults: list[str] = []
         check_parts(parts, faults.append)
         require_none(path, faults)

@@ -2,16 +2,18 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, require_content
-from shoal.storage.store.bounds import Limits
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Pack, require_content
+from shoal.storage.store.client_table import Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard
 from shoal.storage.store.split import Split, open_split
@@ -21,19 +23,26 @@ WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"
 T = TypeVar("T")
 
 
-def shard_path(client: int) -> Path:
-    """Path of a client's shard inside a store."""
-    return Path("clients") / f"{client:05d}.arrow"
+Place = Callable[[int | range], Path]
 
 
-def split_path(split: str, client: int) -> Path:
-    """Path of a client's split inside a store."""
-    return Path("splits") / split / f"{client:05d}.arrow"
+def shard_path(clients: int | range) -> Path:
+    """Path of the shards of some clients inside a store, or of that of one."""
+    return Path("clients") / _name(clients)
 
 
-def hops_path(propagation: str, client: int) -> Path:
-    """Path of a client's hops inside a store."""
-    return Path("hops") / propagation / f"{client:05d}.arrow"
+def split_path(split: str, clients: int | range) -> Path:
+    """Path of the splits of some clients inside a store, or of that of one."""
+    return Path("splits") / split / _name(clients)
+
+
+def hops_path(propagation: str, clients: int | range) -> Path:
+    """Path of the hops of some clients inside a store, or of those of one."""
+    return Path("hops") / propagation / _name(clients)
+
+
+def _name(clients: int | range) -> str:
+    return name_of(range(clients, clients + 1) if isinstance(clients, int) else clients)
 
 
 def training_path(split: str) -> Path:
@@ -80,8 +89,11 @@ class Store:
         self.path, self.remote = path, remote
         self.manifest = read_manifest(path) if manifest is None else manifest
         self._first_read = first_read
-        self._checked: set[Path] = set()
-        self._checking = threading.Lock()
+        # By kind, whether a client's data was checked; by kind and first client, where a file is on this machine.
+        self._checked: dict[int, np.ndarray] = {}
+        self._found: dict[tuple[int, int], Path] = {}
+        self._packs: dict[Path, Pack] | None = None if self.manifest.pack == 1 else {}
+        self._opening = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process checks what it reads for itself.
@@ -109,20 +121,14 @@ class Store:
 
     def shard(self, client: int) -> Shard:
         """Maps a client's shard."""
-        self._require(client)
-        record = self.manifest.clients[client].file
-        path = self._here(shard_path(client), record)
-        return self._open(path, lambda limits: open_shard(path, client, record, limits))
+        return self._open(client, self.manifest.clients.files, shard_path, open_shard, client)
 
     def split(self, name: str, client: int) -> Split:
         """Maps a client's split."""
         if name not in self.manifest.splits:
             raise ShoalError(self.path, f"no split {name!r}; run `shoal prepare` on the config")
-        self._require(client)
-        record = self.manifest.splits[name].files[client]
-        path = self._here(split_path(name, client), record)
-        items = self.manifest.clients[client].items
-        return self._open(path, lambda limits: open_split(path, items, record, limits is not None))
+        items = self._count("items", client)
+        return self._open(client, self.manifest.splits[name].files, partial(split_path, name), open_split, items)
 
     def ids(self) -> pa.Array | None:
         """What the user calls the nodes `[N]`, int64 or texts; None: they are 0 to N - 1."""
@@ -146,7 +152,7 @@ class Store:
     def hops(self, propagation: str, client: int) -> list[Rows]:
         """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse."""
         file = self.hops_file(propagation, client)
-        nodes = self.manifest.clients[client].nodes
+        nodes = self._count("nodes", client)
         if file.rows != nodes:
             raise ShoalError(file.path, f"{file.rows} rows for a shard of {nodes}; {REMAKE}")
         return [file.features(name) for name in file.names]
@@ -155,35 +161,46 @@ class Store:
         """Maps a client's hops as they are stored, of all rows or of labelled ones."""
         if propagation not in self.manifest.hops:
             raise ShoalError(self.path, f"no hops {propagation!r}; run `shoal prepare` on the config")
-        self._require(client)
-        record = self.manifest.hops[propagation][client]
-        path = self._here(hops_path(propagation, client), record)
-        nodes = self.manifest.clients[client].nodes
-        return self._open(path, lambda limits: open_hops(path, nodes, propagation_of(propagation), record, limits))
+        shape = self._count("nodes", client), propagation_of(propagation)
+        return self._open(client, self.manifest.hops[propagation], partial(hops_path, propagation), open_hops, *shape)
 
-    def _open(self, path: Path, open_file: Callable[[Limits | None], T]) -> T:
-        """Opens a file, the first time with the limits that its numbers must keep."""
-        if not self._first_read:
-            return open_file(None)
+    def _open(self, client: int, files: Files, place: Place, open_data: Callable[..., T], *shape: object) -> T:
+        """Opens the data of a client, the first time with the limits that its numbers must keep."""
+        self._count("nodes", client)
+        record, clients = files[client], files.clients_with(client)
         # Other threads wait, so that each file is read once.
-        with self._checking:
-            opened = open_file(None if path in self._checked else self.manifest.limits)
-            self._checked.add(path)
+        with self._opening:
+            path = self._found.get((id(files), clients[0]))
+            if path is None:
+                path = self._found[id(files), clients[0]] = self._here(place(clients), files.file(client))
+            checked = self._checked.get(id(files))
+            if checked is None:
+                checked = self._checked[id(files)] = np.zeros(self.clients, dtype=bool)
+            limits = self.manifest.limits if self._first_read and not checked[client] else None
+            try:
+                opened = open_data(path, *shape, record, limits, self._packs)
+            except ShoalError as error:
+                if self._packs is None or isinstance(error, FetchError):
+                    raise
+                raise ShoalError(path, f"client {client}", *error.args[1:]) from error
+            checked[client] = True
         return opened
 
-    def _require(self, client: int) -> None:
+    def _count(self, what: str, client: int) -> int:
         if not 0 <= client < self.clients:
             raise ShoalError(self.path, f"no client {client}; it has clients 0 to {self.clients - 1}")
+        return int(self.manifest.clients.count(what)[client])
 
     def files(self) -> Iterator[tuple[Path, FileRecord]]:
         """Every file of the store with its record, path relative to the store."""
         if self.manifest.ids is not None:
             yield IDS, self.manifest.ids
-        for client in self.manifest.clients:
-            yield shard_path(client.client), client.file
-        for name, split in self.manifest.splits.items():
-            for client_number, record in enumerate(split.files):
-                yield split_path(name, client_number), record
-        for propagation, records in self.manifest.hops.items():
-            for client_number, record in enumerate(records):
-                yield hops_path(propagation, client_number), record
+        kinds: list[tuple[Place, Files]] = [(shard_path, self.manifest.clients.files)]
+        kinds += [(partial(split_path, name), split.files) for name, split in self.manifest.splits.items()]
+        kinds += [(partial(hops_path, name), files) for name, files in self.manifest.hops.items()]
+        for place, files in kinds:
+            for clients, record in files.files():
+                yield place(clients), record
+        for relative, table in self.manifest.tables():
+            if table.table is not None:
+                yield relative, table.table

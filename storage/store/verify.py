@@ -1,11 +1,12 @@
 """Every file of a store against what was written of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.arrow_file import FileRecord, require_content
+from shoal.storage.store.client_table import Files
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import Store, stores_below
 from shoal.storage.store.writer import PROGRESS, noted_files
@@ -16,14 +17,24 @@ OF_A_STORE = (NAME, PROGRESS, ".lock")
 def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
     """A line for each fault of any byte of a store, journal or bound of indices; calls `step` once a file."""
     faults: list[str] = []
-    for check in _checks(store, faults):
+    for checks in _checks(store, faults):
+        faults += _faults_of(checks)
+        step()
+    return faults
+
+
+def _faults_of(checks: Sequence[Callable[[], object]]) -> list[str]:
+    """A line for each client with a fault in a file, or one for all clients of a file that have the same."""
+    found = []
+    for check in checks:
         try:
             check()
         except ShoalError as error:
-            # One way out for all faults.
-            faults.append(error.line.rpartition("; ")[0])
-        step()
-    return faults
+            found.append(error)
+    if 1 < len(checks) == len(found) and len({error.args[-1] for error in found}) == 1:
+        found = [ShoalError(found[0].places[0], found[0].args[-1])]
+    # One way out for all faults.
+    return [error.line.rpartition("; ")[0] for error in found]
 
 
 def files_to_verify(store: Store) -> int:
@@ -40,22 +51,27 @@ def unnamed_files(store: Store) -> list[Path]:
     return sorted(path for path in found if not any(path.is_relative_to(folder) for folder in below))
 
 
-def _checks(store: Store, faults: list[str]) -> Iterator[Callable[[], object]]:
+def _checks(store: Store, faults: list[str]) -> Iterator[Sequence[Callable[[], object]]]:
+    """What checks each file: one call, or one a client."""
     # Opened anew, so that what was read before is read again.
-    fresh = Store(store.path, manifest=store.manifest)
-    if store.manifest.ids is not None:
-        yield fresh.ids
-    for client in range(store.clients):
-        yield partial(fresh.shard, client)
-        for split in store.manifest.splits:
-            yield partial(fresh.split, split, client)
-        for propagation in store.manifest.hops:
-            yield partial(fresh.hops_file, propagation, client)
+    manifest = store.manifest
+    fresh = Store(store.path, manifest=manifest)
+    if manifest.ids is not None:
+        yield [fresh.ids]
+    kinds: list[tuple[Files, Callable[[int], object]]] = [(manifest.clients.files, fresh.shard)]
+    kinds += [(split.files, partial(fresh.split, name)) for name, split in manifest.splits.items()]
+    kinds += [(files, partial(fresh.hops_file, name)) for name, files in manifest.hops.items()]
+    for files, open_data in kinds:
+        for clients, _ in files.files():
+            yield [partial(open_data, client) for client in clients]
+    for path, table in manifest.tables():
+        if table.table is not None:
+            yield [partial(require_content, store.path / path, table.table)]
     named = {path for path, _ in store.files()}
     for path, record in _noted(store, faults).items():
         # What the manifest does not name is made again where it is missing.
         if path not in named and (store.path / path).exists():
-            yield partial(require_content, store.path / path, record, PROGRESS)
+            yield [partial(require_content, store.path / path, record, PROGRESS)]
 
 
 def _noted(store: Store, faults: list[str]) -> dict[Path, FileRecord]:

@@ -18,10 +18,7 @@ TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, str]:
-    """Texts of the modules beside a file that it imports, and of those that these import, by dotted name.
-
-    That of a package ends in `.__init__`. Raises ShoalError: one cannot be read.
-    """
+    """Texts of modules beside a file that it imports, and these, by dotted name; a package's ends in `.__init__`."""
     texts: dict[str, str] = {}
     waiting = [("", source)]
     while waiting:

@@ -43,9 +43,7 @@ def field_values(cls: type, options: Mapping[str, Any], section: str, name: str,
 
 
 def require_all(cls: type, values: Mapping[str, Any], section: str) -> None:
-    """Raises:
-    ShoalError: A field of a dataclass that has no default has no value.
-    """
+    """Raises a ShoalError for a field of a dataclass that has neither a default nor a value."""
     for field in dataclasses.fields(cls):
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if field.init and missing and field.name not in values:

@@ -59,6 +59,7 @@ KEYS = [
     "train.weight_decay", "train.momentum", "train.batch_size", "train.dropout", "train.optimizer", "algorithm",
     "algorithm.name", "algorithm.eps", "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio",
     "participation.count", "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains",
+    "evaluation.clients",
     "evaluation.metric", "engine.backend", "engine.hosts", "engine.threads", "engine.trainer", "engine.device",
     "engine.precision", "engine.cell_size", "engine.memory_limit", "engine.cell_timeout", "engine.retries",
     "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_gpus", "ray.address", "run.root",

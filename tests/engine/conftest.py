@@ -19,6 +19,7 @@ import yaml
 from rooms import ROOT
 from support.other_device.device import load
 from support.small_runs import small_run
+from support.unpacked import contents_of, unpack
 
 from shoal.engine.cli.main import command
 from shoal.engine.cluster.cluster import share_tensors
@@ -290,10 +291,12 @@ def job_of(start: Callable[..., Server], tmp_path: Path) -> Callable[..., Job]:
 
 @pytest.fixture
 def with_own_store(tmp_path: Path) -> Callable[[Job], Job]:
-    """Gives a job a copy of its store, whose files may be taken away."""
+    """Gives a job a copy of its store, of which the files of any client may be taken away."""
 
     def with_own_store(job: Job) -> Job:
-        return replace(job, store=str(shutil.copytree(job.store, tmp_path / "store")))
+        unpack(shutil.copytree(job.store, tmp_path / "store"))
+        own = replace(job, store=str(tmp_path / "store"))
+        return replace(own, **contents_of(own))
 
     return with_own_store
 

@@ -1,13 +1,11 @@
 """Hosts on Ray, and the server in this process."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.messages.cell import Kept
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -27,8 +25,8 @@ class ServerHere(LocalBackend):
         pool.require_data(range(len(job.model_of)))
         self._server = Server(job, plan, pool, state)
 
-    def write_states(self, folder: Path, kept: Mapping[int, Kept]) -> dict[str, str]:
-        return self.ray.write_states(folder, kept)
+    def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
+        return self.ray.write_states(folder, state)
 
     def close(self) -> None:
         self.ray.close()

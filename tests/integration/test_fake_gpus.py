@@ -14,7 +14,7 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from support.errors import refused
 
-from shoal.engine.cluster.cluster import _require_resources, gpu_places
+from shoal.engine.cluster.cluster import _await_room, gpu_places
 from shoal.engine.cluster.ray_backend import start_hosts
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
@@ -54,7 +54,7 @@ def test_shares_without_room_raise(configure: Callable[..., Config], hosts: int,
         "resources.gpus_per_host": share,
     }
     with nullcontext() if fit else refused(says="room for"):
-        _require_resources(configure(keys))
+        _await_room(configure(keys))
 
 
 @pytest.mark.usefixtures("_two_gpus")

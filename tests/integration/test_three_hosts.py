@@ -13,6 +13,7 @@ import psutil
 import pytest
 from integration.runs import PATIENCE, Runs, assert_same_numbers, assert_same_so_far, until
 from integration.three_hosts import HEAD, Cluster
+from support.unpacked import unpack
 
 from shoal.engine.records.metrics import read_metrics
 
@@ -140,7 +141,7 @@ def test_chaos(cluster: Cluster, runs: Runs, undisturbed: Path, seed: int) -> No
     if process.returncode != 0:
         assert process.returncode in (2, -signal.SIGKILL)
         assert "Traceback" not in errors.decode()
-        cluster.start(2)
+        cluster.heal()
         runs.finish(*ON_CLUSTER, "--resume")
     assert_same_numbers(runs.run, undisturbed)
 
@@ -150,18 +151,19 @@ def test_shards_spread_over_local_disks(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path
 ) -> None:
     """Every machine has the manifest and a third of the clients; cells of three clients cross the machines."""
-    data = tmp_path_factory.getbasetemp() / "data"
+    data = shutil.copytree(tmp_path_factory.getbasetemp() / "data", tmp_path_factory.mktemp("unpacked") / "data")
     (store,) = (data / "stores").glob("sbm-*")
+    unpack(store)
     for host in range(3):
         disk = tmp_path_factory.mktemp(f"disk{host}")
         for path in (path for path in store.rglob("*") if path.is_file()):
-            if path.suffix != ".arrow" or int(path.stem) % 3 == host:
+            if not path.stem.isdigit() or int(path.stem) % 3 == host:
                 (disk / path.relative_to(store)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, disk / path.relative_to(store))
         cluster.kill(host)
         cluster.disks[host] = (disk, store)
     try:
-        cluster.start(2)
+        cluster.heal()
         in_one_place = Runs(tmp_path_factory.mktemp("one"), data).finish("engine.cell_size=3")
         spread = Runs(tmp_path_factory.mktemp("spread"), data, cluster).finish(*ON_CLUSTER, "engine.cell_size=3")
     finally:

@@ -1,10 +1,13 @@
 """Three Ray hosts on one machine: network namespaces joined by a bridge, an address and a raylet each."""
 
+import ctypes
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +90,23 @@ class Cluster:
     def inside(self, host: int, *command: str) -> list[str]:
         """A command as it runs on a host."""
         return ["ip", "netns", "exec", self.name(host), *command]
+
+    def listening(self) -> socket.socket:
+        """A socket that all hosts can reach, and this process serves."""
+        made: list[socket.socket] = []
+
+        def listen() -> None:
+            # Of this thread alone.
+            with Path(f"/run/netns/{self.name('switch')}").open() as namespace:
+                assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) == 0, os.strerror(
+                    ctypes.get_errno()
+                )
+            made.append(socket.create_server(("10.77.0.254", 0)))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        thread.join()
+        return made[0]
 
     def start(self, host: int) -> None:
         """Starts Ray on a host; the head first."""

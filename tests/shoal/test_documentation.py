@@ -13,7 +13,7 @@ from rooms import ROOT
 
 import shoal
 from shoal.algorithms.train_options import SCHEDULES
-from shoal.engine.callbacks.loading import CALLBACKS
+from shoal.engine.callbacks.calls import CALLBACKS
 
 TEXT = (ROOT / "docs" / "python.md").read_text()
 

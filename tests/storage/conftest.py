@@ -12,8 +12,9 @@ from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import entries_of
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
+from shoal.storage.store.client_table import ClientRecord, Clients, Files, SplitRecord
 from shoal.storage.store.hops import write_hops
-from shoal.storage.store.manifest import ClientRecord, Manifest, SplitRecord
+from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.shard import open_shard, write_shard
 from shoal.storage.store.split import random_split, write_split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
@@ -58,10 +59,10 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             splits.append(write_split(root / split_path(OPTIONS.split_name, client), split))
             hops.append(write_hops(root / hops_path(propagation.name, client), shard, propagation))
         identity = {"dataset": {"dataset": "small"}, "partition": {"method": "file"}}
-        split = {OPTIONS.split_name: SplitRecord(counts, [2], 0, splits)}
+        split = {OPTIONS.split_name: SplitRecord(counts, 0, Files.of(splits))}
         values = entries_of(graph.x) if layout == "sparse" else 0
         of_graph = ("small", True, 30, graph.features, 2, dtype, {}, {})
-        manifest = Manifest(identity, *of_graph, clients, split, {propagation.name: hops})
+        manifest = Manifest(identity, *of_graph, Clients.of(clients), split, {propagation.name: Files.of(hops)})
         replace(manifest, layout=layout, feature_values=values).write(root)
         return Store(root)
 

@@ -19,34 +19,48 @@ class ObjectServer:
     """The proxy.
 
     Attributes:
+        server: Port of the server that it stands before.
         read: Number of requests for the content of each object, by its path in the bucket.
+        readers: Who read what: addresses of machines, and paths.
         truncate: Parts of paths of which the next answers are cut off in the middle, as often as they are here.
         damage: The same; the last byte of the next answer changes.
         refusal: Status and code of the error that requests get of which the path has a part; None: they are served.
+        disturb: Every so many requests one is cut off, the next of them answered slowly, the next in part; 0: none.
     """
 
-    def __init__(self, server: int) -> None:
-        """Stands before a server that listens at a port."""
+    def __init__(self, server: int, listening: socket.socket | None = None) -> None:
+        """Stands before a server that listens at a port of this machine."""
         self.read: Counter[str] = Counter()
+        self.readers: set[tuple[str, str]] = set()
         self.truncate: list[str] = []
         self.damage: list[str] = []
         self.refusal: tuple[int, str, str] | None = None
-        self._server = server
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.server = server
+        self.disturb = 0
+        self._asked = 0
+        self._listening = listening or socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
     def address(self, folder: str, bucket: str = BUCKET) -> str:
         """The address of a folder."""
-        port = self._listening.getsockname()[1]
-        return f"s3://{bucket}/{folder}?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+        return self.address_by(folder, bucket, *self._listening.getsockname())
+
+    def undisturbed(self, folder: str) -> str:
+        """The address of a folder for this machine, not through the proxy."""
+        return self.address_by(folder, BUCKET, "127.0.0.1", self.server)
+
+    @staticmethod
+    def address_by(folder: str, bucket: str, host: str, port: int) -> str:
+        """The address of a folder by way of a listener."""
+        return f"s3://{bucket}/{folder}?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
 
     def _accept(self) -> None:
         while True:
-            client, _ = self._listening.accept()
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            client, (machine, _) = self._listening.accept()
+            threading.Thread(target=self._serve, args=(client, machine), daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError), closing(client), closing(socket.create_connection(("127.0.0.1", self._server))) as up:
+    def _serve(self, client: socket.socket, machine: str) -> None:
+        with suppress(OSError), closing(client), closing(socket.create_connection(("127.0.0.1", self.server))) as up:
             wrong: list[str] = []
             threading.Thread(target=self._answer, args=(up, client, wrong), daemon=True).start()
             while asked := client.recv(1 << 16):
@@ -56,9 +70,16 @@ class ObjectServer:
                     head = f"HTTP/1.1 {self.refusal[0]} no\r\nContent-Type: application/xml\r\nContent-Length: "
                     client.sendall(f"{head}{len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
                     return
+                if request and self.disturb:
+                    self._asked += 1
+                    if self._asked % self.disturb == 0:
+                        wrong.append(("cut", "slow", "truncate")[self._asked // self.disturb % 3])
+                        if wrong[-1] == "cut":
+                            return
                 if request and request[1] == b"GET" and request[2].startswith(f"{BUCKET}/".encode()):
                     path = request[2].decode().removeprefix(f"{BUCKET}/")
                     self.read[path] += 1
+                    self.readers.add((machine, path))
                     for name, parts in (("truncate", self.truncate), ("damage", self.damage)):
                         for part in [part for part in parts if part in path][:1]:
                             parts.remove(part)
@@ -68,6 +89,9 @@ class ObjectServer:
     def _answer(self, up: socket.socket, client: socket.socket, wrong: list[str]) -> None:
         with suppress(OSError):
             while answer := up.recv(1 << 16):
+                if "slow" in wrong:
+                    wrong.remove("slow")
+                    time.sleep(0.2)
                 if "truncate" in wrong:
                     client.sendall(answer[: len(answer) // 2])
                     client.shutdown(socket.SHUT_RDWR)
@@ -78,8 +102,11 @@ class ObjectServer:
 
 
 @contextmanager
-def object_server() -> Iterator[ObjectServer]:
-    """A server with a bucket, which ends with the block; the environment has credentials for it meanwhile."""
+def object_server(listening: socket.socket | None = None) -> Iterator[ObjectServer]:
+    """A server with a bucket, which ends with the block; the environment has credentials for it meanwhile.
+
+    Its proxy listens where a socket says, by default on this machine.
+    """
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     keys = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -98,7 +125,7 @@ def object_server() -> Iterator[ObjectServer]:
             except OSError:
                 assert moto.poll() is None, "moto ended"
                 assert time.monotonic() - began < LONGEST, "moto does not start"
-        yield ObjectServer(port)
+        yield ObjectServer(port, listening)
     finally:
         moto.kill()
         moto.wait()

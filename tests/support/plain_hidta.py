@@ -4,7 +4,7 @@ from math import exp
 
 import numpy as np
 
-from shoal.algorithms.methods.fedgpl.task_mixing import Trained
+from shoal.algorithms.methods.fedgpl.fedgpl import Trained
 
 
 def by_loops(trained: Trained, diagonal: str, distance: str = "rms") -> tuple[np.ndarray, np.ndarray]:

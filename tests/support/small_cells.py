@@ -1,6 +1,6 @@
 """Cells for a host, outcomes and states compared to the bit, and a pool that is watched."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def require_same_tree(found: Tree, expected: Tree, wide: bool = False) -> None:
         assert torch.equal(found[name].double(), t.double()) if wide else torch.equal(found[name], t), name
 
 
-def require_same_scores(found: dict[int, np.ndarray], expected: dict[int, np.ndarray]) -> None:
+def require_same_scores(found: Mapping[int, np.ndarray], expected: Mapping[int, np.ndarray]) -> None:
     """Equal counts of the same clients."""
     assert found.keys() == expected.keys()
     for i, counts in expected.items():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View

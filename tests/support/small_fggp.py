@@ -12,7 +12,7 @@ from support.small_fedgkc import DECAY, EPOCHS, LR, MOMENTUM, dense_operator
 from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
 

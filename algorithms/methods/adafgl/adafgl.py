@@ -1,28 +1,88 @@
 """AdaFGL: FedAvg first, then every client for itself, with what the common model knows of its graph."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.methods.adafgl.branches import Branches
-from shoal.algorithms.methods.adafgl.knowledge import Knowledge, Rows, homophily, knowledge
+from shoal.algorithms.methods.adafgl.knowledge import Knowledge, Rows, homophily, knowledge, propagated
+from shoal.algorithms.methods.adafgl.signed_messages import signed_messages
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import kept_rows
+from shoal.algorithms.models.layers.dropout import fill_kept, masks
+from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.rng import Stream, seed_default
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import bounded_loss, flat_step, without_denormals
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features
+from shoal.storage.options.types import NotNegative, Positive, Share, ShareBelowOne
 from shoal.storage.store.view import View
 
 # Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
 COMMON, BRANCHES, HOMOPHILY = "common", "branches", "homophily"
 PERSONAL = "personal"
+
+
+class Scores(NamedTuple):
+    """Class scores of nodes, `[N, C]`: of the homophilous branch, and of the three of the heterophilous one."""
+
+    homo: Tensor
+    own: Tensor
+    smooth: Tensor
+    message: Tensor
+
+
+class Branches(nn.Module):
+    """Four perceptrons: of two layers for a graph whose neighbours are similar, and three of three layers for another.
+
+    The latter read a node's features alone (`own`), propagated features (`smooth`), and signed messages (`message`),
+    for which `beta` is the share of the common model in the similarity.
+    """
+
+    def __init__(
+        self, features: int, classes: int, steps: int, hidden: int, dropout: float, beta: float, draws: bool
+    ) -> None:
+        """Draws the parameters from torch's default generator, if it `draws` any."""
+        super().__init__()
+        self.beta = beta
+        wide = (steps + 1) * features
+        options: dict[str, Any] = {"activation": "prelu", "draws": draws}
+        self.homo = Head(wide, hidden, classes, 2, dropout, **options)
+        self.own = Head(features, hidden, classes, 3, dropout, **options)
+        self.smooth = Head(wide, hidden, classes, 3, dropout, **options)
+        self.message = Head(wide, hidden, classes, 3, dropout, **options)
+
+    def forward(self, known: Knowledge, x_NF: Features, asked: Rows | None = None) -> Scores:
+        """Scores by what is known and by the features, `[N, F]`; all but `homo` of the rows that are asked for alone.
+
+        Dropout draws for all nodes, so that the rows that are asked for have no say in what is drawn.
+        """
+        weights = [branch.first_weights()[0] for branch in (self.homo, self.message, self.smooth)]
+        homo_NH, message_NH, smooth_RH = propagated(known, x_NF, weights, asked)
+
+        def mask_of(x: Tensor, p: float) -> Tensor:
+            return fill_kept(x.new_empty(len(x_NF), x.shape[1]), p).div_(1 - p)[asked.rows]  # type: ignore
+
+        homo_NC = _after(self.homo, homo_NH)
+        with nullcontext() if asked is None else masks(mask_of):
+            own_RC = self.own(x_NF if asked is None else asked.x_RF).logits_NC
+            smooth_RC = _after(self.smooth, smooth_RH)
+        message_NC = _after(self.message, message_NH)
+        rows = None if asked is None else asked.rows
+        return Scores(homo_NC, own_RC, smooth_RC, signed_messages(message_NC, known, self.beta, rows))
+
+
+def _after(branch: Head, product_NH: Tensor) -> Tensor:
+    """Scores of a branch whose first weight is multiplied already."""
+    return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
 
 
 @dataclass
@@ -66,24 +126,14 @@ class AdaFGL(FedAvg):
 
     # Likeness and propagation are of the nodes that are predicted.
     supports = frozenset({"node", "weighted"})
-    shared_rounds: int | None = None
-    most_nodes: int = 10_000
-    alpha: float = 0.5
-    beta: float = 0.2
-    cut: float = 0.999
-    steps: int = 3
-    hidden: int = 64
-    preserve: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.shared_rounds is not None and self.shared_rounds < 1:
-            raise ValueError("shared_rounds must be at least 1")
-        if min(self.most_nodes, self.steps, self.hidden) < 1:
-            raise ValueError("most_nodes, steps and hidden must be at least 1")
-        if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1 and 0 <= self.cut < 1):
-            raise ValueError("alpha and beta must lie in [0, 1], and cut in [0, 1)")
-        if self.preserve < 0:
-            raise ValueError("preserve must not be negative")
+    shared_rounds: Positive | None = None
+    most_nodes: Positive = 10_000
+    alpha: Share = 0.5
+    beta: Share = 0.2
+    cut: ShareBelowOne = 0.999
+    steps: Positive = 3
+    hidden: Positive = 64
+    preserve: NotNegative = 1.0
 
     # The server.
 

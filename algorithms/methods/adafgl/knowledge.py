@@ -91,14 +91,9 @@ class Mixing(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """Constants of a client's second phase.
+    """Constants of a client's second phase: class probabilities P^ by the common model, S, the sum of S, and P~.
 
-    Attributes:
-        p_NC: P^, class probabilities by the common model.
-        likeness: S.
-        likeness_sum: Of all its entries.
-        mixing: P~.
-        hops_NG: X, P~ X, …, P~^K X concatenated, `[N, (K + 1) F]`; empty where they are not written out.
+    `hops_NG` has X, P~ X, …, P~^K X concatenated, `[N, (K + 1) F]`; it is empty where they are not written out.
     """
 
     p_NC: Tensor
@@ -150,10 +145,7 @@ def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places:
 
 
 class Rows(NamedTuple):
-    """Rows that are asked for, int64 `[R]`, their features `[R, F]`, and what is written out of them, `[R, (K + 1) F]`.
-
-    All of it is constant, so that the steps of a visit share it.
-    """
+    """Rows asked for, int64 `[R]`, their features, and what is written out of them, `[R, (K + 1) F]`; all constant."""
 
     rows: Tensor
     x_RF: Features

@@ -18,6 +18,8 @@ FAST = {"reassoc", "contract", "nsz"}
 ONE, ZERO = np.float32(1), np.float32(0)
 # Pairs at a time: what is made of them stays in the nearest cache.
 TILE = 512
+# Directions, those of the likeness, `[C, N]` each, its cut, beta, the mean m, and the rows that are asked for.
+Pairs = tuple[np.ndarray, np.ndarray, float, float, np.float32, np.ndarray]
 
 
 def signed_messages(y_NC: Tensor, known: Knowledge, beta: float, rows: Tensor | None = None) -> Tensor:
@@ -67,7 +69,7 @@ class _Messages(torch.autograd.Function):
         ctx.pairs = _by_class(direction_NC), *likeness, np.float32(mean.item()), rows.cpu().numpy()
         ctx.y_CN, ctx.device = _by_class(y_NC), y_NC.device
         near_RC, far_RC = np.zeros((2, len(rows), y_NC.shape[1]), np.float32)
-        _gather(*ctx.pairs, ctx.y_CN, near_RC, far_RC)
+        _gather(ctx.pairs, ctx.y_CN, near_RC, far_RC)
         return torch.from_numpy(near_RC).to(ctx.device), torch.from_numpy(far_RC).to(ctx.device)
 
     @staticmethod
@@ -75,23 +77,15 @@ class _Messages(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         near_RC, far_RC = (gradient.cpu().contiguous().numpy() for gradient in gradients)
         of_y, of_direction = np.zeros((2, *ctx.y_CN.shape), np.float32)
-        of_mean = _scatter(*ctx.pairs, ctx.y_CN, near_RC, far_RC, of_y, of_direction)
+        of_mean = _scatter(ctx.pairs, ctx.y_CN, near_RC, far_RC, of_y, of_direction)
         found = (torch.from_numpy(of).to(ctx.device) for of in (of_y.T, of_direction.T, np.array(of_mean, np.float32)))
         return *found, None, None
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _mixed(
-    row: int,
-    first: int,
-    direction: np.ndarray,
-    like: np.ndarray,
-    cut: float,
-    beta: float,
-    similar: np.ndarray,
-    found: np.ndarray,
-) -> None:
+def _mixed(row: int, first: int, pairs: Pairs, similar: np.ndarray, found: np.ndarray) -> None:
     """Entries of M, `[T]`, of a row from the column `first` on, and of S; that on M's diagonal is not zero."""
+    direction, like, cut, beta, _, _ = pairs
     similar[:] = 0
     found[:] = 0
     stop, share, other = first + len(found), np.float32(beta), np.float32(1 - beta)
@@ -142,25 +136,16 @@ def _larger(
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _gather(
-    direction: np.ndarray,
-    like: np.ndarray,
-    cut: float,
-    beta: float,
-    mean: float,
-    rows: np.ndarray,
-    y: np.ndarray,
-    near: np.ndarray,
-    far: np.ndarray,
-) -> None:
+def _gather(pairs: Pairs, y: np.ndarray, near: np.ndarray, far: np.ndarray) -> None:
     """Adds to `near` and `far`, `[R, C]`, the products of the positive and negative part of M - m with y."""
+    _, _, _, _, mean, rows = pairs
     classes, nodes = y.shape
     similar, found = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     for r in range(len(rows)):
         for first in range(0, nodes, TILE):
             count = min(TILE, nodes - first)
             above = found[:count]
-            _mixed(rows[r], first, direction, like, cut, beta, similar[:count], above)
+            _mixed(rows[r], first, pairs, similar[:count], above)
             _less(above, mean, rows[r] - first)
             for c in range(classes):
                 of_class, attracted, repelled = y[c, first : first + count], ZERO, ZERO
@@ -182,19 +167,10 @@ def _less(above: np.ndarray, mean: float, diagonal: int) -> None:
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _scatter(
-    direction: np.ndarray,
-    like: np.ndarray,
-    cut: float,
-    beta: float,
-    mean: float,
-    rows: np.ndarray,
-    y: np.ndarray,
-    near: np.ndarray,
-    far: np.ndarray,
-    of_y: np.ndarray,
-    of_direction: np.ndarray,
+    pairs: Pairs, y: np.ndarray, near: np.ndarray, far: np.ndarray, of_y: np.ndarray, of_direction: np.ndarray
 ) -> float:
     """Adds the gradients of y and direction, `[C, N]`, from those of `near` and `far`, `[R, C]`; gives that of m."""
+    direction, _, _, beta, mean, rows = pairs
     classes, nodes = y.shape
     similar, found, passed = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     of_mean, other = 0.0, np.float32(1 - beta)
@@ -203,7 +179,7 @@ def _scatter(
         for first in range(0, nodes, TILE):
             count, stop = min(TILE, nodes - first), min(first + TILE, nodes)
             above, of_above, repelled = found[:count], passed[:count], similar[:count]
-            _mixed(row, first, direction, like, cut, beta, repelled, above)
+            _mixed(row, first, pairs, repelled, above)
             _less(above, mean, row - first)
             of_above[:] = 0
             repelled[:] = 0
@@ -226,12 +202,8 @@ def _scatter(
                 of_above[t] *= other
             of_mean -= float(total)
             for c in range(classes):
-                others, into, own, gathered = (
-                    direction[c, first:stop],
-                    of_direction[c, first:stop],
-                    direction[c, row],
-                    ZERO,
-                )
+                others, into = direction[c, first:stop], of_direction[c, first:stop]
+                own, gathered = direction[c, row], ZERO
                 for t in range(count):
                     into[t] += of_above[t] * own
                     gathered += of_above[t] * others[t]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Requests, Trainer, Tree, Upload
@@ -20,17 +21,83 @@ from shoal.algorithms.methods.fedgpl.own_part import (
     put,
 )
 from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
-from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Distance, Mixing, Trained, task_weights
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.local_training import bounded_loss
+from shoal.storage.options.types import AboveZero, Positive
 
+Mixing = Literal["hidta", "task_mean", "mean", "none"]
+Diagonal = Literal["weight_norm", "delta"]
+Distance = Literal["rms", "norm"]
+STILL = 1e-12
 GRAPHS = dict.fromkeys(("x", "pairs", "arrows", "first"), Reduce.GATHER)
 UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
 Noise = Literal["off", "paper", "clipped"]
 Exchange = Generator[Ask | Mix, Any, None]
 # The largest |u| below a half: beyond it the logarithm is infinite.
 FURTHEST = 0.5 - 2**-24
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Parameters of clients before and after a round, float64, and their tasks; of those that have training data."""
+
+    start_NQ: Tensor
+    end_NQ: Tensor
+    task_N: Tensor
+
+    @property
+    def members_TN(self) -> Tensor:
+        """Every row the mean over the clients of a task, zero for a task without any, float64."""
+        of_task_TN = F.one_hot(self.task_N).T.double()
+        return of_task_TN / of_task_TN.sum(1, keepdim=True).clamp(min=1)
+
+
+def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal, distance: Distance = "rms") -> Tensor:
+    """The weights of every client's parameters in the next ones of a task, float64 `[T, N]`.
+
+    Rows of tasks with a client sum to one, others are zero. `hidta` is of equations (5) to (7), `task_mean` the mean
+    within a task, `mean` that over all clients. `diagonal`: see `transferability`. Equation (6) has the `norm` of a
+    client's parameters minus its task's; `rms` divides it by sqrt(Q), so that it does not grow with Q.
+
+    As printed, (6) and (7) have parameters from before the round, by which training would be lost; all here are those
+    after it, as in the paper's algorithm 1.
+    """
+    members_TN = trained.members_TN
+    if mixing == "task_mean":
+        return members_TN
+    there_T1 = members_TN.sum(1, keepdim=True)
+    if mixing == "mean":
+        return there_T1 / len(trained.task_N) * torch.ones_like(members_TN)
+    tau_TN = transferability(trained, diagonal)[:, trained.task_N]
+    mean_NQ = (members_TN @ trained.end_NQ)[trained.task_N]
+    square_NQ = (trained.end_NQ - mean_NQ).square()
+    closeness_N = F.logsigmoid(-(square_NQ.mean(dim=1) if distance == "rms" else square_NQ.sum(dim=1)).sqrt())
+    # In the weights of one target the closeness of the target itself cancels.
+    weight_TN = torch.softmax(tau_TN.log() + closeness_N, dim=1)
+    # Nobody to listen to: the row is 0 / 0.
+    return torch.where(there_T1 > 0, torch.where(weight_TN.isnan(), members_TN, weight_TN), 0.0)
+
+
+def transferability(trained: Trained, diagonal: Diagonal) -> Tensor:
+    """How far the step of a task leads towards another one (eq. 5), float64 `[T, T]`, rows being targets.
+
+    tau_pq = <theta'_p - theta_p, theta'_q - theta_p> / ||theta'_p - theta_p||, theta being means over the clients of a
+    task. Negative ones, of which the paper says nothing, count as 0: with them the sum below (7) may vanish. By (5)
+    tau_pp = ||theta'_p - theta_p|| (`delta`); the published code has ||theta'_p|| (`weight_norm`), which is larger by
+    one to two orders: a task then listens mostly to itself. A task that stood still listens to itself alone.
+    """
+    members_TN = trained.members_TN
+    start_TQ, end_TQ = members_TN @ trained.start_NQ, members_TN @ trained.end_NQ
+    step_TQ = end_TQ - start_TQ
+    length_T = step_TQ.norm(dim=1)
+    still_T = length_T < STILL
+    towards_TT = step_TQ @ end_TQ.T - (step_TQ * start_TQ).sum(1, keepdim=True)
+    tau_TT = (towards_TT / length_T.clamp(min=STILL)[:, None]).clamp(min=0)
+    tau_TT[still_T] = 0
+    own_T = end_TQ.norm(dim=1) if diagonal == "weight_norm" else length_T
+    tau_TT.diagonal().copy_(torch.where(still_T, 1.0, own_T))
+    return tau_TT
 
 
 @dataclass
@@ -77,7 +144,6 @@ class FedGPL(Algorithm):
         epsilon: Of one row in one release. Notes of a round say what is spent so far at most: on the rows of one
             training graph, and, where graphs were cut out of one, on those of a node, which may lie in many graphs.
         clip: Largest L1 norm of a row, `clipped` only.
-        noise_down: Noise on the gradients that come down, too: the server, which computes them, sees them without.
         most_rows: Nodes of a pass through the GNN.
         recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
     """
@@ -88,23 +154,16 @@ class FedGPL(Algorithm):
         "code": {"gnn": "frozen"},
     }
     gnn: UpdatesGNN = "round_accumulate"
-    server_lr: float = 0.001
+    server_lr: AboveZero = 0.001
     mixing: Mixing = "hidta"
     diagonal: Diagonal = "weight_norm"
     distance: Distance = "rms"
     noise: Noise = "off"
-    epsilon: float = 100.0
-    clip: float = 1.0
-    noise_down: bool = False
-    most_rows: int = 65_536
+    epsilon: AboveZero = 100.0
+    clip: AboveZero = 1.0
+    most_rows: Positive = 65_536
     recompute: bool = False
     supports = frozenset({"graph"})
-
-    def __post_init__(self) -> None:
-        if not (self.server_lr > 0 and self.epsilon > 0 and self.clip > 0):
-            raise ValueError("server_lr, epsilon and clip must be above 0")
-        if self.most_rows < 1:
-            raise ValueError("most_rows must be at least 1")
 
     # The server's part.
 
@@ -177,9 +236,7 @@ class FedGPL(Algorithm):
         of_answer = dict(zip(got.ids, got.lists["of_answer"]))
         for gnn in gnns:
             for i, of_x in gnn.backward(of_answer).items():
-                noise = self.noise if self.noise_down else "off"
-                rng = ctx.rng(f"noise of batch {number} for client {i}")
-                pending[i] = {"of_x": noised(of_x, noise, self.epsilon, self.clip, rng)}
+                pending[i] = {"of_x": of_x}
 
     def _mix(self, server: Tree, ctx: Context, ids: Sequence[int], theta_NQ: Tensor) -> None:
         """Prompts and heads for the next round, from those of clients that trained."""

@@ -21,11 +21,7 @@ IN_ROUND = OWN, BATCH, LOSS, OF_HEAD = "own", "batch", "loss", "of_head"
 
 
 def own_entries(flat: FlatModel) -> Tensor:
-    """Which entries of `w` are those of the prompt and the classifier, bool `[P]`; the others are the GNN's.
-
-    Raises:
-        ShoalError: The model has no prompt to cut it at.
-    """
+    """Which entries of `w` are the prompt's and classifier's, bool `[P]`; a ShoalError says that there is no prompt."""
     if not isinstance(flat.module, Prompted):
         raise ShoalError(
             "model.prompt", "fedgpl cuts the model between prompt and GNN; give vpg, or none for classifiers alone"

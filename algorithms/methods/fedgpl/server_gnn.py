@@ -20,11 +20,8 @@ GNN = "gnn"
 class _Pass:
     """Graphs of some clients that went through the GNN in one batch, behind one another.
 
-    Attributes:
-        rows: First node of every client, and the end of the last.
-        answers: First graph of every client, and the end of the last.
-        seed: Of dropout.
-        answer_GH: The output with its autograd graph; None: recomputed for the gradient.
+    `rows` and `answers` have the first node and the first graph of every client, and the end of the last; `seed` is
+    that of dropout. `answer_GH` is the output with its autograd graph; None: it is recomputed for the gradient.
     """
 
     clients: list[int]
@@ -39,14 +36,10 @@ class _Pass:
 class ServerGNN:
     """The server's part of a split model, as some clients are answered by it in one round.
 
-    Attributes:
-        tree: Holds its parameters as `gnn`, float32 `[P - Q]`, and the moments of its optimizer.
-        clients: Numbers of the clients.
-        flat: The whole model; only the entries of the GNN are used.
-        own: Entries of `w` that clients hold, bool `[P]`; the others are the GNN's.
-        most_rows: Nodes of a pass: clients' graphs are put behind one another up to so many.
-        recompute: The output of a pass is not kept for its gradient but computed again, to the same bits.
-        count: Batches of clients whose gradients were added up since the last step.
+    Its parameters, float32 `[P - Q]`, are `gnn` in `tree`, beside the moments of its optimizer. Of the whole model,
+    `flat`, only these are used: those that are not of the clients' `own`, bool `[P]`. Clients' graphs are put behind
+    one another up to `most_rows` nodes a pass. With `recompute` the output of a pass is not kept for its gradient but
+    computed again, to the same bits. `count` is how many batches of clients were added up since the last step.
     """
 
     tree: Tree

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.label_propagation import with_training_labels
 from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, sketch_labels
 from shoal.algorithms.protocol import Reduce
+from shoal.storage.options.types import Positive, Share
 
 # Of propagation and of moments; what is kept of each is an upload's row.
 MOST_STEPS = 1000
@@ -73,24 +75,18 @@ class FedGTA(Algorithm):
         "code": {"rows": "softmax", "moments": "raw", "moment_steps": "last", "orders": 13, "eps": 0.65},
     }
     eps: float = 0.5
-    lp_steps: int = 5
-    lp_seed_weight: float = 0.5
+    lp_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 5
+    lp_seed_weight: Share = 0.5
     lp_seed: Literal["labels", "predictions"] = "labels"
     rows: Literal["stochastic", "raw", "softmax"] = "stochastic"
-    orders: int = 6
+    orders: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 6
     moments: Literal["raw", "central", "hybrid"] = "hybrid"
     moment_steps: Literal["all", "last"] = "all"
     confidence: Literal["paper", "normalized", "uniform"] = "paper"
     cold_start: Literal["warm", "init"] = "warm"
-    sketch_every: int = 1
+    sketch_every: Positive = 1
 
     def __post_init__(self) -> None:
-        if not (1 <= self.lp_steps <= MOST_STEPS and 1 <= self.orders <= MOST_STEPS):
-            raise ValueError(f"lp_steps and orders must be 1 to {MOST_STEPS}")
-        if self.sketch_every < 1:
-            raise ValueError("sketch_every must be at least 1")
-        if not 0 <= self.lp_seed_weight <= 1:
-            raise ValueError("lp_seed_weight must lie in [0, 1]")
         if self.rows == "raw" and self.confidence == "normalized":
             raise ValueError("confidence: normalized is of entropies, which raw rows have not; set rows: stochastic")
 
@@ -106,10 +102,10 @@ class FedGTA(Algorithm):
         ctx.notes["contributors"] = float((1 / rows.square().sum(1)).mean())
         ctx.notes["own weight"] = float(rows.diagonal().mean())
         ctx.record_mixing(got.ids, got.ids, rows)
-        yield Mix("w", rows, dst=got.ids)
         server["met"][got.ids] = True
         if self.cold_start == "warm":
             server["warm"] = yield Mix("w", (got["h"] / got["h"].sum()).float())
+        yield Mix("w", rows, dst=got.ids)
 
     def receive(self, client: Client, down: Tree) -> Received:
         if "w" not in client.inbox:

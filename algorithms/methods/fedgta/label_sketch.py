@@ -31,20 +31,14 @@ class SketchForm(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """A client's labels in numbers: moments, float32, of every step or of the last, one below the other.
-
-    The confidence is a device scalar where torch computed it, not yet synchronised.
-    """
+    """Moments of a client's labels, float32, one step below the other; a confidence, maybe not synchronised yet."""
 
     moments_SC: Tensor
     confidence: float | Tensor
 
 
 def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """Propagates labels, Y^0 float32, and sums up every step: on a GPU by torch, on the processor tile by tile.
-
-    The sketch of a client without nodes is zeros.
-    """
+    """Propagates Y^0, float32, and sums up every step: on a GPU by torch, else by tiles; zeros without nodes."""
     if not data.nodes:
         rows = form.orders * (2 if form.moments == "hybrid" else 1)
         steps = form.lp_steps if form.moment_steps == "all" else 1
@@ -110,24 +104,20 @@ class Tile(NamedTuple):
 
 
 def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[tuple[int, Tile]]:
-    """Gives steps and Y^1 … Y^k, as `propagate_labels` does, of some classes, then of the next, until all had them.
-
-    Each is valid until the next.
-    """
+    """Gives steps and Y^1 … Y^k, as `propagate_labels` does, of classes in turn; each is valid until the next."""
     # Loading the kernels takes a third of a second and 140 MB: only a host that needs them loads them.
     from shoal.algorithms.methods.fedgta import label_tiles
 
-    indptr, indices = data.csr
-    weight = form.lp_seed_weight
-    degree_N = degrees(indptr, data.edge_weight)
-    root_N, shares_N = np.sqrt(degree_N), (1 - weight) / degree_N
+    graph, entries, share = data.csr, data.edge_weight, form.lp_seed_weight
+    degree_N = degrees(graph[0], entries)
+    root_N, shares_N = np.sqrt(degree_N), (1 - share) / degree_N
     y_NC = seed_NC.contiguous().numpy()
     scales_SN = [root_N.astype(np.float32)] * form.lp_steps
     if form.rows == "stochastic":
         sums_N = sums_0N = y_NC.sum(1) / root_N
         for step in range(form.lp_steps):
             before_N, sums_N = sums_N, np.empty_like(sums_N)
-            label_tiles.propagate_sums(indptr, indices, before_N, sums_0N, weight, shares_N, sums_N, data.edge_weight)
+            label_tiles.propagate_sums(graph, entries, before_N, (sums_0N, share), shares_N, sums_N)
             scales_SN[step] = (root_N / np.maximum(root_N * sums_N, 1e-12)).astype(np.float32)
     sent_N, received_N = (factor_N.astype(np.float32) for factor_N in (1 / root_N, shares_N))
     widths = label_tiles.tile_widths(data.classes)
@@ -139,9 +129,7 @@ def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[t
         before_NW = seed_NW
         for step, scales_N in enumerate(scales_SN, 1):
             z_NW = others[step % 2]
-            label_tiles.propagate(
-                indptr, indices, before_NW, seed_NW, np.float32(weight), received_N, z_NW, data.edge_weight
-            )
+            label_tiles.propagate(graph, entries, before_NW, (seed_NW, np.float32(share)), received_N, z_NW)
             yield step, Tile(z_NW, scales_N)
             before_NW = z_NW
 

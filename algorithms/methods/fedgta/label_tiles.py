@@ -34,6 +34,8 @@ ROWS = 32
 ORDERS = 6
 BYTE, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(ir.FloatType(), LANES)
+# Row pointer of A, `[N + 1]`, and columns of its entries, int32 `[E]`, not checked.
+Adjacency = tuple[np.ndarray, np.ndarray]
 
 
 def tile_widths(classes: int) -> list[int]:
@@ -66,27 +68,18 @@ def fill(y: np.ndarray, first: int, sent: np.ndarray, z: np.ndarray) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def propagate(
-    indptr: np.ndarray,
-    indices: np.ndarray,
+    graph: Adjacency,
+    weight: np.ndarray | None,
     z: np.ndarray,
-    seed: np.ndarray,
-    seed_weight: np.float32,
+    seeds: tuple[np.ndarray, np.float32],
     shares: np.ndarray,
     out: np.ndarray,
-    weight: np.ndarray | None,
 ) -> None:
-    """out = seed_weight seed + diag(shares) (A + I) z.
+    """out = share seed + diag(shares) (A + I) z, float32 `[N, W]` each, at a cache line; `out` is not z.
 
-    Args:
-        indptr: Row pointer of A, int32 or int64 `[N + 1]`.
-        indices: Columns of A's entries, int32 `[E]`, in 0..N-1; not checked.
-        z: float32 `[N, W]`, starting at a cache line.
-        seed: Of the shape of z.
-        seed_weight: Of the seed.
-        shares: Scaling of what a node receives, float32 `[N]`.
-        out: Written, of the shape of z; not z.
-        weight: A's entries, float32 `[E]`; None: ones.
+    `seeds` are the seed and its share; `weight` are A's entries, float32 `[E]`, None: ones.
     """
+    (indptr, indices), (seed, seed_weight) = graph, seeds
     for row in range(len(z)):
         entry, stop, share = indptr[row], indptr[row + 1], shares[row]
         if z.shape[1] == WIDTH:
@@ -97,16 +90,15 @@ def propagate(
 
 @numba.njit(cache=True, nogil=True)
 def propagate_sums(
-    indptr: np.ndarray,
-    indices: np.ndarray,
+    graph: Adjacency,
+    weight: np.ndarray | None,
     sums: np.ndarray,
-    seed: np.ndarray,
-    seed_weight: float,
+    seeds: tuple[np.ndarray, float],
     shares: np.ndarray,
     out: np.ndarray,
-    weight: np.ndarray | None,
 ) -> None:
     """`propagate` of the sums of rows, float64 `[N]`, which is that of all classes at once."""
+    (indptr, indices), (seed, seed_weight) = graph, seeds
     for row in range(len(sums)):
         total = sums[row]
         for entry in range(indptr[row], indptr[row + 1]):
@@ -116,10 +108,7 @@ def propagate_sums(
 
 @numba.njit(cache=True, nogil=True)
 def sum_powers(z: np.ndarray, scales: np.ndarray, origin: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = Σ_v (scales_v z_v - origin)^(k+1), class by class: float32 over some rows, then float64.
-
-    The origin is float32 `[1, W]`, `out` float64 `[K, W]`.
-    """
+    """out[k] = Σ_v (scales_v z_v - origin)^(k+1), float64 `[K, W]`, of sums in float32 over some rows each."""
     orders, width = out.shape
     powers = np.empty((ROWS, LANES), dtype=np.float32)
     part = np.empty((orders, width), dtype=np.float32)

@@ -83,10 +83,7 @@ Alignment = Callable[[Tensor], Tensor]
 
 
 def by_node(client: Client, reach: Reach) -> Alignment:
-    """Mean over the present prototypes of the mean squared distance of their nodes from the target.
-
-    Hop 1 measures the means of neighbours, hop 2 the prototype.
-    """
+    """Mean over present prototypes of the mean squared distance of their nodes (hop 2), or of means of neighbours."""
     (class_N, centre_N, _, graph), rows = reach.nodes, reach.rows
     class_R = class_N[rows]
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
@@ -111,10 +108,7 @@ def by_node(client: Client, reach: Reach) -> Alignment:
 
 
 def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Alignment:
-    """Sum over the present prototypes of the distance from their targets, not squared (eq. 6).
-
-    `weights` gives the weights `[L, R]` in every step.
-    """
+    """Sum over present prototypes of the distance from their targets (eq. 6); `weights` gives `[L, R]` a step."""
     class_R = reach.nodes.class_N[reach.rows]
 
     def term(embedding_RH: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from shoal.algorithms.losses.prototype_losses import (
     literal_contrast,
     margin_cross_entropy,
 )
-from shoal.algorithms.losses.prototypes import bit_bytes, noisy, pack, unpack
+from shoal.algorithms.losses.prototypes import bit_bytes, noisy, pack, unit, unpack
 from shoal.algorithms.methods.fedpg.alignment_term import (
     SCORER,
     Alignment,
@@ -30,18 +30,100 @@ from shoal.algorithms.methods.fedpg.alignment_term import (
     reach_of,
     train_scorer,
 )
-from shoal.algorithms.methods.fedpg.hop_prototypes import (
-    MOST_HOPS,
-    Annotated,
-    annotate,
-    hop_prototypes,
-    hop_weights,
-)
-from shoal.algorithms.methods.fedpg.server_targets import Queries, Uploads, draw_queries, personal_targets
+from shoal.algorithms.methods.fedpg.hop_prototypes import MOST_HOPS, Annotated, annotate, hop_prototypes, hop_weights
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import is_own
+from shoal.storage.options.types import AboveZero, NotNegative, Positive, Share, is_own
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The last upload of every client, kept by the server; B clients, L levels, C classes, H width.
+
+    Prototypes are zero where none is `present`; `counts_BC` are nodes of the class, `fresh_B` clients that uploaded in
+    the last round.
+    """
+
+    proto_BLCH: Tensor
+    present_BLC: Tensor
+    counts_BC: Tensor
+    fresh_B: Tensor
+
+
+def personal_targets(
+    uploads: Uploads,
+    receivers: Sequence[int],
+    anchor_LCH: Tensor,
+    known_LC: Tensor,
+    alpha: float,
+    lam: float,
+    weights: bool = False,
+) -> tuple[Tensor, float, Tensor | None]:
+    """alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over the fresh clients j with cos(P_i, P_j) >= lam, and i itself.
+
+    A receiver i without its own prototype gets the universal one, a; `known_LC` tells which of these mean something.
+    With `weights` the mixing weights of clients are summed up, too, quadratic in clients.
+
+    Returns:
+        Targets `[receivers, L, C, H]`, the mean number of clients mixed, 0 if no receiver had its own prototype, and
+        the weights n_j / sum_j n_j `[receivers, B]`, means over the receiver's own prototypes, or None.
+    """
+    everyone = torch.as_tensor(receivers)
+    target_RLCH = anchor_LCH.repeat(len(everyone), 1, 1, 1)
+    mixed = []
+    weight_RB = uploads.proto_BLCH.new_zeros(len(everyone), len(uploads.fresh_B)) if weights else None
+    for level, c in known_LC.nonzero().tolist():
+        has_B = uploads.present_BLC[:, level, c]
+        place = has_B[everyone].nonzero()[:, 0]
+        own = everyone[place]
+        may_B = has_B & uploads.fresh_B
+        may_B[own] = True
+        others = may_B.nonzero()[:, 0]
+        proto = uploads.proto_BLCH[:, level, c]
+        similar = (unit(proto[own]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
+        admitted = similar | (own[:, None] == others)
+        weight = admitted * uploads.counts_BC[others, c].float()
+        rows = weight / weight.sum(1, keepdim=True)
+        target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])
+        mixed.append(admitted.sum(1))
+        if weight_RB is not None:
+            weight_RB[place[:, None], others] += rows
+    sizes = torch.cat(mixed) if mixed else torch.zeros(0)
+    if weight_RB is not None:
+        weight_RB /= weight_RB.sum(1, keepdim=True).clamp(min=torch.finfo(weight_RB.dtype).tiny)
+    return target_RLCH, float(sizes.float().mean()) if len(sizes) else 0.0, weight_RB
+
+
+class Queries(NamedTuple):
+    """Uploaded prototypes that train the anchors of one level, `own` ones of the level first, and their classes."""
+
+    level: int
+    proto_QH: Tensor
+    class_Q: Tensor
+    own: int
+
+
+def draw_queries(
+    proto_BLCH: Tensor, present_BLC: Tensor, known_LC: Tensor, share: float, generator: torch.Generator
+) -> list[Queries]:
+    """All present prototypes of every level that has any, and for each `share` (d_s) others, without replacement.
+
+    `known_LC` are the anchors that have ever had an upload; a class without one at a level is not drawn for it.
+    """
+    found = []
+    for level in range(len(known_LC)):
+        here_BC = present_BLC[:, level]
+        own = int(here_BC.sum())
+        if not own:
+            continue
+        elsewhere_BLC = present_BLC & known_LC[level]
+        elsewhere_BLC[:, level] = False
+        other = elsewhere_BLC.nonzero()
+        drawn = other[torch.randperm(len(other), generator=generator)[: int(share * own)]]
+        proto_QH = torch.cat([proto_BLCH[:, level][here_BC], proto_BLCH[tuple(drawn.T)]])
+        found.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), own))
+    return found
 
 
 class Received(NamedTuple):
@@ -124,37 +206,28 @@ class FedPG(Algorithm):
         "code": {"margin_cap": 100.0, "mu": 5.0, "cross_hop": 0.0},
     }
     hops: int | Literal["depth"] = 2
-    similar: int = 5
-    mu: float = 0.5
+    similar: Positive = 5
+    mu: NotNegative = 0.5
     alignment: Literal["node", "prototype"] = "node"
     targets: Literal["federated", "own"] = "federated"
     attention: Literal["none", "node"] = "none"
-    attention_lr: float = 0.01
+    attention_lr: AboveZero = 0.01
     hop_mean: Literal["walks", "eq2"] = "walks"
-    alpha: float = 0.5
+    alpha: Share = 0.5
     lam: float = 0.8
     pseudo_centres: float | None = None
-    noise: float = 0.0
+    noise: Share = 0.0
     server_loss: Literal["margin", "contrast", "eq4", "eq7"] = "margin"
-    margin_cap: float = 0.5
-    temperature: float = 1.0
-    cross_hop: float = 0.25
-    server_steps: int = 10
-    server_lr: float = 0.01
+    margin_cap: NotNegative = 0.5
+    temperature: AboveZero = 1.0
+    cross_hop: Share = 0.25
+    server_steps: Positive = 10
+    server_lr: AboveZero = 0.01
     server_weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
         if self.hops != "depth" and not 0 <= self.hops <= MOST_HOPS:
             raise ValueError(f"hops must be 0 to {MOST_HOPS}, or depth")
-        if self.similar < 1:
-            raise ValueError("similar must be at least 1; hops: 0 is without neighbours")
-        for name in ("alpha", "noise", "cross_hop"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1]")
-        if self.mu < 0 or self.margin_cap < 0 or self.temperature <= 0:
-            raise ValueError("mu and margin_cap must not be negative, temperature must be positive")
-        if self.server_steps < 1 or self.server_lr <= 0 or self.attention_lr <= 0:
-            raise ValueError("server_steps must be at least 1, server_lr and attention_lr positive")
         chosen = {"attention: node": self.attention == "node", "hop_mean: eq2": self.hop_mean == "eq2"}
         for option, is_chosen in chosen.items():
             if is_chosen and (self.alignment != "prototype" or not self.hops):
@@ -301,11 +374,7 @@ class FedPG(Algorithm):
 
 
 def depth_of(name: str, model: FlatModel) -> int:
-    """The steps from which a model reads, L of a GNN of L layers and K of one that reads hops.
-
-    Raises:
-        ShoalError: A user's model that passes messages, which does not say.
-    """
+    """The steps from which a model reads: L of a GNN, K of one of hops; a ShoalError refuses one that does not say."""
     if model.coupled is None:
         return max(model.inputs)
     if is_own(name):

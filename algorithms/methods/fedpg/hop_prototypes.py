@@ -24,7 +24,6 @@ Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centre
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
@@ -139,18 +138,11 @@ def hop_weights(
     attention_HN: Tensor | None = None,
     literal: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Weight of every node in the prototypes of its annotation, and how many centres each prototype rests on.
+    """Weight of every node in the prototypes of its annotation, float32 `[L, N]`, and centres of each, int32 `[L, C]`.
 
-    Args:
-        graph: Of the client's nodes.
-        annotation_N: Class of every node, int64; at centres their own.
-        centre_N: Nodes whose class is trusted, bool.
-        hops: 0 to `MOST_HOPS`.
-        attention_HN: g of every hop, positive, differentiable, `[hops, N]`; 1 if left out.
-        literal: Whether neighbours and divisors are those of equation 2 as it is written.
-
-    Returns:
-        Weights, float32 `[L, N]`, and counts, int32 `[L, C]`.
+    `annotation_N` is the class of every node, int64, at centres their own; `centre_N` are nodes whose class is trusted,
+    bool. `attention_HN` has g of every hop, positive, differentiable, `[hops, N]`; None: 1. With `literal`, neighbours
+    and divisors are those of equation 2 as it is written.
     """
     classes, centres = graph.classes, centre_N.nonzero()[:, 0]
     class_S = annotation_N[centres]
@@ -219,44 +211,12 @@ def _adjacency(graph: ItemGraph) -> csr_matrix:
 
 def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step:
     """The last step of walks: from pairs of a node and a class, ascending, to the node's neighbours of that class."""
-    arrays = (t.cpu().numpy() for t in (*graph.edges, annotation_N, pairs))
-    row, column = (torch.from_numpy(found).to(pairs.device) for found in _last_steps(*arrays, graph.classes))
-    return row, column, len(pairs), graph.items
-
-
-@numba.njit(cache=True, nogil=True)
-def _last_steps(
-    starts: np.ndarray, columns: np.ndarray, annotation: np.ndarray, pairs: np.ndarray, classes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Places of pairs, int64, and neighbours, int64, in the order of the nodes and of their entries.
-
-    Args:
-        starts: Row pointer `[N + 1]`.
-        columns: Of the entries, in a row in any order.
-        annotation: Class of every node, int64.
-        pairs: Node times classes plus class, int64, ascending.
-    """
-    nodes = pairs // classes
-    room = 0
-    for i in range(len(nodes)):
-        if i == 0 or nodes[i] != nodes[i - 1]:
-            room += starts[nodes[i] + 1] - starts[nodes[i]]
-    row, column = np.empty(room, np.int64), np.empty(room, np.int64)
-    place = np.full(classes, -1, np.int64)
-    found = first = 0
-    while first < len(pairs):
-        node, stop = nodes[first], first
-        while stop < len(pairs) and nodes[stop] == node:
-            place[pairs[stop] - node * classes] = stop
-            stop += 1
-        for entry in range(starts[node], starts[node + 1]):
-            near = columns[entry]
-            if place[annotation[near]] >= 0:
-                row[found], column[found] = place[annotation[near]], near
-                found += 1
-        place[pairs[first:stop] - node * classes] = -1
-        first = stop
-    return row[:found], column[:found]
+    nodes = (pairs // graph.classes).unique()
+    owner, near = _neighbours(graph, nodes)
+    key = nodes[owner] * graph.classes + annotation_N[near]
+    place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
+    same = pairs[place] == key
+    return place[same], near[same], len(pairs), graph.items
 
 
 def _closed(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:

@@ -20,6 +20,7 @@ from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import batches, bounded_loss
+from shoal.storage.options.types import NotNegative
 
 # Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
 MASK = "mask"
@@ -79,15 +80,11 @@ class FedPUB(Algorithm):
     # The proxy graph has nodes and edges, and nothing that pairs or graphs would be pooled from.
     supports = frozenset({"node", "weighted"})
     forms: ClassVar[Forms] = {"paper": {"l1": 1e-3}, "code": {"l1": 0.0, "proximal": 0.0}}
-    tau: float = 10.0
-    l1: float = 0.0
-    proximal: float = 1e-3
-    threshold: float = 1e-3
+    tau: NotNegative = 10.0
+    l1: NotNegative = 0.0
+    proximal: NotNegative = 1e-3
+    threshold: NotNegative = 1e-3
     masks: bool = True
-
-    def __post_init__(self) -> None:
-        if min(self.tau, self.l1, self.proximal, self.threshold) < 0:
-            raise ValueError("tau, l1, proximal and threshold must not be negative")
 
     # The server.
 

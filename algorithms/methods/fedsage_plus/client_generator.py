@@ -1,12 +1,15 @@
 """A client's generator of missing neighbours: training, exchange with other clients, the augmented graph.
 
-Axes: V shown nodes, M generated ones, m shown nodes that others see, k generators, Q parameters of a maker.
+Axes: N nodes of the client, V of them shown and H hidden, L lost edges, F features; M generated nodes, m shown nodes
+that others see, k generators, Q parameters of a maker.
 """
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,20 +27,164 @@ from shoal.algorithms.methods.fedsage_plus.generator import (
     of_maker,
     root,
 )
-from shoal.algorithms.methods.fedsage_plus.impaired import Impaired, impaired
-from shoal.algorithms.methods.fedsage_plus.matching import others_loss, own_loss
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, operator_over
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, kept_rows, operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
 from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.readout import ROUNDING
 from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
-from shoal.storage.graph.sparse_matrix import Features
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, stored
+from shoal.storage.options.types import Chance, NotNegative, Positive
+from shoal.storage.store.view import View
 
+# Numbers of a block in the search for the nearest: 16 MB.
+BLOCK = 2**22
 # Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its augmented
 # graph. They also name random streams: another text is another seed.
 GENERATOR, HIDDEN, AUGMENTED = "generator", "hidden", "mended"
+
+
+class Impaired(NamedTuple):
+    """The graph of the nodes that are shown, and what they lost; tensors, so that `View.cache` can keep it.
+
+    Attributes:
+        indptr, indices: The shown nodes' adjacency as CSR, int32, on the processor.
+        operator: `mean` over it, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
+        x_VF, x_HF: Features of shown and of hidden nodes, float32; `square_H` are squares of the latter's norms.
+        train_T, label_T: Places of training rows among the shown nodes, int64, and their labels, int64.
+        hidden_H: Rows of the hidden nodes, int64, ascending.
+        missing_V: How many hidden neighbours a shown node has, int64.
+        lost_L: Places of these among the hidden nodes, int64, those of the first shown node first.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    operator: SparseMatrix
+    x_VF: Features
+    train_T: Tensor
+    label_T: Tensor
+    hidden_H: Tensor
+    x_HF: Features
+    square_H: Tensor
+    missing_V: Tensor
+    lost_L: Tensor
+
+    def around(self, layers: int) -> Neighbourhood:
+        """All shown nodes, for a backbone of so many layers."""
+        return Neighbourhood(self.x_VF, (self.operator,) * layers)
+
+
+def impaired(data: View, share: float, seed: int) -> Impaired:
+    """Hides a share of the nodes, in (0, 1), rounded down, drawn uniformly; kept on the host while there is room."""
+    found: Impaired = data.cache(("impaired", share, seed), lambda: _impaired(data, share, seed))
+    return found
+
+
+def _impaired(data: View, share: float, seed: int) -> Impaired:
+    indptr, indices = data.csr
+    shown_N = np.ones(data.nodes, dtype=bool)
+    shown_N[np.random.default_rng(seed).permutation(data.nodes)[: int(share * data.nodes + ROUNDING)]] = False
+    # Among the shown nodes, or among the hidden ones.
+    place_N = np.where(shown_N, np.cumsum(shown_N), np.cumsum(~shown_N)) - 1
+    row_E = np.repeat(np.arange(data.nodes), np.diff(indptr))
+    kept_E, lost_E = (shown_N[row_E] & (shown_N[indices] == stays) for stays in (True, False))
+    degree_V, missing_V = (np.bincount(row_E[of], minlength=data.nodes)[shown_N] for of in (kept_E, lost_E))
+    starts = np.concatenate([[0], np.cumsum(degree_V)]).astype(np.int32)
+    columns = place_N[indices[kept_E]].astype(np.int32)
+
+    def there(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(data.device)
+
+    train = data.train.cpu().numpy()
+    seen_T = shown_N[train]
+    hidden_H = there(np.flatnonzero(~shown_N))
+    x_HF = kept_rows(data, 0, hidden_H)
+    return Impaired(
+        torch.from_numpy(starts),
+        torch.from_numpy(columns),
+        operator_over("mean", starts, columns).to(data.device),
+        kept_rows(data, 0, there(np.flatnonzero(shown_N))),
+        there(place_N[train[seen_T]]),
+        data.train_label[there(np.flatnonzero(seen_T))],
+        hidden_H,
+        x_HF,
+        _row_squares(x_HF),
+        there(missing_V),
+        there(place_N[indices[lost_E]]),
+    )
+
+
+def _row_squares(x_HF: Features) -> Tensor:
+    """The square of the norm of every row."""
+    x_HF = stored(x_HF)
+    if isinstance(x_HF, Tensor):
+        return torch.linalg.vecdot(x_HF, x_HF)
+    indptr, _, values = x_HF.parts()
+    rows = torch.arange(len(x_HF), device=values.device).repeat_interleave(indptr.diff())
+    return values.new_zeros(len(x_HF)).index_add_(0, rows, values.square())
+
+
+def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
+    """Sum of mean squared differences of shown nodes' new neighbours from the nearest lost one, over V; a scalar."""
+    seen_HPR = new.seen(impaired.x_HF)
+    return _squares(new, seen_HPR, impaired, *nearest_lost(new, seen_HPR, impaired)) / len(impaired.missing_V)
+
+
+def others_loss(new: GeneratedFeatures, nodes: int, impaired: Impaired) -> Tensor:
+    """The sum of the mean squared differences of generated nodes from the nearest hidden node, over `nodes`; a scalar.
+
+    `new` are neighbours of so many nodes of another client. At least one node is hidden.
+    """
+    seen_HPR = new.seen(impaired.x_HF)
+    made_M = torch.arange(len(new), device=seen_HPR.device)
+    return _squares(new, seen_HPR, impaired, made_M, nearest_hidden(new, seen_HPR, impaired)) / max(nodes, 1)
+
+
+@torch.no_grad()
+def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> tuple[Tensor, Tensor]:
+    """Places of the generated nodes whose owner lost neighbours, and of the nearest of these among the hidden nodes.
+
+    Of two equally near ones the first. Both are int64. The second argument is `new.seen` of the hidden nodes.
+    """
+    ends_V = impaired.missing_V.cumsum(0)
+    count_M = impaired.missing_V[new.owner_M]
+    hidden_Q = impaired.lost_L[ranges((ends_V - impaired.missing_V)[new.owner_M], count_M)]
+    made_Q = torch.arange(len(new), device=hidden_Q.device).repeat_interleave(count_M)
+    block = max(1, BLOCK // seen_HPR.shape[2])
+    pairs = zip(made_Q.split(block), hidden_Q.split(block))
+    product_Q = torch.cat([seen_HPR.new_empty(0), *(new.products(seen_HPR, made, hidden) for made, hidden in pairs)])
+    # Without the term that all pairs of a generated node share.
+    apart_Q = impaired.square_H[hidden_Q] - 2 * product_Q
+    least_M = apart_Q.new_full((len(new),), torch.inf).scatter_reduce(0, made_Q, apart_Q, "amin")
+    # The first of those that are as near as the nearest.
+    place_Q = torch.arange(len(made_Q), device=made_Q.device)
+    place_Q = torch.where(apart_Q == least_M[made_Q], place_Q, len(made_Q))
+    first_M = torch.full_like(new.owner_M, len(made_Q)).scatter_reduce(0, made_Q, place_Q, "amin")
+    found = (first_M < len(made_Q)).nonzero()[:, 0]
+    return found, hidden_Q[first_M[found]]
+
+
+@torch.no_grad()
+def nearest_hidden(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> Tensor:
+    """The place of the nearest of all hidden nodes to every generated one, int64 `[M]`; arguments as above."""
+    least_M, found_M = seen_HPR.new_full((len(new),), torch.inf), torch.zeros_like(new.owner_M)
+    block, first = max(1, BLOCK // max(1, len(new))), 0
+    for seen_BPR, square_B in zip(seen_HPR.split(block), impaired.square_H.split(block)):
+        nearest = (square_B - 2 * new.all_products(seen_BPR)).min(1)
+        nearer_M = nearest.values < least_M
+        found_M = torch.where(nearer_M, first + nearest.indices, found_M)
+        least_M = torch.where(nearer_M, nearest.values, least_M)
+        first += len(square_B)
+    return found_M
+
+
+def _squares(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired, made_Q: Tensor, hidden_Q: Tensor) -> Tensor:
+    """The sum of mean squared differences, pair by pair."""
+    product_Q = new.products(seen_HPR, made_Q, hidden_Q)
+    apart_Q = new.squares_M()[made_Q] - 2 * product_Q + impaired.square_H[hidden_Q]
+    return apart_Q.sum() / new.shape[1]
 
 
 @dataclass(frozen=True)
@@ -54,21 +201,13 @@ class GeneratorOptions:
         across: Weight of the distance from hidden nodes of other clients; with 0 nothing of generators is sent.
     """
 
-    hide: float = 0.5
-    most_neighbours: int = 5
-    hidden: int = 64
-    degree: float = 1.0
-    feature: float = 1.0
-    label: float = 1.0
-    across: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.hide < 1:
-            raise ValueError("hide must lie between 0 and 1")
-        if min(self.most_neighbours, self.hidden) < 1:
-            raise ValueError("most_neighbours and hidden must be at least 1")
-        if min(self.degree, self.feature, self.label, self.across) < 0:
-            raise ValueError("degree, feature, label and across must not be negative")
+    hide: Chance = 0.5
+    most_neighbours: Positive = 5
+    hidden: Positive = 64
+    degree: NotNegative = 1.0
+    feature: NotNegative = 1.0
+    label: NotNegative = 1.0
+    across: NotNegative = 1.0
 
 
 class ClientGenerator:
@@ -147,10 +286,7 @@ class ClientGenerator:
     # With other clients.
 
     def shown(self, nodes: int) -> Tree:
-        """What other clients are sent: the maker, and noisy embeddings and numbers of neighbours of some nodes.
-
-        These are m, or all, drawn uniformly of those that are shown.
-        """
+        """What others get: the maker, and noisy embeddings and neighbour counts of m or all shown nodes, drawn."""
         client, state = self._client, self._client.state
         # At the first visit it was drawn just now.
         state[GENERATOR] = self._flat.w.detach().clone()
@@ -192,10 +328,7 @@ class ClientGenerator:
             del state[f"{GENERATOR}.opt.{name}"]
 
     def augmented(self, coupled: Coupled) -> AugmentedNodes:
-        """The client's nodes in its augmented graph, as a backbone reads them; kept on the host while there is room.
-
-        Features of generated neighbours are written out where that is smaller than what they are made of.
-        """
+        """The client's nodes in its augmented graph, as a backbone reads them, kept on the host while there is room."""
         seed, w_bytes = int(self._client.state[AUGMENTED]), self._client.state[GENERATOR].cpu().numpy().tobytes()
 
         def build() -> tuple[Tensor, ...]:

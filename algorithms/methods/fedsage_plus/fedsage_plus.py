@@ -13,6 +13,7 @@ from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.algorithms.methods.fedsage_plus.client_generator import AUGMENTED, ClientGenerator, GeneratorOptions
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import Count, Positive
 
 # Phases of a round of generators, and where a client's state counts those rounds.
 SHOW, JUDGE, LEARN, ROUNDS = "show", "judge", "learn", "rounds"
@@ -59,16 +60,9 @@ class AugmentedGraphs(GeneratorOptions, Algorithm):
 
     # Missing neighbours are of nodes.
     supports = frozenset({"node"})
-    generator_rounds: int = 10
-    peers: int = 5
-    sampled_nodes: int = 64
-
-    def __post_init__(self) -> None:
-        if self.generator_rounds < 0:
-            raise ValueError("generator_rounds must not be negative")
-        if min(self.peers, self.sampled_nodes) < 1:
-            raise ValueError("peers and sampled_nodes must be at least 1")
-        super().__post_init__()
+    generator_rounds: Count = 10
+    peers: Positive = 5
+    sampled_nodes: Positive = 64
 
     # The server.
 
@@ -168,16 +162,9 @@ class FedSagePlusFedGTA(AugmentedGraphs, FedGTA):
     Labels spread over the graph as it is, from the predictions for the client's nodes in the augmented one.
     """
 
-    def __post_init__(self) -> None:
-        AugmentedGraphs.__post_init__(self)
-        FedGTA.__post_init__(self)
-
 
 def drawn_peers(clients: int, peers: int, rng: torch.Generator, device: torch.device) -> Tensor:
-    """Whose generators each client judges, places of others int64 `[clients, k]`; each is judged by k clients, too.
-
-    k is `peers`, at most all others.
-    """
+    """Whose generators each client judges, places of k others, int64 `[clients, k]`; each is judged by k, too."""
     ring = torch.randperm(clients, generator=rng, device=device)
     steps = torch.arange(1, min(peers, clients - 1) + 1, device=device)
     found = torch.empty(clients, len(steps), dtype=torch.int64, device=device)

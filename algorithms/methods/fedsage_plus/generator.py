@@ -42,16 +42,10 @@ class GeneratedFeatures(FeatureMatrix):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self), len(self._layer_FPR)))
-
-    def __len__(self) -> int:
-        return len(self.owner_M)
+        return torch.Size((len(self.owner_M), len(self._layer_FPR)))
 
     def __matmul__(self, weight_FK: Tensor) -> Tensor:
         return self._rooted((self._layer_FPR.flatten(1).t() @ weight_FK).unflatten(0, self._layer_FPR.shape[1:]))
-
-    def float(self) -> "GeneratedFeatures":
-        return self
 
     def to_dense(self) -> Tensor:
         return self._rooted(self._layer_FPR.permute(1, 2, 0))
@@ -93,11 +87,9 @@ class Guess(NamedTuple):
 class Generator(nn.Module):
     """GraphSAGE of two layers with a linear head for the number, a perceptron for features, a classifier to try them.
 
-    Attributes:
-        encoder: Its classifier, of one class, says how many neighbours are missing.
-        maker: Makes features of P neighbours of the embedding of a node, see `generated`.
-        classifier: A separate GraphSAGE, trained on augmented graphs, and not used for prediction.
-        most: P.
+    The classifier of `encoder`, of one class, says how many neighbours are missing; `maker` makes features of at most P
+    = `most` neighbours of an embedding, see `generated`; `classifier` is another GraphSAGE, trained on augmented
+    graphs, and not used for prediction.
     """
 
     def __init__(self, features: int, classes: int, hidden: int, most: int) -> None:

@@ -1,6 +1,6 @@
 """FGGP: clients of several domains train one extractor, whose features are classified by prototypes of all of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Forms, Output, Replies, Requests, Term, Trainer, Tree, Upload
-from shoal.algorithms.client import ROWS_AT_A_TIME, FlatModel
-from shoal.algorithms.graphs.generated_graph import EdgeOptions, Similarity
+from shoal.algorithms.client import ROWS_AT_A_TIME, ClientModel, FlatModel
+from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed
+from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, Similarity
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.fggp.global_view import GlobalView
 from shoal.algorithms.methods.fggp.prototypes import (
     LEAST_MASS,
     Bank,
@@ -30,15 +30,67 @@ from shoal.algorithms.methods.fggp.prototypes import (
     votes,
 )
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator, operator_over
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.joint_training import label_loss, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.options.types import AboveZero, Count, NotNegative, Positive, Share
 
 GENERATOR = "generator"
 # A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
 MOST_NODES = 10_000
+
+
+class GlobalView:
+    """What a client's model reads of A' = A or kNN, or of a graph that a generator draws anew in every step."""
+
+    def __init__(
+        self,
+        model: ClientModel,
+        nearest_NK: Tensor | None,
+        generator: ClientModel | None,
+        edges: EdgeOptions,
+        rng: torch.Generator,
+    ) -> None:
+        """Builds A' of the `nearest` nodes, if the host does not have it; A' = A without these.
+
+        The model is coupled. Without a generator, which draws by `edges` and `rng`, the view is A' itself.
+        """
+        assert model.coupled is not None
+        self._data, self._coupled, self._generator = model.data, model.coupled, generator
+        self._edges, self._rng = edges, rng
+        if nearest_NK is None:
+            nearest_NK = torch.zeros(self._data.nodes, 0, dtype=torch.int32)
+        # A host may cache data of several runs, whose neighbours differ.
+        self._content = hash(nearest_NK.cpu().numpy().tobytes())
+        self._graph = self._kept("completed", lambda: completed(*self._data.csr, nearest_NK, self._data.device))
+        if generator is None:
+            self._completed = self._around(self._operator(self._coupled.operator), self._coupled.depth)
+        else:
+            # The generator is two layers of a GCN.
+            self._completed = self._around(self._operator("symmetric"), 2)
+
+    def draw(self) -> tuple[Neighbourhood, Callable[[], Tensor] | None]:
+        """What the model reads, and the term that teaches the generator; None without one."""
+        if self._generator is None:
+            return self._completed, None
+        f_NH = self._generator(self._completed).embedding_NH
+        drawn = GeneratedGraph(CompletedGraph(*self._graph), f_NH, self._rng, self._edges)
+        return self._around(drawn.operator, self._coupled.depth), drawn.regularizer
+
+    def _kept(self, what: str, build: Callable[[], Any]) -> Any:
+        return self._data.cache((what, self._content), build)
+
+    def _operator(self, kind: Operator) -> SparseMatrix:
+        starts, columns = self._graph[0].numpy(), self._graph[1].numpy()
+        device = self._data.device
+        return self._kept(f"completed, {kind}", lambda: operator_over(kind, starts, columns).to(device))
+
+    def _around(self, operator: SparseMatrix, depth: int) -> Neighbourhood:
+        return Neighbourhood(self._data.whole(0), (operator,) * depth)
 
 
 @dataclass
@@ -132,39 +184,32 @@ class FGGP(FedAvg):
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"
     cluster: Clusters = "finch"
-    finch_min: int = 4
-    domains: int = 6
-    eps: float = 0.1
+    finch_min: Positive = 4
+    domains: Positive = 6
+    eps: AboveZero = 0.1
     bank: Literal["last", "ring"] = "last"
-    slots: int = 20
+    slots: Positive = 20
     vote: Vote = "class_nearest"
-    k: int = 20
-    vote_temperature: float = 0.1
+    k: Positive = 20
+    vote_temperature: AboveZero = 0.1
     need_label: bool = True
-    tau: float = 0.5
-    beta: float = 1.0
+    tau: AboveZero = 0.5
+    beta: NotNegative = 1.0
     contrast_form: Literal["infonce", "literal"] = "infonce"
-    gamma: float = 1.0
-    neighbours: int = 3
-    knn_every: int = 10
-    lam: float = 0.5
-    random_pairs: int | Literal["all"] = 5
+    gamma: NotNegative = 1.0
+    neighbours: Positive = 3
+    knn_every: Positive = 10
+    lam: Share = 0.5
+    random_pairs: Count | Literal["all"] = 5
     reg_form: Literal["balanced", "literal"] = "balanced"
     similarity: Similarity = "cosine"
     draw: Literal["logistic", "gumbel"] = "logistic"
-    edge_temperature: float = 1.0
-    hidden: int = 128
+    edge_temperature: AboveZero = 1.0
+    hidden: Positive = 128
 
     def __post_init__(self) -> None:
         if not self.fcpp and self.head_mode != "average":
             raise ValueError("without fcpp the classifier predicts, which needs head_mode: average")
-        if min(self.finch_min, self.domains, self.slots, self.k, self.neighbours, self.knn_every, self.hidden) < 1:
-            raise ValueError("finch_min, domains, slots, k, neighbours, knn_every and hidden must be at least 1")
-        if min(self.tau, self.vote_temperature, self.eps) <= 0:
-            raise ValueError("tau, vote_temperature and eps must be positive")
-        if min(self.beta, self.gamma) < 0:
-            raise ValueError("beta and gamma must not be negative")
-        _ = self._edges
 
     @property
     def _edges(self) -> EdgeOptions:

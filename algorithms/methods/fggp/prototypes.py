@@ -26,10 +26,7 @@ LEAST_MASS = 1.0
 
 
 def certain_classes(logits_NC: Tensor, train: Tensor, train_label: Tensor) -> tuple[Tensor, Tensor]:
-    """The class of every node, int64 `[N]`, and how certain it is, `[N]`; neither has a gradient.
-
-    A training node has its label, and certainty 1; any other the class of its largest probability, and that.
-    """
+    """Class of every node, int64 `[N]`, and certainty, `[N]`: label and 1 in training, else largest probability."""
     certain_N, class_N = logits_NC.detach().softmax(1).max(1)
     return class_N.index_copy(0, train, train_label), certain_N.index_fill(0, train, 1.0)
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
@@ -14,6 +15,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.storage.options.types import Count, NotNegative
 
 # Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
 CLASSIFIER = "classifier"
@@ -56,18 +58,10 @@ class GCFLPlus(FedAvg):
 
     reads_embedding = True
     share: Literal["body", "all"] = "body"
-    eps1: float = 0.05
-    eps2: float = 0.1
-    window: int = 5
-    warmup: int = 20
-
-    def __post_init__(self) -> None:
-        if self.eps1 < 0 or self.eps2 < 0:
-            raise ValueError("eps1 and eps2 must not be negative")
-        if not 1 <= self.window <= LONGEST:
-            raise ValueError(f"window must be 1 to {LONGEST}")
-        if self.warmup < 0:
-            raise ValueError("warmup must not be negative")
+    eps1: NotNegative = 0.05
+    eps2: NotNegative = 0.1
+    window: Annotated[int, Field(ge=1, le=LONGEST)] = 5
+    warmup: Count = 20
 
     # The server.
 

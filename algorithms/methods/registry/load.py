@@ -1,13 +1,14 @@
-"""A method by name, or from a user's own file."""
+"""A method by name, or from a user's own file, whose class is checked."""
 
+import ast
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+import inspect
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, get_args
 
-from shoal.algorithms.base import WEIGHTED, Algorithm
-from shoal.algorithms.method_errors import code_of, file_of
-from shoal.algorithms.methods.registry.checks import class_place, require_method
+from shoal.algorithms.base import TASKS, WEIGHTED, Algorithm, ClientModels
+from shoal.algorithms.method_errors import code_of, file_of, line_of
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import quoted
@@ -15,6 +16,39 @@ from shoal.storage.user_code.option_fields import field_values
 from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 RECOMMENDED = "recommended"
+# Arguments of every hook, without the method itself.
+HOOKS = {
+    "models": (),
+    "setup": ("ctx",),
+    "round": ("server", "ctx", "cohort"),
+    "global_model": ("server",),
+    "receive": ("client", "down"),
+    "train": ("client", "received", "trainer", "phase"),
+    "loss": ("out", "y", "w", "received"),
+    "upload": ("client", "received", "phase"),
+    "predict": ("client", "received", "part"),
+}
+_TERM = "a train() that calls trainer.fit(client, received, term=...)"
+_BATCHED = "upload() and engine.trainer: autograd"
+# Hooks and flags of earlier versions, and what replaces each.
+REPLACED = {
+    "begin": "receive(self, client, down)",
+    "regularizer": _TERM,
+    "regularizers": _TERM,
+    "rows_beside": _TERM,
+    "loss_beside": _TERM,
+    "uploads": _BATCHED,
+    "trained_together": _BATCHED,
+    "keeps_model": 'client_models = "personal"',
+    "mixed_models": 'client_models = "heterogeneous"',
+    "shares_part": "a global_model() whose entries are not named w",
+    "evaluates_global_model": "a global_model() with an entry w",
+    "whole_graph": "centralized = True",
+    "tasks": 'supports = frozenset({"node", "weighted"}), or some of node, edge, graph and weighted',
+    "weighs_edges": 'supports, with or without "weighted"',
+    "plain_training": "train() and loss(): a method that replaces neither is plain",
+    "loss_of_several": "engine.trainer: autograd; batches are for plain cross-entropy",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +79,7 @@ class MethodSpec:
 
 
 def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
-    """Reads a user's file, if it is one, and what it imports beside it: hosts on other machines need not see them.
-
-    Raises:
-        ShoalError: Unknown method or missing file.
-    """
+    """Reads a user's file, if it is one, and what it imports beside it; a ShoalError says that there is none."""
     require_method_name(name)
     if name in METHODS:
         return MethodSpec(name, dict(options))
@@ -58,12 +88,7 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
 
 
 def load(spec: MethodSpec) -> Algorithm:
-    """Makes the method with its hyper-parameters.
-
-    Raises:
-        ShoalError: The file fails, the class is missing or no method, or a hyper-parameter is unknown or out of its
-            range; of a user's file with the line.
-    """
+    """Makes the method with its hyper-parameters; a ShoalError names a wrong class or option, of a user's the line."""
     if (code := spec.code) is None:
         cls = _our_class(spec.name)
         where = file_of(cls)
@@ -117,3 +142,51 @@ def methods_for(task: str) -> list[str]:
 def _our_class(name: str) -> type[Algorithm]:
     module_name, _, cls_name = METHODS[name].partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
+
+
+def require_method(cls: Any, file: str, source: str) -> None:
+    """Refuses what is no frozen dataclass of `Algorithm`, or has hooks or flags that are not read; names the line."""
+    where = class_place(cls, file, source)
+    if not isinstance(cls, type) or not issubclass(cls, Algorithm):
+        kind = f"class {cls.__name__}" if isinstance(cls, type) else type(cls).__name__
+        raise ShoalError(where, f"{kind} is not a method; derive a class from shoal.Algorithm")
+    name = cls.__name__
+    own = vars(cls).get("__dataclass_params__")
+    if own is None or not own.frozen:
+        raise ShoalError(where, f"{name} is not a frozen dataclass; write @dataclass(frozen=True) above it")
+    _require_current(cls, where)
+    if cls.round is Algorithm.round:
+        raise ShoalError(where, f"{name} has no round(self, server, ctx, cohort), the server's part of a round")
+    for hook, received in HOOKS.items():
+        function = getattr(cls, hook)
+        if function is getattr(Algorithm, hook):
+            continue
+        bound = isinstance(inspect.getattr_static(cls, hook), staticmethod | classmethod)
+        try:
+            inspect.signature(function).bind(*received if bound else (None, *received))
+        except (TypeError, ValueError) as error:
+            wanted, line = ", ".join(("self", *received)), line_of(function) or where
+            raise ShoalError(line, f"{name}.{hook} cannot be called as {hook}({wanted}): {error}") from None
+
+
+def _require_current(cls: type[Algorithm], where: str) -> None:
+    """Refuses hooks and flags of earlier versions, and flags with unknown values."""
+    name, options = cls.__name__, {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for old, new in REPLACED.items():
+        if hasattr(cls, old) and old not in options:
+            place = line_of(getattr(cls, old)) or where
+            raise ShoalError(place, f"{name}.{old} is of an earlier version and not read any more; use {new}")
+    if cls.client_models not in (known := get_args(ClientModels)):
+        place = f"{name}.client_models"
+        raise ShoalError(where, place, f"expected one of {', '.join(known)}, got {cls.client_models!r}")
+    if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED}:
+        place, found = f"{name}.supports", cls.supports
+        raise ShoalError(where, place, f"expected a frozenset of node, edge, graph and weighted, got {found!r}")
+
+
+def class_place(cls: Any, file: str, source: str) -> str:
+    """File and line of a class; only the file where the text does not say."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == getattr(cls, "__name__", None):
+            return f"{file}, line {node.lineno}"
+    return file

@@ -19,11 +19,7 @@ Form = Literal["auto", "steps", "gradient", "off"]
 
 
 def form_for(form: Form, options: TrainOptions) -> Form:
-    """`steps`, `gradient` or `off`: what a form means for an optimizer.
-
-    Raises:
-        ShoalError: `steps` with an optimizer whose steps are no multiples of gradients.
-    """
+    """What a form means for an optimizer; a ShoalError refuses `steps` where these are no multiples of gradients."""
     steps_tell = options.optimizer == "sgd" and not options.momentum
     if form == "steps" and not steps_tell:
         raise ShoalError(

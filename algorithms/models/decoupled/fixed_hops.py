@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.masked_features import products
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
-from shoal.storage.errors import ShoalError
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
+from shoal.storage.options.types import Part, Share
 
 
 class FixedHops(nn.Module):
@@ -67,10 +66,7 @@ class MLP(FixedHops):
 
 
 class SGC(FixedHops):
-    """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b.
-
-    One layer is the paper's. Two or more give methods with prototypes an embedding of width `hidden`.
-    """
+    """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b; more layers make an MLP."""
 
     def hop_weights(self, hops: int) -> dict[int, float]:
         return {hops: 1.0}
@@ -85,9 +81,7 @@ class S2GC(FixedHops):
     features alone are read. `alpha` in [0, 1] is the share of the features in every term.
     """
 
-    def __init__(self, *shape: Any, alpha: float = 0.05, **options: Any) -> None:
-        if not 0 <= alpha <= 1:
-            raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
+    def __init__(self, *shape: Any, alpha: Share = 0.05, **options: Any) -> None:
         self.alpha = alpha
         super().__init__(*shape, **options)
 
@@ -106,9 +100,7 @@ class GBP(FixedHops):
     1 reads the features alone.
     """
 
-    def __init__(self, *shape: Any, layers: int = 2, beta: float = 0.1, **options: Any) -> None:
-        if not 0 < beta <= 1:
-            raise ShoalError("model.beta", f"must lie in (0, 1], found {beta}")
+    def __init__(self, *shape: Any, layers: int = 2, beta: Part = 0.1, **options: Any) -> None:
         self.beta = beta
         super().__init__(*shape, layers=layers, **options)
 
@@ -117,10 +109,7 @@ class GBP(FixedHops):
 
 
 class SummedFeatures(FeatureMatrix):
-    """sum_k w_k X_k, `[N, F]`, some X_k sparse: its product with a weight W is sum_k w_k (X_k W), so no sum is kept.
-
-    It has no arrays of its own.
-    """
+    """sum_k w_k X_k, `[N, F]`, some sparse, without arrays of its own: times a weight W, it is sum_k w_k (X_k W)."""
 
     def __init__(self, hops: Sequence[Features], weights: Sequence[float]) -> None:
         """Wraps the hops, each `[N, F]`, float32."""
@@ -133,11 +122,8 @@ class SummedFeatures(FeatureMatrix):
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return _sum(products(self._hops, weight_FH), self._weights)
 
-    def float(self) -> "SummedFeatures":
-        return self
-
     def to_dense(self) -> Tensor:
-        dense = [hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in self._hops]
+        dense = [hop.to_dense() for hop in self._hops]
         return _sum(dense, self._weights)
 
 

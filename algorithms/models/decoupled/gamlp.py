@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.algorithms.models.layers.weighted_hops import DenseHops, SparseHops, evaluated, weighted_hops
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.layers.dropout import drop, transform
-from shoal.algorithms.models.layers.head import GAIN, Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import GAIN, Head, Output
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 

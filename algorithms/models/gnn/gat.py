@@ -15,11 +15,7 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 def require_heads(heads: int, hidden: int) -> int:
-    """The number of heads.
-
-    Raises:
-        ShoalError: It does not divide the width of a layer.
-    """
+    """The number of heads; a ShoalError says that it does not divide the width of a layer."""
     if heads < 1 or hidden % heads:
         raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
     return heads
@@ -37,11 +33,7 @@ class GAT(Coupled):
     papers_head = "conv"
 
     def __init__(self, *shape: Any, hidden: int = 64, heads: int = 8, **options: Any) -> None:
-        """As for `Coupled`.
-
-        Raises:
-            ShoalError: As there, or `model.hidden` is no multiple of `model.heads`.
-        """
+        """As for `Coupled`; a ShoalError also says that `model.hidden` is no multiple of `model.heads`."""
         self.heads = require_heads(heads, hidden)
         super().__init__(*shape, hidden=hidden, **options)
 

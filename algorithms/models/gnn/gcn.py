@@ -38,11 +38,7 @@ class GCN(Coupled):
         norm: Literal["none", "batch"] = "none",
         **options: Any,
     ) -> None:
-        """As for `Coupled`; `jumping: none` gives the last layer's output alone.
-
-        Raises:
-            ShoalError: As there, or neighbours are drawn for a norm that reads the whole graph.
-        """
+        """As for `Coupled`; `jumping: none` gives the last layer's output; a `norm` refuses drawn neighbours."""
         super().__init__(*shape, **options)
         if self.fanouts and norm != "none":
             raise ShoalError("model.fanouts", "norm: batch reads the whole graph; leave it out")

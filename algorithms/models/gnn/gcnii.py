@@ -10,8 +10,8 @@ from torch_geometric.nn import GCN2Conv
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.options.types import AboveZero, Share
 
 
 class GCNII(Coupled):
@@ -29,16 +29,7 @@ class GCNII(Coupled):
     in_batches = True
     lifted = True
 
-    def __init__(self, *shape: Any, alpha: float = 0.1, theta: float = 0.5, **options: Any) -> None:
-        """As for `Coupled`.
-
-        Raises:
-            ShoalError: As there, or `model.alpha` or `model.theta` is out of range.
-        """
-        if not 0 <= alpha <= 1:
-            raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
-        if theta <= 0:
-            raise ShoalError("model.theta", f"must be positive, found {theta}")
+    def __init__(self, *shape: Any, alpha: Share = 0.1, theta: AboveZero = 0.5, **options: Any) -> None:
         self.alpha, self.theta = alpha, theta
         super().__init__(*shape, **options)
 

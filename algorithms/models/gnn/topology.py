@@ -7,8 +7,7 @@ from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.algorithms.models.layers.head import GAIN
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import GAIN, Output
 from shoal.storage.errors import ShoalError
 
 
@@ -20,11 +19,7 @@ class Topology(nn.Module):
     """
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 128) -> None:
-        """Draws the parameters from torch's default generator; `classes`, `hops` and `dropout` are not used.
-
-        Raises:
-            ShoalError: `hidden` is out of range.
-        """
+        """Draws the parameters from torch's default generator; `classes`, `hops` and `dropout` are not used."""
         super().__init__()
         if hidden < 1:
             raise ShoalError("model.hidden", f"must be at least 1, found {hidden}")

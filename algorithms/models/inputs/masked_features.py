@@ -35,11 +35,8 @@ class AlteredFeatures(FeatureMatrix):
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return self._smoothed(self._x @ (weight_FH if self._kept_F is None else self._kept_F[:, None] * weight_FH))
 
-    def float(self) -> "AlteredFeatures":
-        return self
-
     def to_dense(self) -> Tensor:
-        x_NF = self._x if isinstance(self._x, Tensor) else self._x.to_dense()
+        x_NF = self._x.to_dense()
         return self._smoothed(x_NF if self._kept_F is None else x_NF * self._kept_F)
 
     def _smoothed(self, y: Tensor, done: int = 0) -> Tensor:

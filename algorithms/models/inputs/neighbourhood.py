@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from shoal.storage.graph.edge_weights import degrees
-from shoal.storage.graph.neighbour_sampling import Drawn, draw_neighbours
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
 
@@ -52,11 +51,9 @@ class ItemBatch:
 
 @dataclass(frozen=True)
 class GraphBatch(ItemBatch):
-    """Several graphs, one behind the other; the matrices have no entry between two.
+    """Several graphs behind one another, their first rows and the end of the last in `first`, int64 `[G + 1]`.
 
-    Attributes:
-        first: First row of every graph and the end of the last, int64 `[G + 1]`.
-        codes_NQ: Structure codes of all nodes, for a backbone that reads them.
+    The matrices have no entry between two. `codes_NQ` are structure codes of all nodes, for a backbone that reads them.
     """
 
     first: Tensor
@@ -88,10 +85,9 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
 
 def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """The part of a client's graph that its training rows depend on, as `all_nodes` has the whole graph.
+    """The part of a client's graph that its training rows depend on, kept as `all_nodes` keeps the whole graph.
 
-    A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order. It
-    is built once and kept on the host while there is room.
+    A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order.
     """
     field: Neighbourhood = data.cache(("field", operator, layers), lambda: _field(data, operator, layers))
     return field
@@ -173,11 +169,9 @@ def operator_over(
     symmetric: bool = True,
     weight: np.ndarray | None = None,
 ) -> SparseMatrix:
-    """The matrix of all nodes of a graph without loops; with its transpose, if it is symmetric.
+    """The matrix of all nodes of a graph without loops; with its transpose, if edges go both ways (`symmetric`).
 
-    Symmetric: every edge has both directions. Where it is not, a node's degree is the number of its senders.
-
-    Row starts are int32 `[N + 1]`, columns int32 `[E]`; `weight` has the entries of A, float32 `[E]`, else ones.
+    Where not, a node's degree is the number of its senders. `weight` has the entries of A, float32 `[E]`, else ones.
     """
     nodes, degree = len(indptr) - 1, degrees(indptr, weight)
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)
@@ -192,50 +186,93 @@ def operator_over(
     return SparseMatrix(matrix.csr, transposed)
 
 
+class Drawn(NamedTuple):
+    """The neighbours drawn for some rows, as CSR of int32: column j is row `nodes[j]` of the shard.
+
+    `nodes`, int64 `[m]`, are first those drawn for, then the others in the order in which they were first drawn.
+    """
+
+    nodes: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+
+
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.ndarray | None = None) -> SparseMatrix:
     """The matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
     assert weight is None or operator in ("sum", "symmetric"), operator
     indptr, indices = drawn.indptr, drawn.indices
     n, counts = len(indptr) - 1, np.diff(indptr)
-    if operator == "symmetric" and weight is None:
-        root = 1 / np.sqrt(degree.astype(np.float64))
-        of_row = (degree[:n] - 1) / np.maximum(counts, 1) * root[:n]
-        starts, columns, entries = _symmetric(indptr, indices, of_row, root)
-        return SparseMatrix.of(starts, columns, entries, len(drawn.nodes))
-    row = np.repeat(np.arange(n), counts)
-    scale = ((degree[:n] - 1) / np.maximum(counts, 1))[row] if weight is None else weight.astype(np.float64)
+    scale = np.repeat((degree[:n] - 1) / np.maximum(counts, 1), counts) if weight is None else weight.astype(np.float64)
     loops = np.ones(0)
     if operator == "sum":
         values = scale
     elif operator == "symmetric":
         root = 1 / np.sqrt(degree.astype(np.float64))
-        values, loops = scale * root[row] * root[indices], root[:n] ** 2
+        values, loops = scale * np.repeat(root[:n], counts) * root[indices], root[:n] ** 2
     elif operator == "mean":
-        values = (1 / np.maximum(counts, 1))[row]
+        values = np.repeat(1 / np.maximum(counts, 1), counts)
     else:
         values, loops = np.ones(len(indices)), np.ones(n)
     if len(loops):
-        values = np.insert(values, indptr[:-1], loops)
-        indices = np.insert(indices, indptr[:-1], np.arange(n))
+        # Before the other entries of every row.
+        values, indices = np.insert(values, indptr[:-1], loops), np.insert(indices, indptr[:-1], np.arange(n))
         indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
     # Copies: what is kept of a matrix must not keep the map of a shard open.
     parts = indptr.astype(np.int32), indices.astype(np.int32), values.astype(np.float32)
     return SparseMatrix.of(*parts, columns=len(drawn.nodes))
 
 
-@numba.njit(cache=True, nogil=True)
-def _symmetric(
-    indptr: np.ndarray, indices: np.ndarray, of_row: np.ndarray, of_column: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row starts, columns and values of entries r_i c_j, a loop c_i^2 first in every row; r `[n]`, c `[m]`, float64."""
-    n = len(indptr) - 1
-    starts = np.empty(n + 1, np.int32)
-    columns, values = np.empty(len(indices) + n, np.int32), np.empty(len(indices) + n, np.float32)
-    for row in range(n):
-        place = indptr[row] + row
-        starts[row], columns[place], values[place] = place, row, of_column[row] ** 2
-        for entry in range(indptr[row], indptr[row + 1]):
-            columns[entry + row + 1] = indices[entry]
-            values[entry + row + 1] = of_row[row] * of_column[indices[entry]]
-    starts[n] = indptr[n] + n
-    return starts, columns, values
+def draw_neighbours(
+    indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray, fanout: int, rng: np.random.Generator
+) -> Drawn:
+    """Draws up to `fanout` neighbours of every row, uniformly and without replacement (GraphSAGE, Alg. 2, N_k).
+
+    Rows are int64 `[n]`, each once; of one with at most `fanout` neighbours, or for -1, all are taken, whatever `rng`
+    is.
+    """
+    degree = indptr[rows + 1] - indptr[rows]
+    counts = degree if fanout < 0 else np.minimum(degree, fanout)
+    pointer = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=pointer[1:])
+    columns = np.empty(pointer[-1], dtype=np.int32)
+    nodes = np.empty(len(rows) + len(columns), dtype=np.int64)
+    nodes[: len(rows)] = rows
+    column_of = np.full(len(indptr) - 1, -1, dtype=np.int32)
+    column_of[rows] = np.arange(len(rows), dtype=np.int32)
+    count = _draw((indptr, indices), rows, rng.random(len(columns)), column_of, (pointer, columns, nodes))
+    return Drawn(nodes[:count].copy(), pointer, columns)
+
+
+@numba.njit(cache=True)
+def _draw(
+    csr: tuple[np.ndarray, ...],
+    rows: np.ndarray,
+    uniform: np.ndarray,
+    column_of: np.ndarray,
+    drawn: tuple[np.ndarray, ...],
+) -> int:
+    """Fills columns and the rest of the nodes; returns how many nodes occur."""
+    (indptr, indices), (pointer, columns, nodes) = csr, drawn
+    count = len(rows)
+    for i in range(len(rows)):
+        start, first, end = indptr[rows[i]], pointer[i], pointer[i + 1]
+        degree = indptr[rows[i] + 1] - start
+        for place in range(first, end):
+            # Floyd's algorithm: position t of 0..j, or j itself if t was drawn before.
+            j = degree - end + place
+            position = j
+            if end - first < degree:
+                position = int(uniform[place] * (j + 1))
+                for earlier in range(first, place):
+                    if columns[earlier] == position:
+                        position = j
+                        break
+            columns[place] = position
+        for place in range(first, end):
+            node = indices[start + columns[place]]
+            if column_of[node] < 0:
+                column_of[node] = count
+                nodes[count] = node
+                count += 1
+            columns[place] = column_of[node]
+    return count

@@ -20,8 +20,7 @@ def structure_codes(adjacency: Tensor, first: Tensor) -> Tensor:
     authors' code counts it to degree 1).
 
     No power of P is made: the columns of P^k for 64 nodes of every graph at a time are N x 64 numbers, and one product
-    with A leads to the next k. Graphs that have no such nodes left are cut out. A is float32 CSR `[N, N]`, symmetric,
-    of ones, without loops and without an entry between two graphs.
+    with A leads to the next k. Graphs that have no such nodes left are cut out. A is CSR, symmetric, of ones.
     """
     degree_N = adjacency.crow_indices().diff().long()
     codes_NQ = torch.zeros(len(degree_N), CODES, device=first.device)

@@ -26,26 +26,19 @@ class AugmentedFeatures(FeatureMatrix):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self), self._new.shape[1]))
-
-    def __len__(self) -> int:
-        return len(self._x) + len(self._new)
+        return torch.Size((len(self._x) + len(self._new), self._new.shape[1]))
 
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return torch.cat([self._x @ weight_FH, self._new @ weight_FH])
 
-    def float(self) -> "AugmentedFeatures":
-        return self
-
     def to_dense(self) -> Tensor:
-        return torch.cat([x if isinstance(x, Tensor) else x.to_dense() for x in (self._x, self._new)])
+        return torch.cat([self._x.to_dense(), self._new.to_dense()])
 
 
 def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Row starts `[N + M + 1]` and ascending columns of a graph in which every node has so many new neighbours more.
 
     New nodes stand behind all others, in the order of the nodes that they are neighbours of, and have no other.
-    Columns are int32 `[E]`, ascending in a row, without loops.
     """
     nodes, entries, new = len(count_N), len(indices), int(count_N.sum())
     before = np.concatenate([[0], np.cumsum(count_N)])
@@ -61,10 +54,7 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
 
 @dataclass(frozen=True)
 class AugmentedNodes:
-    """The nodes of a client, as a coupled backbone reads them in an augmented graph; no new node is an item.
-
-    `data` is the client's graph as it is; `operator` is what the layers multiply by, `[N + M, N + M]`.
-    """
+    """The nodes of a client, as a coupled backbone reads them in an augmented graph; no new node is an item."""
 
     data: View
     x: AugmentedFeatures

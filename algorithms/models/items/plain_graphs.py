@@ -11,7 +11,6 @@ from torch import Tensor
 
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, operator_over
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import FeatureMatrix
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def batch_of(graphs: PlainGraphs, coupled: Coupled) -> GraphBatch:
 def features_of(batch: GraphBatch) -> Tensor:
     """Features of a batch, float32 `[N, F]`, written out where they are sparse: a prompt changes every number."""
     (x_NF,) = batch.hops
-    return x_NF.float().to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
+    return x_NF.float().to_dense()
 
 
 def pairs_of(batch: GraphBatch) -> Tensor:

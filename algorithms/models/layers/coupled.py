@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator
 from shoal.algorithms.models.layers.dropout import drop, transform
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
@@ -23,16 +22,13 @@ class Coupled(nn.Module):
     """L layers of width `hidden` with ReLU and dropout between them; a classifier on the last one's output.
 
     Layers are PyG's: their parameters, their initial values, and what they compute. How is our own, since theirs
-    transposes the adjacency, which sorts it, in every backward pass.
+    transposes the adjacency, which sorts it, in every backward pass. No backbone keeps running statistics of a batch
+    normalisation: they are no parameters, so a federation would neither send nor average them.
 
     With `head: linear` the classifier is a linear layer on top of them, so that models of different kinds have the same
     one (FedGKC's contract of extractor and classifier); with `head: relu` it reads them after ReLU (Fed-PUB's model).
-    With `head: conv` the last of the L layers is the classifier,
-    of the model's own kind, on the output of the one before it after ReLU and dropout, as most papers have it; the
-    embedding is that output as it is. Such a classifier reads the whole graph.
-
-    No backbone keeps running statistics of a batch normalisation: they are no parameters, so a federation would neither
-    send nor average them.
+    With `head: conv` the last of the L layers is the classifier, of the model's own kind, on the output of the one
+    before it after ReLU and dropout, as most papers have it; the embedding is that output as it is.
 
     Attributes:
         operator: What the layers multiply by, see `inputs.neighbourhood.all_nodes`.
@@ -43,8 +39,6 @@ class Coupled(nn.Module):
         lifted: A linear layer takes the features to width `hidden` first.
         embedding_parts: Width of the embedding, in multiples of `hidden`.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
-        conv_head: The classifier passes messages.
-        relu_head: The classifier is linear, on the embedding after ReLU.
         structure: A second encoder, which reads codes of nodes (`structure_codes`); None: only features are read.
     """
 
@@ -68,11 +62,7 @@ class Coupled(nn.Module):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """Draws the parameters from torch's default generator; a subclass sets options of its own before.
-
-        Raises:
-            ShoalError: `model.layers`, `model.hidden`, `model.fanouts` or `train.dropout` is out of range.
-        """
+        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range."""
         super().__init__()
         if layers < 1:
             raise ShoalError("model.layers", f"must be at least 1, found {layers}")

@@ -42,8 +42,7 @@ def fill_kept(out: Tensor, p: float, generator: torch.Generator | None = None) -
     """Writes 1 where dropout keeps an entry and 0, with probability p in [0, 1), where it does not; returns `out`.
 
     Four entries share a word of the stream, so that p counts in steps of 2^-16: on a processor `bernoulli_` may take
-    eight times as long, a third of a step of a small GNN. NVIDIA's GPUs draw by it. `out` has any shape and floating
-    type; the generator is that of its device.
+    eight times as long, a third of a step of a small GNN. NVIDIA's GPUs draw by it.
     """
     if out.device.type == "cuda":
         return out.bernoulli_(1 - p, generator=generator)

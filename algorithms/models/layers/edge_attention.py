@@ -92,16 +92,14 @@ def forward(
     weight_EH.exp_()
     out_NHD = torch.empty(len(receiver), *x.shape[1:])
     sums(indptr, indices, weight_EH.numpy(), x, out_NHD.numpy())
-    return out_NHD, (indptr, indices, receiver, sender, x, weight_EH, slope)
+    return out_NHD, (indptr, indices, receiver, sender, x, weight_EH.numpy(), slope)
 
 
 def backward(kept: Kept, out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `receiver_NH`, `sender_MH` and `x_MHD` from that of the sums."""
-    indptr, indices, receiver, sender, x, weight_EH, slope = kept
-    of_receiver, of_sender, of_x = torch.empty(receiver.shape), torch.zeros(sender.shape), torch.zeros(x.shape)
-    out = out_NHD.contiguous().numpy()
+    of_receiver, of_sender, of_x = (torch.zeros(x.shape) for x in kept[2:5])
     found = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
-    _additive_gradients(indptr, indices, receiver, sender, x, weight_EH.numpy(), slope, out, *found)
+    _additive_gradients(kept, out_NHD.contiguous().numpy(), found)
     return of_receiver, of_sender, of_x
 
 
@@ -111,22 +109,21 @@ class _Products(torch.autograd.Function):
         indptr, indices, _ = (part.numpy() for part in pattern.parts())
         query, key, value = (x.detach().contiguous().numpy() for x in (query_NHD, key_MHD, value_MHD))
         weight_EH = torch.empty(len(indices), query.shape[1])
-        _product_scores(indptr, indices, query, key, np.float32(1 / math.sqrt(query.shape[2])), weight_EH.numpy())
+        share = np.float32(1 / math.sqrt(query.shape[2]))
+        _product_scores(indptr, indices, query, key, share, weight_EH.numpy())
         # torch's exponential is vectorised.
         weight_EH.exp_()
         out_NHD = torch.empty(query.shape)
         sums(indptr, indices, weight_EH.numpy(), value, out_NHD.numpy())
-        ctx.kept = indptr, indices, query, key, value, weight_EH
+        ctx.kept = indptr, indices, query, key, value, weight_EH.numpy(), share
         return out_NHD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        indptr, indices, query, key, value, weight_EH = ctx.kept
-        found = [torch.zeros(x.shape) for x in (query, key, value)]
-        share, out = np.float32(1 / math.sqrt(query.shape[2])), gradients[0].contiguous().numpy()
-        written = [x.numpy() for x in found]
-        _product_gradients(indptr, indices, query, key, value, weight_EH.numpy(), share, out, *written)
-        return found[0], found[1], found[2], None
+        of_query, of_key, of_value = (torch.zeros(x.shape) for x in ctx.kept[2:5])
+        found = of_query.numpy(), of_key.numpy(), of_value.numpy()
+        _product_gradients(ctx.kept, gradients[0].contiguous().numpy(), found)
+        return of_query, of_key, of_value, None
 
 
 @numba.njit(cache=True)
@@ -172,20 +169,10 @@ def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndar
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _additive_gradients(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    receiver: np.ndarray,
-    sender: np.ndarray,
-    x: np.ndarray,
-    weight: np.ndarray,
-    slope: float,
-    out: np.ndarray,
-    of_receiver: np.ndarray,
-    of_sender: np.ndarray,
-    of_x: np.ndarray,
-) -> None:
+def _additive_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """From the gradient `out` of the sums those of everything that they were made from."""
+    indptr, indices, receiver, sender, x, weight, slope = kept
+    of_receiver, of_sender, of_x = found
     heads, width = x.shape[1], x.shape[2]
     leak = np.float32(slope)
     mean = np.empty(heads, dtype=np.float32)
@@ -238,20 +225,10 @@ def _product_scores(
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _product_gradients(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    weight: np.ndarray,
-    share: float,
-    out: np.ndarray,
-    of_query: np.ndarray,
-    of_key: np.ndarray,
-    of_value: np.ndarray,
-) -> None:
+def _product_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """From the gradient `out` of the sums those of everything that they were made from, added to zeros."""
+    indptr, indices, query, key, value, weight, share = kept
+    of_query, of_key, of_value = found
     nodes, heads, width = query.shape
     most = 0
     for i in range(nodes):

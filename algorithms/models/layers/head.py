@@ -1,8 +1,8 @@
-"""The row-wise network on top of every decoupled backbone."""
+"""The output of every backbone, and the row-wise network on top of a decoupled one."""
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,31 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.layers.dropout import drop, transform
-from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 # Of ReLU, for Xavier-uniform weights.
 GAIN = math.sqrt(2)
+
+
+class Output(NamedTuple):
+    """Scores and representation of N items: nodes, graphs, or pairs of nodes.
+
+    Attributes:
+        logits_NC: Unnormalised class scores `[N, C]`.
+        embedding: What `embedding_NH` gives; sparse where a single linear layer reads sparse features.
+    """
+
+    logits_NC: Tensor
+    embedding: Features
+
+    @property
+    def embedding_NH(self) -> Tensor:
+        """Input of the last linear layer before its dropout `[N, H]`, for methods with prototypes.
+
+        Of a classifier that passes messages (`head: conv`) also before the normalisation and ReLU in front of it.
+        """
+        return self.embedding.to_dense()
 
 
 class Head(nn.Module):
@@ -44,10 +63,8 @@ class Head(nn.Module):
     ) -> None:
         """Draws the parameters from torch's default generator, if it `draws` any: others are loaded before use.
 
-        `activation` is `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25.
-
-        Raises:
-            ShoalError: `model.layers`, `model.hidden` or `train.dropout` is out of range.
+        `activation` is `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25. A
+        ShoalError names an option that is out of range.
         """
         super().__init__()
         if layers < 1:

@@ -12,17 +12,13 @@ from torch import Tensor, nn
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, Inputs, ItemBatch, PairBatch
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import drop
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 
 Pooling = Literal["mean", "sum", "max", "attention"]
 
 
 class Adapted(nn.Module):
-    """A linear adapter instead of the backbone's classifier, and a classifier on the adapter's output.
-
-    Where clients train different models, all then have embeddings of one width D and classifiers of one shape.
-    """
+    """A linear adapter to a common width D instead of the backbone's classifier, and a classifier on its output."""
 
     def __init__(self, backbone: nn.Module, embedding: int, classes: int, dropout: float) -> None:
         """Draws the classifier from torch's default generator; the backbone was made for `embedding` classes."""
@@ -80,11 +76,7 @@ def embedded_nodes(backbone: Any, batch: ItemBatch) -> Tensor:
 
 
 class PairEmbedding(OverNodes):
-    """The product of the embeddings of both ends, entry by entry.
-
-    z_uv = z_u * z_v, the Hadamard operator of node2vec (Grover and Leskovec, KDD 2016, table 1), is the same for both
-    directions of an edge.
-    """
+    """The product z_u * z_v of the embeddings of both ends, entry by entry (node2vec, KDD 2016, table 1: Hadamard)."""
 
     def forward(self, batch: PairBatch) -> Output:
         """Output for every pair of a batch; the embedding is the product, `[M, H]`."""
@@ -105,16 +97,9 @@ class Readout(OverNodes):
     """
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        readout: Pooling,
-        dropout: float,
-        own: Callable[[int], nn.Module] | None = None,
+        self, backbone: nn.Module, readout: Pooling, dropout: float, own: Callable[[int], nn.Module] | None = None
     ) -> None:
-        """Draws the gate of `attention` from torch's default generator.
-
-        `own` makes the user's pooling from the width, instead of these.
-        """
+        """Draws the gate of `attention` from torch's default generator; `own` makes a user's pooling instead."""
         super().__init__(backbone, dropout)
         self.readout = readout
         width: Any = self.head.linears[-1].in_features
@@ -195,10 +180,7 @@ def floor_of(share: float, counts: Tensor) -> Tensor:
 
 
 def highest(score_N: Tensor, group_N: Tensor, wanted_G: Tensor) -> Tensor:
-    """Rows of the `wanted_G` highest scores, float32, of every group, int64, ascending; all, if a group has fewer.
-
-    Of equal scores the first rows are taken.
-    """
+    """Rows of the `wanted_G` highest scores of every group, or all, int64, ascending; of equal ones the first."""
     # One sort of whole numbers: the group above, below it the bits of the score, which are in the order of floats once
     # those of negative ones are turned around. Adding zero makes one zero of two.
     bits_N = (score_N + 0.0).view(torch.int32)

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.models.inputs.masked_features import products
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
+
+FAST = {"reassoc", "contract", "nsz"}
+ONE = np.float32(1)
+# Hops, float32 `[N, F]` each, and which of all K they are, int64; numbers of all hops at every node, and their weights.
+Read = tuple[tuple[np.ndarray, ...], np.ndarray]
+Weights = tuple[np.ndarray, np.ndarray]
 
 # Columns of a product that costs as much as a narrower one.
 COLUMNS = 16
@@ -21,14 +26,13 @@ COLUMNS = 16
 def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "DenseHops | SparseHops":
     """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense.
 
-    Scores are sums of their products with some of the vectors, the same of all hops or one of each.
-
-    Beside a dense hop, sparse ones are written out, too, which takes less time and no more memory than the dense one.
+    Scores are sums of their products with some of the vectors. Beside a dense hop, sparse ones are written out, too,
+    which takes less time and no more memory than the dense one.
     """
     sparse = [hop for hop in hops if isinstance(hop, FeatureMatrix)]
     if len(head.linears) > 1 and len(sparse) == len(hops):
         return SparseHops(sparse, head, vectors_RF)
-    return DenseHops([hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops], head, vectors_RF)
+    return DenseHops([hop.to_dense() for hop in hops], head, vectors_RF)
 
 
 def joined_factors(weight_HF: Tensor, vectors_RF: Tensor) -> Tensor:
@@ -66,10 +70,7 @@ class DenseHops:
 
 
 class SparseHops:
-    """The same of sparse hops: the head's first layer is linear, so it may come before the sum.
-
-    Each hop is multiplied once, by the first weight and all vectors.
-    """
+    """The same of sparse hops, each multiplied once, by the first weight and all vectors, before the sum."""
 
     def __init__(self, hops: Sequence[FeatureMatrix], head: Head, vectors_RF: Tensor) -> None:
         self.shape = len(hops[0]), len(hops), hops[0].shape[1]
@@ -100,7 +101,7 @@ class Hops(NamedTuple):
     others: dict[int, Features]
 
     @property
-    def read(self) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    def read(self) -> Read:
         """The summed ones as the kernels read them, and their numbers."""
         if not self.summed:
             return (np.empty((0, 0), np.float32),), np.zeros(1, np.int64)
@@ -121,13 +122,10 @@ def apart(hops: Sequence[Features]) -> Hops:
 def weigh_hops(
     module: Any, hops: Hops, scores: Mapping[int, Tensor], count: int, sum_NF: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; writes the sum of some, `[N, F]`.
+    """Sigmoids of all scores and weights of all `count` hops, `[N, K]`; writes the weighted sum of some, `[N, F]`.
 
-    Args:
-        module: A GAMLP of any attention but `recursive`, on a processor.
-        scores: Of every hop that is not summed its products with the vectors, `[N, R]`.
-        count: K.
-        sum_NF: The weighted sum of those that are summed; of width 0 if there are none.
+    `module` is a GAMLP of any attention but `recursive`, on a processor; `scores` has, of every hop that is not summed,
+    its products with the vectors, `[N, R]`. `sum_NF` is of width 0 if none are summed.
     """
     rows = len(sum_NF)
     weight_NK = torch.empty(rows, count)
@@ -142,8 +140,8 @@ def weigh_hops(
             gate_NK[:, place] = score_NR[:, -1]
             if place < len(reference_KF):
                 shared_N += score_NR[:, place]
-    tensors = own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF
-    weigh(*hops.read, *(tensor.numpy() for tensor in tensors))
+    vectors, weights = (own_F.numpy(), reference_RF.numpy()), (gate_NK.numpy(), weight_NK.numpy())
+    weigh(hops.read, vectors, shared_N.numpy(), weights, sum_NF.numpy())
     return gate_NK, weight_NK
 
 
@@ -157,7 +155,7 @@ def evaluated(module: Any, hops: Sequence[Features]) -> Output:
     """The output of a GAMLP as `weigh_hops` takes it, without gradients, for rows of all hops."""
     head: Head = module.head
     if len(head.linears) == 1:
-        dense = [hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops]
+        dense = [hop.to_dense() for hop in hops]
         parts = Hops({k: hop.float() for k, hop in enumerate(dense)}, {})
     else:
         parts = apart([hop.float() for hop in hops])
@@ -180,31 +178,20 @@ def evaluated(module: Any, hops: Sequence[Features]) -> Output:
     return head.after_first(out)
 
 
-FAST = {"reassoc", "contract", "nsz"}
-ONE = np.float32(1)
-
-
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def weigh(
-    hops: tuple[np.ndarray, ...],
-    places: np.ndarray,
-    own: np.ndarray,
-    reference: np.ndarray,
-    shared: np.ndarray,
-    gate: np.ndarray,
-    weight: np.ndarray,
-    total: np.ndarray,
+    read: Read, vectors: tuple[np.ndarray, np.ndarray], shared: np.ndarray, weights: Weights, total: np.ndarray
 ) -> None:
     """Writes weights softmax(sigmoid(scores)) of all hops at every node, and the weighted sum of D of its hops.
 
     Args:
-        hops: Those that are summed, float32 `[N, F]` each; one of width 0 if there are none.
-        places: Which of the K hops they are, int64 `[D]`.
-        own: What a hop is multiplied by for its own score, float32 `[F]`; empty if scores read no hop.
-        reference: What the first ones of them are multiplied by for the score of every hop, `[R, F]`.
+        read: Those that are summed, of width 0 if there are none, and which of the K hops they are.
+        vectors: What a hop is multiplied by for its own score, float32 `[F]`, empty if scores read no hop; and what the
+            first ones of them are multiplied by for the score of every hop, `[R, F]`.
         shared: The part of all scores that is not of these hops, `[N]`.
-        gate: That part of each hop's score, which gives way to its sigmoid, `[N, K]`, as `weight`; `total` is `[N, F]`.
+        weights: That part of each hop's score, which gives way to its sigmoid, and the weights; `total` is `[N, F]`.
     """
+    (hops, places), (own, reference), (gate, weight) = read, vectors, weights
     reads = len(own) > 0
     for n in range(len(shared)):
         common = shared[n]
@@ -236,24 +223,15 @@ def weigh(
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def unweigh(
-    hops: tuple[np.ndarray, ...],
-    places: np.ndarray,
-    of_total: np.ndarray,
-    gate: np.ndarray,
-    weight: np.ndarray,
-    of_score: np.ndarray,
-    of_own: np.ndarray,
-    of_reference: np.ndarray,
+    read: Read, of_total: np.ndarray, weights: Weights, of_score: np.ndarray, vectors: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """The gradients of scores, and of what summed hops are multiplied by, from that of their sum.
 
-    Args:
-        hops: As for `weigh`, like `places`; `gate` and `weight` are what it gave.
-        of_total: Gradient of the weighted sum, `[N, F]`.
-        of_score: Gradient of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`.
-        of_own: That of `own` is added to it, `[F]`; empty if scores read no hop.
-        of_reference: That of `reference` is added to it, `[R, F]`.
+    Arguments are those of `weigh`, or what it gave, and gradients: `of_total` that of the weighted sum, `[N, F]`;
+    `of_score` that of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`; those of
+    its `vectors` are added.
     """
+    (hops, places), (gate, weight), (of_own, of_reference) = read, weights, vectors
     reads = len(of_own) > 0
     for n in range(len(of_total)):
         for d in range(len(hops)):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, operator_over
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs, batch_of, features_of, graphs_of_rows, pairs_of
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.algorithms.models.layers.readout import Readout, ceil_of, floor_of, highest
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import Chance, Count, Part, Positive, Share
 
 # Below it, a direction's length is taken to be this.
 SHORTEST = 1e-12
@@ -92,14 +92,9 @@ class GPF(Unchanged):
 class GPFPlus(Unchanged):
     """GPF-plus (the same paper, section 4.2): x_i + sum_j softmax_j(<a_j, x_i>) b_j."""
 
-    def __init__(self, features: int, *, vectors: int = 10) -> None:
-        """Draws the parameters from torch's default generator; F is `features`, K is `vectors`.
-
-        Raises:
-            ShoalError: There is no vector.
-        """
+    def __init__(self, features: int, *, vectors: Positive = 10) -> None:
+        """Draws K = `vectors` vectors from torch's default generator."""
         super().__init__(features)
-        _require_vectors(vectors)
         self.scored = nn.Parameter(torch.empty(vectors, features))
         self.added = nn.Parameter(torch.empty(vectors, features))
         self.reset_parameters()
@@ -113,11 +108,6 @@ class GPFPlus(Unchanged):
         return x_NF + (x_NF @ self.scored.t()).softmax(1) @ self.added
 
 
-def _require_vectors(vectors: int) -> None:
-    if vectors < 1:
-        raise ShoalError("model.prompt.vectors", f"must be at least 1, found {vectors}")
-
-
 class SUPT(nn.Module):
     """Subgraph-level universal prompts (Lee et al., 2024) with vectors p_1 to p_K.
 
@@ -129,17 +119,10 @@ class SUPT(nn.Module):
     """
 
     def __init__(
-        self, features: int, *, vectors: int = 10, form: Literal["soft", "hard"] = "soft", share: float = 0.2
+        self, features: int, *, vectors: Positive = 10, form: Literal["soft", "hard"] = "soft", share: Part = 0.2
     ) -> None:
-        """Draws the parameters from torch's default generator; F is `features`.
-
-        Raises:
-            ShoalError: An option is out of range.
-        """
+        """Draws the parameters from torch's default generator."""
         super().__init__()
-        _require_vectors(vectors)
-        if not 0 < share <= 1:
-            raise ShoalError("model.prompt.share", f"must be above 0 and at most 1, found {share}")
         self.form, self.share = form, share
         self.added = nn.Parameter(torch.empty(vectors, features))
         self.weight = nn.Parameter(torch.empty(vectors, features))
@@ -172,14 +155,10 @@ class SUPT(nn.Module):
 
 @dataclass(frozen=True)
 class WithAdded:
-    """Graphs that have new nodes, which no edge joins yet.
+    """Graphs with G K new nodes, which no edge joins yet: features `[M, F]` of all, and first rows, int64 `[G + 1]`.
 
-    Attributes:
-        x_MF: Features of all nodes, M = N + G K.
-        first: First row of every graph and the end of the last, int64 `[G + 1]`.
-        own_N: Where the nodes of the graphs are now, int64.
-        added_GK: Where the new nodes are, int64.
-        graph_N: The graph of every one of its own nodes, int64.
+    `own_N` and `added_GK` are where the graphs' own and the new nodes are now, `graph_N` the graph of every own one,
+    int64.
     """
 
     x_MF: Tensor
@@ -213,18 +192,9 @@ class AllInOne(nn.Module):
     back, where sigmoid(<p_i, x_j>) is at least `cross`. What is joined is constant for the gradient.
     """
 
-    def __init__(self, features: int, *, tokens: int = 10, inner: float = 0.3, cross: float = 0.1) -> None:
-        """Draws the parameters from torch's default generator; F is `features`.
-
-        Raises:
-            ShoalError: An option is out of range.
-        """
+    def __init__(self, features: int, *, tokens: Positive = 10, inner: Chance = 0.3, cross: Chance = 0.1) -> None:
+        """Draws the parameters from torch's default generator."""
         super().__init__()
-        if tokens < 1:
-            raise ShoalError("model.prompt.tokens", f"must be at least 1, found {tokens}")
-        for name, least in {"inner": inner, "cross": cross}.items():
-            if not 0 < least < 1:
-                raise ShoalError(f"model.prompt.{name}", f"must be above 0 and below 1, found {least}")
         self.inner, self.cross = (math.log(least / (1 - least)) for least in (inner, cross))
         self.tokens = nn.Parameter(torch.empty(tokens, features))
         self.reset_parameters()
@@ -267,30 +237,18 @@ class VPG(nn.Module):
         self,
         features: int,
         *,
-        nodes: float = 0.5,
-        edges: float = 0.9,
+        nodes: Part = 0.5,
+        edges: Share = 0.9,
         rule: Literal["high", "low"] = "high",
-        candidates: int = 0,
+        candidates: Count = 0,
         learnt: bool = True,
         seed: int = 0,
         join: Literal["above", "below"] = "above",
-        joined: float = 0.5,
+        joined: Chance = 0.5,
         shares: Literal["kept", "original"] = "kept",
     ) -> None:
-        """Draws the parameters from torch's default generator; F is `features`.
-
-        Raises:
-            ShoalError: An option is out of range.
-        """
+        """Draws the parameters from torch's default generator; a ShoalError names an option that has no effect."""
         super().__init__()
-        if not 0 < nodes <= 1:
-            raise ShoalError("model.prompt.nodes", f"must be above 0 and at most 1, found {nodes}")
-        if not 0 <= edges <= 1:
-            raise ShoalError("model.prompt.edges", f"must be at least 0 and at most 1, found {edges}")
-        if candidates < 0:
-            raise ShoalError("model.prompt.candidates", f"must be at least 0, found {candidates}")
-        if not 0 < joined < 1:
-            raise ShoalError("model.prompt.joined", f"must be above 0 and below 1, found {joined}")
         for name, changed in {"learnt": not learnt, "join": join != "above"}.items():
             if changed and not candidates:
                 raise ShoalError(f"model.prompt.{name}", "is of candidates, and there are none; set candidates")

@@ -13,8 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from shoal.algorithms.models.items.plain_graphs import graphs_of_rows
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 from shoal.storage.user_code.user_code import UserCode
 
@@ -58,11 +57,7 @@ class Backbone(nn.Module):
 
 
 def user_model(code: UserCode) -> type[nn.Module]:
-    """The class by which the engine builds a user's model; the same for the same texts.
-
-    Raises:
-        ShoalError: The file fails, or what it holds is no such model; names the line.
-    """
+    """The class by which the engine builds a user's model, the same for the same texts; a ShoalError names a line."""
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Backbone):
         named = f"a class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
@@ -103,11 +98,7 @@ class _UserModel(nn.Module):
     made: ClassVar[type[Backbone]]
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
-        """Draws the parameters from torch's default generator; arguments as for all backbones.
-
-        Raises:
-            ShoalError: The user's code fails, or makes no such model; names the line.
-        """
+        """Draws parameters from torch's default generator; a ShoalError names the line where the code fails."""
         nn.Module.__init__(self)
         asked = inspect.signature(self.made).parameters
         received: dict[str, Any] = {"features": features, "hops": hops, "dropout": dropout}
@@ -143,11 +134,7 @@ class _UserModel(nn.Module):
         self.head.reset_parameters()
 
     def embedded(self, *received: Any, rows: int) -> Tensor:
-        """What the user's code gives, float32 `[rows, H]`.
-
-        Raises:
-            ShoalError: It fails, or gives something else; names the line.
-        """
+        """What the user's code gives, float32 `[rows, H]`; a ShoalError names the line of something else."""
         with self.code.at_work(KEY):
             z_NH = self.inner(*received)
         return _require_rows(z_NH, [rows, self.inner.width], self.code, KEY, f"{self.made.__name__}.forward")
@@ -190,14 +177,11 @@ class UserDecoupled(_UserModel):
 
 
 def user_readout(code: UserCode) -> Callable[[int], nn.Module]:
-    """Makes readouts of a user's class from the width of the embedding.
+    """Makes readouts of a user's class from the width of the embedding; a ShoalError names a wrong line.
 
     The class is a torch module that is made from the width H alone, or from nothing, and called as PyG's aggregations
     are: `forward(x, index, dim_size=G)` with embeddings `[N, H]` and the graph of every node, int64 `[N]`, ascending;
     it gives `[G, H]`. All of PyG's aggregations that keep the width are such classes.
-
-    Raises:
-        ShoalError: The file fails, or has no such class; names the line.
     """
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):

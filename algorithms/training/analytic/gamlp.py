@@ -156,8 +156,8 @@ class GAMLPGradients:
             of_own_F, of_reference_KF = score_vectors(module.score.weight.grad.zero_(), features)
             referred = hops.referred(len(of_reference_KF))
             of_reference_RF = torch.zeros(len(referred), len(of_own_F))
-        tensors = of_sum_NF, gate_NK, weight_NK, of_score_NK, of_own_F, of_reference_RF
-        unweigh(*hops.read, *(tensor.numpy() for tensor in tensors))
+        weights, vectors = (gate_NK.numpy(), weight_NK.numpy()), (of_own_F.numpy(), of_reference_RF.numpy())
+        unweigh(hops.read, of_sum_NF.numpy(), weights, of_score_NK.numpy(), vectors)
         if module.attention == "simple":
             torch.sum(of_score_NK, 0, out=module.theta.grad)
             return module.theta.new_empty(0, len(self._linears[0].weight.t()))

@@ -22,8 +22,6 @@ from shoal.algorithms.training.analytic.layers import (
     SAGELayer,
     let_through,
     product,
-    spmm,
-    spmm_t,
     to_gradient,
     weight_gradient,
 )
@@ -85,10 +83,7 @@ class Layers(Body):
 
 
 class JumpingLayers(Layers):
-    """ReLU after every layer; the embedding is the largest of their outputs, entry by entry.
-
-    An entry's gradient goes to the layer that it is from, of equal ones to the first, as autograd's does.
-    """
+    """ReLU after every layer; the embedding is the largest output by entry, of equal ones the first's, as autograd."""
 
     def forward(self, around: Neighbourhood) -> Tensor:
         x = stored(around.x_NF)
@@ -135,7 +130,7 @@ class GCNIIBody(Body):
             operator, read = around.operators[number], x
             if self.model.dropout:
                 read = self.dropped(self.buffers(f"read{number}", *x.shape).copy_(x))
-            mixed = spmm(operator, read, self.buffers(f"mixed{number}", len(operator), width))
+            mixed = operator.times(read, self.buffers(f"mixed{number}", len(operator), width))
             mixed.lerp_(first[: len(operator)], conv.alpha)
             out = self.buffers(f"out{number}", *mixed.shape)
             x = torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta, out=out).relu_()
@@ -152,7 +147,8 @@ class GCNIIBody(Body):
             of_mixed = self.buffers("of mixed", *mixed.shape)
             torch.addmm(gradient_NH, gradient_NH, conv.weight1.t(), beta=1 - conv.beta, alpha=conv.beta, out=of_mixed)
             of_first[: len(mixed)].add_(of_mixed, alpha=conv.alpha)
-            gradient_NH = spmm_t(operator, of_mixed, self.buffers(f"of read{number}", *read.shape)).mul_(1 - conv.alpha)
+            gradient_NH = operator.times_transposed(of_mixed, self.buffers(f"of read{number}", *read.shape))
+            gradient_NH.mul_(1 - conv.alpha)
             if self.model.dropout:
                 let_through(gradient_NH, read).mul_(self.factor())
         let_through(of_first.add_(gradient_NH), self._first)

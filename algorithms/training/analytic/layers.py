@@ -52,10 +52,8 @@ def let_through(gradient: Tensor, output: Tensor) -> Tensor:
 def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
     """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy, which it returns.
 
-    Logits are float32 `[N, C]`, labels int64 `[N]`. A row without a finite maximum, as of NaN, has NaN for both.
-
-    Raises:
-        IndexError: A label is not one of the classes.
+    Logits are float32 `[N, C]`, labels int64 `[N]`, an IndexError if not of a class. A row without a finite maximum, as
+    of NaN, has NaN for both.
     """
     rows, classes = logits.shape
     total = 0.0
@@ -110,16 +108,6 @@ def product(x: StoredFeatures, weight: Tensor, out: Tensor) -> Tensor:
     return x.times(weight.t(), out) if isinstance(x, SparseMatrix) else torch.mm(x, weight.t(), out=out)
 
 
-def spmm(operator: SparseMatrix, messages: Tensor, out: Tensor, add: bool = False) -> Tensor:
-    """The aggregated messages, `[n, H]`, or `out` plus these."""
-    return operator.times(messages, out, beta=float(add))
-
-
-def spmm_t(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = False) -> Tensor:
-    """The gradient of messages from that of their aggregate, or `out` plus it."""
-    return operator.times_transposed(gradient, out, beta=float(add))
-
-
 def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None:
     """Writes the gradient G' x of a weight whose product x W' has the gradient G."""
     assert weight.grad is not None
@@ -151,12 +139,12 @@ class GCNLayer(Layer):
         self._operator, self._x = operator, x
         weight, bias = self.conv.lin.weight, self.conv.bias
         messages = product(x, weight, self.buffers("messages", len(x), len(weight)))
-        return spmm(operator, messages, self.buffers("out", len(operator), len(weight)).copy_(bias), add=True)
+        return operator.times(messages, self.buffers("out", len(operator), len(weight)).copy_(bias), beta=1.0)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         weight = self.conv.lin.weight
         torch.sum(gradient, 0, out=self.conv.bias.grad)
-        messages = spmm_t(self._operator, gradient, self.buffers("messages", len(self._x), len(weight)))
+        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(self._x), len(weight)))
         weight_gradient(weight, self._x, messages)
         return torch.mm(messages, weight, out=self.buffers("in", *self._x.shape)) if wanted else None
 
@@ -171,7 +159,7 @@ class SAGELayer(Layer):
         # A sparse matrix without its last rows would have another transpose.
         read = x if isinstance(x, SparseMatrix) else x[: len(operator)]
         out = product(read, own, self.buffers("out", len(read), len(own)))[: len(operator)]
-        return spmm(operator, messages, out.add_(self.conv.lin_l.bias), add=True)
+        return operator.times(messages, out.add_(self.conv.lin_l.bias), beta=1.0)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
@@ -185,7 +173,7 @@ class SAGELayer(Layer):
             weight_gradient(own, x, everywhere)
         else:
             weight_gradient(own, x if isinstance(x, SparseMatrix) else x[:receivers], gradient)
-        messages = spmm_t(self._operator, gradient, self.buffers("messages", len(x), len(own)))
+        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(x), len(own)))
         weight_gradient(neighbours, x, messages)
         if not wanted:
             return None
@@ -203,7 +191,7 @@ class GINLayer(Layer):
         width, n = len(first.weight), len(operator)
         self._messages = product(x, first.weight, self.buffers("messages", len(x), width))
         hidden = torch.mul(self._messages[:n], 1 + self.conv.eps, out=self.buffers("hidden", n, width)).add_(first.bias)
-        self._hidden = spmm(operator, self._messages, hidden, add=True).relu_()
+        self._hidden = operator.times(self._messages, hidden, beta=1.0).relu_()
         self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.buffers("mixed", n, width))
         out, *self._moments = torch.native_layer_norm(
             self._mixed, norm.normalized_shape, norm.weight, norm.bias, norm.eps
@@ -226,7 +214,7 @@ class GINLayer(Layer):
         self.conv.eps.grad.copy_(torch.dot(hidden.flatten(), messages[:n].flatten()))
         torch.mul(hidden, 1 + self.conv.eps, out=messages[:n])
         messages[n:] = 0
-        spmm_t(self._operator, hidden, messages, add=True)
+        self._operator.times_transposed(hidden, messages, beta=1.0)
         weight_gradient(first.weight, self._x, messages)
         return torch.mm(messages, first.weight, out=self.buffers("in", *self._x.shape)) if wanted else None
 

@@ -167,9 +167,8 @@ def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:
 def size_groups(rows: Sequence[int], row_bytes: int, client_bytes: int, most: int | None = None) -> list[list[int]]:
     """Groups of clients to be worked on at once, each as ascending positions, the group of the longest first.
 
-    The rows of a client are at least half of those of the longest in its group, or the group is small. It depends on
-    the clients alone: another size of a group may change the last bits of its numbers. A client takes `client_bytes`
-    beside its rows, a group of several at most `most` bytes.
+    The rows of a client are at least half of those of the longest in its group, or the group is small. A client takes
+    `client_bytes` beside its rows, a group of several at most `most` bytes.
     """
     most = MOST if most is None else most
     groups: list[list[int]] = []

@@ -15,7 +15,7 @@ from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, padded

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks, number_in
 from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, synthetic_identity
 from shoal.storage.datasets.sources.download import published
-from shoal.storage.datasets.sources.npz_stream import NpzMember
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root, derived_root
+from shoal.storage.datasets.sources.streams import NpzMember, column_count, csv_blocks, number_in
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.digest import input_digest
@@ -56,14 +55,10 @@ Rows = Callable[[int], Iterable[np.ndarray]]
 
 
 class Raw(NamedTuple):
-    """The published files of one graph, opened; each function gives rows in blocks, from a given row number on.
+    """The published files of one graph, opened, and what errors call edges, features and labels (`where`).
 
-    Attributes:
-        nodes: Number of nodes N, as the files announce it, like that of edges and features.
-        edge_columns: Edges, int64 `[2, e]`.
-        feature_rows: Features, float32 `[n, F]`.
-        label_rows: Labels, of any number type, `[n]`; NaN where there is none.
-        where: Names of edges, features and labels in error messages.
+    Each function gives rows in blocks, from a given row number on: edges int64 `[2, e]`, features float32 `[n, F]`,
+    labels `[n]` of any number type, NaN where there is none. Counts are as the files announce them.
     """
 
     nodes: int

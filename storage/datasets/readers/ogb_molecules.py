@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
+from shoal.storage.datasets.sources.streams import column_count, csv_blocks
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph

@@ -35,16 +35,10 @@ class _RawFiles(Exception):
 
 
 def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
-    """A dataset of PyG over raw files that are there; nothing is downloaded, or written beside them.
+    """A dataset of PyG over raw files that are there, `files` or those that the class needs.
 
-    Args:
-        cls: Its class.
-        arguments: Of the constructor.
-        files: Names of raw files; None: those that the class needs.
-        listed: Raise `_RawFiles` with the paths of the files, and read none.
-
-    Raises:
-        FileNotFoundError: A raw file is missing; its argument is the path. Damaged ones raise whatever PyG does.
+    Nothing is downloaded, or written beside them. `listed` raises `_RawFiles` with their paths, and reads none. Raises
+    FileNotFoundError with the path of one that is missing; damaged ones raise whatever PyG does.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-pyg-") as folder:
 
@@ -162,24 +156,17 @@ def _raw_files(options: DataSource) -> list[Path]:
     return []
 
 
-def _pyg_content(options: DataSource) -> dict[str, Any]:
-    return {"options": dict(options.user_options)}
-
-
-PYG_DATASET = DatasetSpec("", load_pyg, _raw_files, task=None, content=_pyg_content, weighted=True)
+PYG_DATASET = DatasetSpec(
+    "", load_pyg, _raw_files, task=None, content=lambda options: {"options": dict(options.user_options)}, weighted=True
+)
 
 
 @dataclass(frozen=True)
 class _Published:
-    """Published files that a class of PyG reads.
+    """Published files that a class of PyG, `title`, reads: below the data root, in one folder of its argument `root`.
 
-    Attributes:
-        title: Of the class.
-        root: Its argument `root`, below the data root.
-        files: Below the data root, in one folder.
-        url: The address of a file, of the class and the name.
-        arguments: Of the constructor, beside `root`.
-        compacted: Features are kept sparse where that is smaller.
+    `url` is the address of a file, of the class and the name; features are kept sparse where that is smaller
+    (`compacted`).
     """
 
     title: str

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
@@ -27,11 +26,8 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
 
     The text is numbers: how many graphs; of each how many nodes, and its label; of each node a tag, which is left, how
     many neighbours, and these, counted from 0 in their graph. Source: Zhang et al., "An End-to-End Deep Learning
-    Architecture for Graph Classification", AAAI 2018.
-
-    Raises:
-        ValueError: The text, `member` of the .zip, is not of this form; a damaged .zip raises what `zipfile` does.
-        MemoryError: It is larger than the free memory.
+    Architecture for Graph Classification", AAAI 2018. A ValueError says that the text is not of this form, a
+    MemoryError that it is larger than the free memory; a damaged .zip raises what `zipfile` does.
     """
     with open_plain(path) as file, zipfile.ZipFile(file) as archive:
         found = archive.getinfo(member)
@@ -41,52 +37,33 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
         text = archive.read(member)
     if text.translate(None, b"-0123456789 \t\r\n"):
         raise ValueError(f"{member}: more than whole numbers")
-    numbers = np.fromstring(text.decode(), dtype=np.int64, sep=" ")
-    nodes, entries = _count(numbers)
-    if nodes < 0:
+    return _graphs_in(np.fromstring(text.decode(), dtype=np.int64, sep=" "), member)
+
+
+def _graphs_in(numbers: np.ndarray, member: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `read_dgcnn_text` gives, of all numbers of a text."""
+    sizes, labels, degrees, near, at = [], [], [], [], 1
+    try:
+        for _ in range(numbers[0]):
+            sizes.append(numbers[at])
+            labels.append(numbers[at + 1])
+            at += 2
+            for _ in range(sizes[-1]):
+                degrees.append(numbers[at + 1])
+                at += 2
+                near.append(numbers[at : at + degrees[-1]])
+                at += max(degrees[-1], 0)
+    except IndexError:
+        at = -1
+    if at != len(numbers) or min(sizes, default=numbers[0] + 1) < 1 or min(degrees, default=0) < 0:
         raise ValueError(f"{member}: ends before its last graph, or goes on after it")
-    edges, graph = np.empty((2, entries), dtype=np.int64), np.empty(nodes, dtype=np.int64)
-    y = np.empty(int(numbers[0]), dtype=np.int64)
-    if not _fill(numbers, edges, graph, y):
+    graph = np.repeat(np.arange(len(sizes)), sizes)
+    node = np.repeat(np.arange(len(near)), degrees)
+    other, size = np.concatenate(near, dtype=np.int64), np.array(sizes, dtype=np.int64)
+    if (other < 0).any() or (other >= size[graph[node]]).any():
         raise ValueError(f"{member}: a neighbour is no node of its graph")
-    return edges, graph, y
-
-
-@numba.njit(cache=True)
-def _count(numbers: np.ndarray) -> tuple[int, int]:
-    """Nodes and entries of all graphs; -1 if the numbers do not end with the last graph."""
-    nodes, entries, at = 0, 0, 1
-    if len(numbers) == 0 or numbers[0] < 0:
-        return -1, 0
-    for _ in range(numbers[0]):
-        if at + 2 > len(numbers) or numbers[at] < 1:
-            return -1, 0
-        own, at = numbers[at], at + 2
-        for _ in range(own):
-            if at + 2 > len(numbers) or numbers[at + 1] < 0:
-                return -1, 0
-            entries += numbers[at + 1]
-            at += 2 + numbers[at + 1]
-        nodes += own
-    return (nodes, entries) if at == len(numbers) else (-1, 0)
-
-
-@numba.njit(cache=True)
-def _fill(numbers: np.ndarray, edges: np.ndarray, graph: np.ndarray, y: np.ndarray) -> bool:
-    """Writes what `_count` counted; False if an edge leaves its graph."""
-    at, node, e = 1, 0, 0
-    for number in range(len(y)):
-        own, y[number], first, at = numbers[at], numbers[at + 1], node, at + 2
-        for _ in range(own):
-            for k in range(at + 2, at + 2 + numbers[at + 1]):
-                if not 0 <= numbers[k] < own:
-                    return False
-                edges[0, e], edges[1, e] = node, first + numbers[k]
-                e += 1
-            graph[node] = number
-            at += 2 + numbers[at + 1]
-            node += 1
-    return True
+    first = np.cumsum(size) - size
+    return np.stack([node, first[graph[node]] + other]), graph, np.array(labels, dtype=np.int64)
 
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets"

@@ -26,8 +26,7 @@ SYNTHETIC = "SYNTHETIC.json"
 def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """Gives the folder, made and locked; it holds what an earlier call made from the same identity, or nothing.
 
-    Raises:
-        ShoalError: The folder is in use, cannot be made, has a damaged note, or holds files that were not made here.
+    A ShoalError says that it is in use, cannot be made, has a damaged note, or holds files that were not made here.
     """
     with writing(folder):
         note = folder / SOURCE
@@ -59,11 +58,7 @@ class DerivedChecksums:
         self._noted = {name: noted[name] for name in files if name in noted and (folder / name).exists()}
 
     def require(self) -> None:
-        """Reads all files, compares those that were noted, and notes the others.
-
-        Raises:
-            ShoalError: One is not as it was made, or cannot be read.
-        """
+        """Compares all files that were noted, and notes the others; raises ShoalError if one is not as it was made."""
         found = dict(self._noted)
         with step(f"checking {self._folder.name}", len(self._files), "files") as advance:
             for name in self._files:

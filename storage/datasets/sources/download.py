@@ -21,16 +21,11 @@ PATIENCE_SECONDS = 20.0
 def published(
     options: DataSource, files: Sequence[Path], url: Callable[[str], str], nested: bool = False
 ) -> list[Path]:
-    """Paths of a dataset's files, each downloaded first if it is not there.
+    """Paths of a dataset's files, below the data root, each downloaded first if it is not there.
 
-    Args:
-        options: Of the dataset.
-        files: Below the data root; the layout is PyG's, `<family>/<name>/raw`.
-        url: Address of a file by name; that of a .zip is unpacked, all its files into the folder of the file.
-        nested: The .zip holds one folder, whose tree goes into the first folder below the data root.
-
-    Raises:
-        ShoalError: A file is not there, and its download failed or sent nothing for `PATIENCE_SECONDS`.
+    `url` is the address of a file by name; that of a .zip is unpacked, all its files into the folder of the file, or,
+    if the .zip is `nested`, its one folder into the first one below the data root. A ShoalError says that a download
+    failed or sent nothing for `PATIENCE_SECONDS`.
     """
     root = data_root(options.root)
     for file in files:

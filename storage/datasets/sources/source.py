@@ -163,13 +163,10 @@ def derived_root(options: DataSource) -> Path:
 
 @contextmanager
 def reading(where: object, advice: str) -> Iterator[None]:
-    """Turns whatever goes wrong while bytes are decoded into one line that names the file.
+    """Turns whatever goes wrong while bytes are decoded into one ShoalError that names the file.
 
-    Every exception is caught, because damaged bytes raise almost anything (a pickle even AttributeError): the
-    block under it decodes and does nothing else.
-
-    Raises:
-        ShoalError: The block raised.
+    Every exception is caught, because damaged bytes raise almost anything (a pickle even AttributeError): the block
+    under it decodes and does nothing else.
     """
     try:
         yield

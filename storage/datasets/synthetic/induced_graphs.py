@@ -7,7 +7,6 @@ F features of the large graph, G small graphs.
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numba
 import numpy as np
 import scipy.sparse as sp
 
@@ -42,30 +41,26 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
     as the published code does, of the `same_class`, which reveals the label, in test graphs, too. By default none.
 
     Features are U S of a truncated singular value decomposition of those of the large graph to `width` columns, whose
-    signs make the largest entry of every singular vector positive; further columns are 0.
-
-    Raises:
-        ShoalError: An option is out of range, the large graph has labels of graphs, or no graph would be left.
+    signs make the largest entry of every singular vector positive; further columns are 0. Raises ShoalError: an option
+    is out of range, the large graph has labels of graphs, or no graph would be left.
     """
     _require(options)
     if base.graph_of is not None:
         raise ShoalError("data.options.base", f"{base.name} has labels of graphs; name a dataset with labels of nodes")
     cutter = _Cutter(base, level, options)
-    nodes, edges, y, split = [], [], [], []
+    nodes, blocks, y, split = [], [], [], []
     for label in range(base.classes):
         centres, parts = _centres(base, level, label, options)
         for number, around in enumerate(centres):
-            found, pairs = cutter.cut(around, label, number)
+            found, block = cutter.cut(around, label, number)
             nodes.append(found)
-            edges.append(pairs)
+            blocks.append(block)
         y.append(np.full(len(centres), label))
         split.append(parts)
     if not nodes:
         raise ShoalError("data.options.base", f"{base.name} has no {level} of any class to cut a graph around")
     sizes = np.array([len(found) for found in nodes])
-    first = np.concatenate([[0], np.cumsum(sizes)])
-    rows, columns = np.concatenate([pairs + start for pairs, start in zip(edges, first)], axis=1)
-    matrix = sp.csr_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), (first[-1], first[-1]))
+    matrix = sp.block_diag(blocks, format="csr")
     matrix.sort_indices()
     return Graph(
         name=f"induced-{level}",
@@ -159,19 +154,15 @@ class _Cutter:
 
     def __init__(self, base: Graph, level: Level, options: DataSource) -> None:
         self._base, self._level, self._options = base, level, options
-        self._mark = np.full(base.nodes, -1, dtype=np.int64)
-        self._found = np.empty(min(base.nodes, BOUND * options.largest + GROUP[1]), dtype=np.int64)
+        ones = np.ones(len(base.indices), dtype=np.int8)
+        self._adjacency = sp.csr_array((ones, base.indices, base.indptr), shape=(base.nodes, base.nodes))
         self._by_class = [np.flatnonzero(base.y == label) for label in range(base.classes)]
 
-    def cut(self, centres: np.ndarray, label: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The nodes of a graph, ascending, and its edges both ways by places among these, `[2, E]`."""
+    def cut(self, centres: np.ndarray, label: int, number: int) -> tuple[np.ndarray, Any]:
+        """The nodes of a graph, ascending, and its adjacency, SciPy CSR."""
         options, base = self._options, self._base
-        least, most = HOPS[self._level]
-        count = _reach(
-            base.indptr, base.indices, centres.astype(np.int64), least, most, options.smallest,
-            self._mark, self._found,
-        )  # fmt: skip
-        nodes = self._found[:count].copy()
+        nodes = self._reached(centres)
+        count = len(nodes)
         rng = np.random.default_rng([options.seed, list(HOPS).index(self._level), label, number, 1])
         if count > options.largest:
             others = rng.choice(nodes[len(centres) :], options.largest - len(centres), replace=False)
@@ -181,62 +172,18 @@ class _Cutter:
             pool = np.setdiff1d(pool, nodes)
             nodes = np.concatenate([nodes, rng.choice(pool, min(options.smallest - count, len(pool)), replace=False)])
         nodes = np.sort(nodes)
-        return nodes, _edges(base.indptr, base.indices, nodes, self._mark)
+        return nodes, self._adjacency[nodes][:, nodes]
 
-
-@numba.njit(cache=True)
-def _reach(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    centres: np.ndarray,
-    least: int,
-    most: int,
-    smallest: int,
-    mark: np.ndarray,
-    found: np.ndarray,
-) -> int:
-    """Writes the nodes that the hops reach, centres first; gives their number. `mark` is -1 before and after."""
-    count = 0
-    for node in centres:
-        found[count] = node
-        mark[node] = 0
-        count += 1
-    start, hop = 0, 0
-    while hop < least or (hop < most and count < smallest):
-        stop = count
-        if start == stop:
-            break
-        for place in range(start, stop):
-            node = found[place]
-            for e in range(indptr[node], indptr[node + 1]):
-                other = indices[e]
-                if mark[other] < 0 and count < len(found):
-                    mark[other] = 0
-                    found[count] = other
-                    count += 1
-        start, hop = stop, hop + 1
-    for place in range(count):
-        mark[found[place]] = -1
-    return count
-
-
-@numba.njit(cache=True)
-def _edges(indptr: np.ndarray, indices: np.ndarray, nodes: np.ndarray, mark: np.ndarray) -> np.ndarray:
-    """Entries between some nodes, by their places. `mark` is -1 before and after."""
-    for place in range(len(nodes)):
-        mark[nodes[place]] = place
-    count = 0
-    for node in nodes:
-        for e in range(indptr[node], indptr[node + 1]):
-            count += mark[indices[e]] >= 0
-    entries = np.empty((2, count), dtype=np.int64)
-    count = 0
-    for place in range(len(nodes)):
-        for e in range(indptr[nodes[place]], indptr[nodes[place] + 1]):
-            if mark[indices[e]] >= 0:
-                entries[0, count] = place
-                entries[1, count] = mark[indices[e]]
-                count += 1
-    for node in nodes:
-        mark[node] = -1
-    return entries
+    def _reached(self, centres: np.ndarray) -> np.ndarray:
+        """The nodes that the hops reach, centres first, all in the order in which they are found."""
+        least, most = HOPS[self._level]
+        found = last = centres
+        for hop in range(most):
+            if hop >= least and len(found) >= self._options.smallest:
+                break
+            near = self._adjacency[last].indices
+            new = near[~np.isin(near, found)]
+            firsts = np.sort(np.unique(new, return_index=True)[1])
+            last = new[firsts][: BOUND * self._options.largest + GROUP[1] - len(found)]
+            found = np.concatenate([found, last])
+        return found

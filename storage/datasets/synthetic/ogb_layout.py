@@ -25,10 +25,8 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
     """Writes the raw files of the twin's original, block by block, and gives their folder.
 
     A twin that is there is replaced. Before any other file a note is written that the files are synthetic; `load_ogb`
-    reads it. The folder, below the data root, is that of the original; `compress` deflates .npz files.
-
-    Raises:
-        ShoalError: The folder holds files that are not a twin's, or the disk is too small.
+    reads it. The folder, below the data root, is that of the original; `compress` deflates .npz files. A ShoalError
+    says that it holds files that are not a twin's, or that the disk is too small.
     """
     known = PUBLISHED[f"ogbn-{twin.name.removesuffix('-like')}"]
     folder = root / known.folder

@@ -174,11 +174,7 @@ def _check_many(options: DataSource) -> None:
 
 
 def require(options: DataSource, section: str, *rules: Rule) -> None:
-    """Refuses the first key whose rule does not hold: `(key, whether it holds, the rule)`.
-
-    Raises:
-        ShoalError: There is one; names the key.
-    """
+    """Raises a ShoalError for the first key whose rule does not hold: `(key, whether it holds, the rule)`."""
     for key, holds, rule in rules:
         if not holds:
             raise ShoalError(f"{section}.{key}", f"{getattr(options, key)} must be {rule}")

@@ -15,19 +15,10 @@ MEAN_WEIGHT = 3 + MIN_WEIGHT
 class Table(NamedTuple):
     """The constants of all loops; keys are those of random streams.
 
-    Attributes:
-        bits: Bits that hold a node's number.
-        starts: First place of every community and N, int64 `[M + 1]`.
-        label: Class of every community, int32 `[M]`.
-        label_noise: Share of nodes that have another class than their community.
-        guide: The community of every 2^`guide_shift`-th place, int32.
-        id_key: Of the permutation from places to ids.
-        age_key: Of the permutation from places to ages.
-        label_noise_key: Of the nodes that have another class, and of that class.
-        degree_key: Of the number of edges a node points with.
-        edge_key: Of where they point.
-        sign_key: Of the sign of every community on the axis of its class.
-        noise_key: Of the noise of features.
+    A node's number has `bits` bits. `starts` are the first places of communities and N, int64 `[M + 1]`, `label` their
+    classes, int32 `[M]`; a share `label_noise` of nodes has another class. `guide` is the community of every
+    2^`guide_shift`-th place, int32. Ids and ages are permutations of places; `degree_key` is of the number of edges a
+    node points with, `edge_key` of where they point, `sign_key` of every community's sign on the axis of its class.
     """
 
     nodes: int
@@ -163,10 +154,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
 
 @numba.njit(cache=True)
 def features_of(table: Table, ids: np.ndarray, centre: np.ndarray, axis: np.ndarray, x: np.ndarray) -> None:
-    """Fills the features of nodes: the centre of their class, plus or minus its axis, and noise.
-
-    The sign is that of the community, not of the node, so that it remains in an average over neighbours.
-    """
+    """Fills features: the centre of the class, its axis with the sign of the community, and noise."""
     features = x.shape[1]
     for i in range(len(ids)):
         place = unpermuted(ids[i], table.nodes, table.bits, table.id_key)

@@ -9,8 +9,7 @@ import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
-from shoal.storage.datasets.user.table_files import KINDS, parts_of, table_of
-from shoal.storage.datasets.user.tables import EDGES, NODES, read_tables
+from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, parts_of, read_tables, table_of
 from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
@@ -104,9 +103,8 @@ def graph_at(path: str | None) -> Path:
 def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, Path]:
     """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
 
-    Raises:
-        ShoalError: A file is missing, but for features where these are made and `labels` that are not read, or features
-            are there twice.
+    A ShoalError says that one is missing, but for features that are made and `labels` that are not read, or there
+    twice.
     """
     if path.is_file():
         if path.name.endswith(KINDS):

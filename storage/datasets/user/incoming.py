@@ -18,13 +18,10 @@ MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 
 
 def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own: bool = True) -> Graph:
-    """A clean graph from tensors or arrays, which it may share memory with.
+    """A clean graph from tensors or arrays, which it may share memory with; a ShoalError names a wrong value.
 
     `values` are those of `graph_from_arrays`, of which None is as if the key were missing, and `train_mask`, `val_mask`
     and `test_mask`; `where` is the name of each in error messages. `own`: a user's graph, and none that is published.
-
-    Raises:
-        ShoalError: A value is missing, of another form than `graph_from_arrays` takes, or not finite.
     """
     for key in ("edge_index", "x"):
         if values.get(key) is None:

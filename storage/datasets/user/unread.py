@@ -51,7 +51,7 @@ def require_read(
     places: Mapping[str, str] = PLACES,
     warns: bool = True,
 ) -> None:
-    """Refuses what tells of edges, parts or clients and is not read; `warns`, once, of everything else.
+    """Refuses what tells of edges, parts or clients and is not read, by name; `warns`, once, of everything else.
 
     Args:
         found: Every name that a graph has, and what it is called in messages.
@@ -59,9 +59,6 @@ def require_read(
         way_out: How a user takes a name out, a clause with a verb.
         of_edges: Names whose values are one an edge, whatever they are called.
         places: Where edges, their weights, parts and clients are read from.
-
-    Raises:
-        ShoalError: A name has a meaning, and is not read; names it.
     """
     others = []
     for name, called in sorted(found.items()):

@@ -10,7 +10,6 @@ import torch
 from support.other_device.device import load
 from torch import Tensor
 
-from shoal.algorithms.graphs import completed_graph as candidates_module
 from shoal.algorithms.graphs import generated_graph as operator_module
 from shoal.algorithms.graphs import pairs as pairs_module
 from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed, draw_candidates
@@ -142,7 +141,7 @@ def test_on_all_pairs_it_is_the_dense_one(
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes every path that a GPU takes, in blocks of a few pairs."""
     monkeypatch.setattr(pairs_module, "BLOCK", 4)
-    for module in (pairs_module, candidates_module, operator_module):
+    for module in (pairs_module, operator_module):
         monkeypatch.setattr(module, "compiled", lambda tensor: False)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.context import Context
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions

@@ -13,7 +13,7 @@ from support.fixtures import Check, CountsOf, Keys, Make, ModuleOf, PlainClients
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedopt import FedOPT
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 from shoal.storage.options.split_codes import TRAIN
 

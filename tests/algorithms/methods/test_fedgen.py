@@ -11,7 +11,7 @@ from support.fixtures import Keys, PlainClients, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedgen import sameness
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 
 SMALL = {"server_batch": 9, "noise": 3, "hidden": 5}

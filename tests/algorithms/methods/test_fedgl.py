@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedgl import FedGL
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 

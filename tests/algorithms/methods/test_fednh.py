@@ -12,7 +12,7 @@ from support.fixtures import Keys, Make, PlainClients, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fednh import FedNH, spread
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.engine.runs.export import PREDICTIONS, export
 from shoal.engine.runs.run import run as run_config
 

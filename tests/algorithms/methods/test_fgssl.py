@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shoal.algorithms.methods.fgssl import FGSSL, likeness_distilled
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer

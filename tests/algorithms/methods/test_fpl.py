@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.losses.prototypes import bits
 from shoal.algorithms.methods.fpl import FPL
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import Ask, Reduce, Replies
 
 Centres = dict[int, list[np.ndarray]]

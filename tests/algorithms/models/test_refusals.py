@@ -11,6 +11,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.readout import Readout
 
 NONE, TYPE, CHOICE, RANGE = "no such option", "must be of type", "must be one of", "must be at least"
+AT_LEAST, AT_MOST = "greater than or equal to", "less than or equal to"
 VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("gcnn", {}, "name", "did you mean"),
     ("star", {}, "name", "for graph tasks"),
@@ -45,14 +46,14 @@ VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("gcn", {"jumping": "last"}, "jumping", CHOICE),
     ("gcn", {"jumping": True}, "jumping", CHOICE),
     ("gin", {"norm": "batch"}, "norm", CHOICE),
-    ("gcnii", {"alpha": 2.0}, "alpha", "must lie in"),
-    ("gcnii", {"alpha": -0.5}, "alpha", "must lie in"),
-    ("gcnii", {"theta": 0}, "theta", "must be positive"),
-    ("s2gc", {"alpha": 1.1}, "alpha", "must lie in"),
-    ("s2gc", {"alpha": -0.1}, "alpha", "must lie in"),
+    ("gcnii", {"alpha": 2.0}, "alpha", AT_MOST),
+    ("gcnii", {"alpha": -0.5}, "alpha", AT_LEAST),
+    ("gcnii", {"theta": 0}, "theta", "greater than 0"),
+    ("s2gc", {"alpha": 1.1}, "alpha", AT_MOST),
+    ("s2gc", {"alpha": -0.1}, "alpha", AT_LEAST),
     ("s2gc", {"alpha": math.nan}, "alpha", "must be finite"),
-    ("gbp", {"beta": 0.0}, "beta", "must lie in"),
-    ("gbp", {"beta": 1.5}, "beta", "must lie in"),
+    ("gbp", {"beta": 0.0}, "beta", "greater than 0"),
+    ("gbp", {"beta": 1.5}, "beta", AT_MOST),
     *(
         (name, options, key, says)
         for name in ("gcn", "sage", "gat", "gin", "gcnii")
@@ -87,25 +88,25 @@ OTHER_TASKS: list[tuple[str, str, dict[str, Any], str, str]] = [
 PROMPTS: list[tuple[str, str, Any, str]] = [
     ("gpf", "nodes", 0.5, "it has none"),
     ("vpg", "nodes", "x", TYPE),
-    ("vpg", "nodes", 0.0, "at most 1"),
-    ("vpg", "nodes", 1.5, "at most 1"),
+    ("vpg", "nodes", 0.0, "greater than 0"),
+    ("vpg", "nodes", 1.5, AT_MOST),
     ("vpg", "nodes", math.nan, "must be finite"),
-    ("vpg", "edges", -0.1, "at most 1"),
-    ("vpg", "edges", 1.1, "at most 1"),
+    ("vpg", "edges", -0.1, AT_LEAST),
+    ("vpg", "edges", 1.1, AT_MOST),
     ("vpg", "rule", "mid", CHOICE),
-    ("vpg", "candidates", -1, RANGE),
-    ("vpg", "joined", 1.0, "below 1"),
+    ("vpg", "candidates", -1, AT_LEAST),
+    ("vpg", "joined", 1.0, "less than 1"),
     ("vpg", "learnt", False, "set candidates"),
     ("vpg", "join", "below", "set candidates"),
     ("vpg", "seed", 1, "learnt: false"),
-    ("gpf_plus", "vectors", 0, RANGE),
-    ("supt", "vectors", 0, RANGE),
-    ("supt", "share", 0.0, "at most 1"),
-    ("supt", "share", 1.1, "at most 1"),
+    ("gpf_plus", "vectors", 0, AT_LEAST),
+    ("supt", "vectors", 0, AT_LEAST),
+    ("supt", "share", 0.0, "greater than 0"),
+    ("supt", "share", 1.1, AT_MOST),
     ("supt", "form", "mid", CHOICE),
-    ("all_in_one", "tokens", 0, RANGE),
-    ("all_in_one", "inner", 0.0, "below 1"),
-    ("all_in_one", "cross", 1.0, "below 1"),
+    ("all_in_one", "tokens", 0, AT_LEAST),
+    ("all_in_one", "inner", 0.0, "greater than 0"),
+    ("all_in_one", "cross", 1.0, "less than 1"),
 ]
 
 

@@ -17,7 +17,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions

@@ -16,8 +16,8 @@ from support.small_cells import require_same_tree
 from support.small_runs import small_run
 
 from shoal.engine.callbacks.callback import Running
+from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.callbacks.early_stopping import EarlyStopping
-from shoal.engine.callbacks.loading import load_callbacks
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import read_client_scores

@@ -220,15 +220,15 @@ def test_a_sound_store(store: Path, shoal: Shoal, capsys: Capture) -> None:
     assert f"{stray}: nothing names this file, and no run reads it\n" in capsys.readouterr().out
     stray.unlink()
     shoal("verify", store)
-    # Four clients with a shard, a split and hops each, and the assignment; then the one client that is the whole graph.
+    # Shards, splits and hops of four clients, a table of each, and the assignment; then the one of the whole graph.
     said = capsys.readouterr().out
-    assert said == f"{store}: 13 files, all as they were written\n{store}/whole: 3 files, all as they were written\n"
+    assert said == f"{store}: 7 files, all as they were written\n{store}/whole: 6 files, all as they were written\n"
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("name", ["manifest.json", "progress.jsonl", "clients/00000.arrow"])
+@pytest.mark.parametrize("name", ["manifest.json", "progress.jsonl", "clients/*.arrow", "tables/clients.arrow"])
 def test_verify_names_damaged_files(store: Path, refused: Refused, whole: bool, name: str) -> None:
-    path, other = (store / "whole" if whole else store) / name, store / "assignment.npy"
+    (path,), other = (store / "whole" if whole else store).glob(name), store / "assignment.npy"
     flip(path, path.stat().st_size // 2)
     assert refused("verify", store).startswith(f"shoal: {path}: ")
     if name.startswith("clients"):

@@ -280,7 +280,7 @@ def test_published_files_changed(tiny: Path, refused: Refused, shoal: Shoal, res
     # While a prepare is interrupted.
     publish(0)
     (tiny.parent / "store" / "manifest.json").unlink()
-    (tiny.parent / "store" / "clients" / "00002.arrow").unlink()
+    shutil.rmtree(tiny.parent / "store" / "clients")
     publish(1)
     assert "holds an unfinished store of another dataset, of other files of it" in refused("prepare", tiny)
     publish(0)

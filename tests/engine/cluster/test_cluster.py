@@ -97,10 +97,13 @@ def test_machines_that_come_later_are_waited_for(
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         joined = {**keys, "ray.address": cluster.address}
-        with refused(says="the cluster has room for 1 (1 machines, 1 CPU, 0 GPU)"):
-            connect(configure({**joined, "ray.start_timeout": 1}))
+        with refused(says="the cluster has room for 0 (1 machines, 1 CPU, 0 GPU)"):
+            connect(configure({**joined, "resources.cpus_per_host": 2.0, "ray.start_timeout": 1}))
         # What was asked for is withdrawn: an autoscaler would keep machines for it.
         assert asked == [2, 0]
+        # Once the time is over, room for one will do.
+        assert not connect(configure({**joined, "ray.start_timeout": 1})).on("the other")
+        ray.shutdown()
         add = ["start", f"--address={cluster.address}", "--num-cpus=1", "--block", "--disable-usage-stats"]
         later = subprocess.Popen([sys.executable, "-m", "ray.scripts.scripts", *add], stdout=subprocess.DEVNULL)
         connect(configure(joined))

@@ -13,14 +13,18 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 from support.errors import refused
 from support.small_cells import cell_of, require_same_outcome, require_same_scores
 
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
+from shoal.engine.cluster.cluster import Patience
+from shoal.engine.cluster.ray_backend import await_hosts, start_hosts
 from shoal.engine.cluster.ray_pool import RayPool, _Call, _Phase, few_cells
+from shoal.engine.cluster.states import _parts
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.cell import Cell, Kept, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.sampling import evaluation_cell
@@ -265,16 +269,46 @@ def test_hosts_with_part_of_the_clients_share_a_cell(
     assert pool.retried == 0
 
 
-def test_all_hosts_lost_raises(hosts: list[Any], job_of: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_pool, "COME_BACK_SECONDS", 0.0)
-    gone = RayPool([], job_of(), 60.0, 4)
+def test_all_hosts_lost_raises(hosts: list[Any], job_of: MakeJob) -> None:
+    gone = RayPool([], job_of(), 60.0, 4, come_back=0.0)
     gone.roster.events.append("round 3, client 1: lost with host 0, loss 1 (ActorDiedError)")
     with refused("engine.hosts", says="all hosts are lost and none came back"):
         gone.require_data([0])
     assert gone.roster.refusal({1}).detail == gone.roster.events[0]
-    blind = RayPool(hosts, replace(job_of(), store="/nowhere"), 60.0, 4)
+    blind = RayPool(hosts, replace(job_of(), store="/nowhere"), 60.0, 4, come_back=0.0)
     with pytest.raises(ShoalError, match=r"^engine\.hosts: all hosts are lost|^/nowhere: clients 0: no host can read"):
         run(blind, cells_of([0]))
+
+
+def test_a_host_whose_machine_comes_later_joins(hosts: list[Any], job_of: MakeJob) -> None:
+    """Two of four processors are taken, so that a third host waits for one; then they are free."""
+    taken = placement_group([{"CPU": 2}])
+    assert taken.wait(60)
+    hosts = [*hosts, *start_hosts(1, cpus=1, gpus=0)]
+    job, singles = replace(job_of(), memory_limit=60_000), cells_of(*([i] for i in range(6)))
+    with refused("engine.hosts", says="none of 1 started in 0 s; free machines or raise ray.start_timeout"):
+        await_hosts(hosts[2:], 0.0)
+    late = await_hosts(hosts, 120.0, Patience(0.0))
+    pool = RayPool(hosts, job, 60.0, 4)
+    pool.roster.late = set(late.values())
+    require_local(run(pool, singles), job, singles)
+    assert (pool.roster.late, pool.hosts[1], set(pool.home.values()) - {0, 1}) == ({2}, 3, set())
+    # A checkpoint does not wait for it.
+    kept = {i: Kept(None, (), 9, -1) for i in range(6)}
+    assert {part.host for part in _parts(FederationState(kept=kept), {0, 1})} == {0, 1}
+    remove_placement_group(taken)
+    while pool.hosts != (3, 3):
+        pool.roster.call_back()
+        pool.roster.wait((), 1.0)
+    assert pool.events() == [f"host 2 joined, on {ray.util.get_node_ip_address()}"]
+    # The others leave it its share of their memory, and of the cells.
+    limits = [host.__ray_call__.remote(lambda actor: actor._cache.limit) for host in hosts]
+    assert ray.get(limits) == [10_000] * 3
+    phase = _Phase(pool, {})
+    phase._place(singles)
+    assert [len(phase._queues.empty(host)) for host in range(3)] == [2, 2, 2]
+    require_local(run(pool, singles), job, singles)
+    ray.kill(hosts[2])
 
 
 def scopes(server: Server, rounds: int) -> list[str]:

@@ -187,6 +187,7 @@ def test_local_clients_have_all_files_here(job: Job) -> None:
     assert clients_of(job, propagation=None) == {1, 3, 4, 5}
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_local_clients_of_an_inductive_run_need_training_files(start: Callable[..., Server], tmp_path: Path) -> None:
     job = start({"data.store": str(tmp_path / "store"), "data.inductive": True}).job
     below = job.store_path / training_path(job.split)

@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.cluster.states import LOST_STATES, handed_over, write_in_parallel
+from shoal.engine.cluster.states import LOST_STATES, hand_over_inboxes, handed_over, write_in_parallel
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.records import checkpoint
-from shoal.engine.records.checkpoint import Checkpoint, load_round, write
+from shoal.engine.records.checkpoint import ADDRESS, Checkpoint, load_round, write
+from shoal.engine.records.remote_parts import OBJECTS
+from shoal.engine.records.run_folder import CHECKPOINTS
+from shoal.engine.rounds.reduction import Mixed
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 
@@ -28,6 +31,9 @@ def all_of(state: FederationState) -> dict[str, Tensor]:
     """Everything a state has, wherever it is."""
     here = FederationState(**vars(state))
     here.clients = {**state.clients, **{i: ray.get(one.ref) for i, one in state.kept.items()}}
+    rows = {(i, e): row for i, box in state.inboxes.items() for e, row in box.items() if isinstance(row, Mixed)}
+    whole = {at: torch.cat(ray.get(list(row.refs))).reshape(row.shape) for at, row in rows.items()}
+    here.inboxes = {i: {e: whole.get((i, e), t) for e, t in box.items()} for i, box in state.inboxes.items()}
     return here.to_tensors()[0]
 
 
@@ -36,9 +42,11 @@ def require_same(mine: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(t, other[name]) for name, t in mine.items())
 
 
-@pytest.mark.parametrize("method", ["fedgta", "local"])
-def test_states_stay_with_hosts(hosts: list[Any], start: Callable[..., Server], tmp_path: Path, method: str) -> None:
-    here = start({**LARGE, "algorithm.name": method})
+@pytest.mark.parametrize(("method", "hidden", "mixes"), [("fedgta", 40_000, True), ("local", 2000, False)])
+def test_states_stay_with_hosts(
+    hosts: list[Any], start: Callable[..., Server], tmp_path: Path, method: str, hidden: int, mixes: bool
+) -> None:
+    here = start({**LARGE, "algorithm.name": method, "model.hidden": hidden})
     job, plan = replace(here.job, id=f"{tmp_path}"), here.plan
 
     def server(state: FederationState | None = None) -> Server:
@@ -53,13 +61,14 @@ def test_states_stay_with_hosts(hosts: list[Any], start: Callable[..., Server], 
     # Client 5 has no training node: it keeps next to nothing.
     assert {i for i in here.state.clients if i != 5} == away.state.kept.keys()
     require_same(all_of(away.state), here.state.to_tensors()[0])
+    assert {len(row.refs) for box in away.state.inboxes.values() for row in box.values()} == ({1} if mixes else set())
     # The process that made a state is not needed any more; another one writes it.
     ray.kill(hosts[0], no_restart=False)
     # Written by the host that is left, here alone, and here since no host is in time.
-    for number, (by, seconds) in enumerate(((hosts, 60.0), ([], 60.0), (hosts, 0.0))):
+    for number, (by, seconds) in enumerate((({0: hosts[0], 1: hosts[1]}, 60.0), ({}, 60.0), ({1: hosts[1]}, 0.0))):
         folder = tmp_path / str(number)
         folder.mkdir()
-        digests = write_in_parallel(folder, away.state.kept, by, seconds)
+        digests = write_in_parallel(folder, away.state, by, seconds)
         here_alone = {name.startswith("here-") for name in digests}
         assert (number > 0) in here_alone
         assert number != 1 or here_alone == {True}
@@ -71,7 +80,9 @@ def test_states_stay_with_hosts(hosts: list[Any], start: Callable[..., Server], 
     # Another server goes on from what was read from files.
     state = FederationState.from_tensors(*here.state.to_tensors())
     state.kept = handed_over(state.clients)
+    hand_over_inboxes(state.inboxes)
     assert state.kept
+    assert any(isinstance(t, Mixed) for box in state.inboxes.values() for t in box.values()) == mixes
     again = server(state)
     here.round()
     again.round()
@@ -101,12 +112,40 @@ def test_lost_states_lose_the_server(hosts: list[Any], start: Callable[..., Serv
 
     def write_until_it_is_noticed() -> None:
         while True:
-            write_in_parallel(tmp_path, server.state.kept, hosts, 60.0)
+            write_in_parallel(tmp_path, server.state, dict(enumerate(hosts)), 60.0)
 
     with pytest.raises(ObjectLostError):
         write_until_it_is_noticed()
     with pytest.raises(ServerLost, match=LOST_STATES):
         server.round()
+
+
+@ray.remote(num_cpus=0)
+class Stranger:
+    """A host that sees another object store at the same address."""
+
+    def write_states(self, path: Path, *_: Any) -> str:
+        return "0" * 32
+
+
+def test_states_are_sent_to_the_address_of_a_run(
+    hosts: list[Any], start: Callable[..., Server], tmp_path: Path
+) -> None:
+    here = start({**LARGE, "algorithm.name": "local", "participation.ratio": 1.0})
+    here.round()
+    kept = handed_over(dict(here.state.clients))
+    assert kept
+    states = {f"client/{i}/{name}": t for i, one in kept.items() for name, t in ray.get(one.ref).items()}
+    (tmp_path / ADDRESS).write_text(f"file://{tmp_path}/there")
+    # No host has this folder.
+    folder, objects = tmp_path / CHECKPOINTS / "round-000001", tmp_path / "there" / OBJECTS
+    found = write_in_parallel(folder, FederationState(kept=kept), dict(enumerate(hosts)), 60.0)
+    assert sorted(found.values()) == sorted(path.name for path in objects.iterdir())
+    require_same({name: t for path in objects.iterdir() for name, t in load_file(path).items()}, states)
+    folder.mkdir(parents=True)
+    found = write_in_parallel(folder, FederationState(kept=kept), {0: Stranger.remote()}, 60.0)
+    assert sorted(found) == sorted(path.name for path in folder.iterdir())
+    require_same({name: t for path in folder.iterdir() for name, t in load_file(path).items()}, states)
 
 
 def test_large_states_are_written_in_parts(

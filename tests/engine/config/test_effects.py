@@ -48,6 +48,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.count", 2, "algorithm", "global", "fedavg"),
     ("participation.ratio", 0.5, "participation.count", 2, None),
     ("participation.at_least", 2, "participation.trace", None, "t.npy"),
+    ("evaluation.clients", "cohort", "algorithm", "global", "fedavg"),
     ("evaluation.domains", False, "data.dataset", "sbm", ["digits", "cora"]),
     ("engine.hosts", 3, "engine.backend", "local", "ray"),
     ("ray.address", "auto", "engine.backend", "local", "ray"),

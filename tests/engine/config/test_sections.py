@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from support.errors import refused
 
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config import sections
 from shoal.engine.config.config import Config, parse_config
@@ -44,10 +44,10 @@ KINDS: list[tuple[str, list[Any]]] = [
         [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
     ),
     (
-        "data.root data.cache data.overlay data.path data.split_file partition.file model.pretrained run.root",
+        "data.root data.cache data.overlay data.path data.split_file partition.file model.pretrained",
         ["s3://bucket/folder"],
     ),
-    ("data.store", ["http://host/store", "s3://bucket", "s3:///store", "gs://key:secret@bucket/store"]),
+    ("data.store run.root", ["http://host/store", "s3://bucket", "s3:///store", "gs://key:secret@bucket/store"]),
     (
         "data.cache_limit engine.memory_limit",
         [
@@ -62,8 +62,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     (
         "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
-        "participation.at_least evaluation.every engine.hosts engine.threads engine.cell_size run.checkpoint_every "
-        "run.keep run.keep_finished",
+        "participation.at_least evaluation.every evaluation.clients engine.hosts engine.threads engine.cell_size "
+        "run.checkpoint_every run.keep run.keep_finished",
         [0, -1, 2.5, "4", True],
     ),
     ("data.split_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
@@ -135,6 +135,7 @@ TAKEN: dict[str, list[Any]] = {
     "propagation.r": [0.0, 1.0],
     "data.name": [None, "My-graph_2.1"],
     "data.store": [None, "/store", "s3://bucket/store?region=eu-west-1", "gs://bucket/a/store", "file:///store"],
+    "run.root": ["/runs", "s3://bucket/runs"],
     "train.lr": [1e-20],
     "train.weight_decay": [0.0],
     "train.momentum": [0.0, 0.999],
@@ -143,6 +144,7 @@ TAKEN: dict[str, list[Any]] = {
     "train.dropout": [0.0, 0.999],
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
+    "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
     "engine.retries": [0],
     "resources.gpus_per_host": [0.0, 0.25, 1.0, 2.0],

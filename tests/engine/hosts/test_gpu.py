@@ -203,7 +203,7 @@ def test_counts_are_those_of_the_processor(run: Run, request: Any, monkeypatch: 
     monkeypatch.setattr(gpu, "NUMBERS_OF_A_PASS", numbers)
     monkeypatch.setattr("shoal.algorithms.training.batched.batched_inputs.NO_MATTER", 0)
     away = run({**EVERY, **keys}, rounds=2)
-    np.testing.assert_equal(away.state.scores, here.state.scores)
+    np.testing.assert_equal(*({scope: dict(table) for scope, table in of.state.scores.items()} for of in (away, here)))
     of_clients = [of_client for counts in here.state.scores.values() for of_client in counts.values()]
     assert all(of_client.any() and of_client.shape == (2, 3, 4) for of_client in of_clients)
 

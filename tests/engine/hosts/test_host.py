@@ -241,14 +241,19 @@ def test_lack_of_memory_says_what_may_help(job_of: MakeJob) -> None:
 @pytest.mark.parametrize("damage", ["missing", "truncated", "replaced"])
 def test_a_damaged_store_ends_the_run_whoever_is_skipped(job_of: MakeJob, path: str, damage: str) -> None:
     job = job_of(skip=True, engine__trainer=path)
-    shard = job.store_path / shard_path(1)
+    shard, record = job.store_path / shard_path(range(6)), job.open_store().manifest.clients[1].file
     hidden = shard.rename(shard.with_suffix(".hidden"))
     try:
         if damage != "missing":
             content = hidden.read_bytes()
-            shard.write_bytes(content[:-50] if damage == "truncated" else bytes(len(content)))
-        with refused("round 1, client 1", shard):
-            run_cells(job, [cell([0, 1, 2])])
+            start, end = record.start, record.start + record.bytes
+            replaced = content[:start] + bytes(record.bytes) + content[end:]
+            shard.write_bytes(content[:-50] if damage == "truncated" else replaced)
+        with refused("round 1, client 1", shard, "client 1"):
+            run_cells(job, [cell([1, 2])])
+        if damage == "replaced":
+            # Others of the file are as they were.
+            run_cells(job, [cell([0, 2])])
     finally:
         hidden.replace(shard)
 

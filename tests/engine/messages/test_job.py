@@ -24,6 +24,7 @@ from shoal.engine.messages.job import Job, make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TRAIN
+from shoal.storage.store.client_table import Clients, SplitRecord
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store, shard_path
 from shoal.storage.store.view import Cache
@@ -83,6 +84,7 @@ def test_the_store_must_be_the_one_that_the_job_was_made_for(job_of: MakeJob, tm
             wrong.open_store()
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_files_are_checked_unless_the_config_says_otherwise(job_of: MakeJob, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     job, careless = job_of(data__store=store), job_of(data__store=store, engine__verify="never")
@@ -140,7 +142,7 @@ def test_whole_graphs_must_be_those_of_the_clients(job_of: MakeJob, three_domain
     assert job_of(**keys).graphs == job.graphs
     manifest = Store(graphs).manifest
     # As another dataset would leave them: of other files, or of other sizes.
-    clients = [*manifest.clients[:2], replace(manifest.clients[2], nodes=35)]
+    clients = Clients.of([*list(manifest.clients)[:2], replace(manifest.clients[2], nodes=35)])
     for other in ({"identity": {**manifest.identity, "dataset": {}}}, {"clients": clients}, {"published": {"x": "0"}}):
         replace(manifest, **other).write(graphs)
         with refused(graphs, says="holds other graphs than those that the clients of"):
@@ -153,7 +155,8 @@ def test_whole_graphs_must_be_those_of_the_clients(job_of: MakeJob, three_domain
     with refused(graphs, says=f"no {NAME}, so no finished store"):
         job_of(**keys)
     # On another machine there may be others, under the same path.
-    public = replace(manifest.splits["public"], unreachable=7)
+    split = manifest.splits["public"]
+    public = SplitRecord(split.counts, 7, split.files)
     replace(manifest, splits={**manifest.splits, "public": public}).write(graphs)
     moved = replace(job, store=str(store))
     with refused(graphs, says=ANOTHER):

@@ -14,7 +14,7 @@ from support.small_cells import require_same_tree
 from support.small_runs import small_run
 
 from shoal.algorithms.methods.registry.load import describe, load, methods_for
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.messages.models import assign_models, built_models, require_mixable
 from shoal.engine.records.run_folder import read_summary, run_path

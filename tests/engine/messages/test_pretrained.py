@@ -16,7 +16,7 @@ from support.small_cells import require_same_tree
 from torch import Tensor
 
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import identity_keys

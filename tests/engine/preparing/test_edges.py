@@ -108,6 +108,7 @@ def test_the_whole_graph_has_the_pairs_of_all_clients_and_hides_the_same_edges(m
     verify_folder(clients.path)
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_pairs_of_a_client_hang_on_no_other(make: Configure, tmp_path: Path) -> None:
     """Clients 0 and 1 alone, and the others put together, leave both as they were."""
     config = make()

@@ -24,6 +24,8 @@ from shoal.storage.store.verify import unnamed_files, verify
 
 Make = Callable[..., Config]
 Capture = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("unpacked")
+
 SPLIT, KERNEL = "stratified-20-40-40-seed0", "r0.5-k2-float32"
 RAY = {"engine__backend": "ray", "engine__hosts": 1}
 
@@ -57,8 +59,12 @@ def test_splits_and_hops_are_made_from_sound_shards_only(make_config: Make, chan
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_what_a_cluster_makes_is_what_is_made_here(make_config: Make, tmp_path: Path) -> None:
-    """Edges are sorted, and shards, training shards, splits and hops are made, from memory maps, by several tasks."""
+def test_what_a_cluster_makes_is_what_is_made_here(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edges are sorted, and packs of shards, training shards, splits and hops are made of maps, by several tasks."""
+    for limit, value in (("PACKED_BELOW", 1 << 20), ("MOST_IN_A_PACK", 2)):
+        monkeypatch.setattr(f"shoal.storage.store.client_table.{limit}", value)
 
     def made(name: str, **changes: Any) -> Store:
         twin = {"scale": 1e-3, "scratch": str(tmp_path / f"{name}-scratch")}
@@ -68,12 +74,12 @@ def test_what_a_cluster_makes_is_what_is_made_here(make_config: Make, tmp_path: 
 
     here, there = made("here", engine__backend="local"), made("there", **RAY)
     assert contents(here.path) == contents(there.path)
-    assert len(contents(here.path)) == 30
+    assert len(contents(here.path)) == 6 * 3 + 6
     scratch = [sorted((tmp_path / f"{name}-scratch").rglob("csr/*.npy")) for name in ("here", "there")]
     assert [path.read_bytes() for path in scratch[0]] == [path.read_bytes() for path in scratch[1]]
-    path = there.path / shard_path(3)
-    flip(path)
-    with refused(path, says="checksum does not match the manifest"):
+    path, record = there.path / shard_path(range(2, 4)), there.manifest.clients[3].file
+    flip(path, record.start + record.bytes - 1)
+    with refused(path, "client 3", says="checksum does not match the manifest"):
         made("there", propagation__hops=1, **RAY)
     assert not ray.is_initialized()
 
@@ -166,7 +172,7 @@ def test_every_client_is_what_its_training_nodes_induce(inductive: Make, whole: 
             np.testing.assert_allclose(stored, hop, atol=1e-5)
         record = training.manifest.clients[client]
         assert (record.nodes, record.labelled, sum(record.classes)) == (own.nodes,) * 3
-    assert training.manifest.splits[SPLIT].counts == [[c.nodes, 0, 0] for c in training.manifest.clients]
+    assert training.manifest.splits[SPLIT].counts.tolist() == [[c.nodes, 0, 0] for c in training.manifest.clients]
     assert 0 < sum(c.nodes for c in training.manifest.clients) < 400
     assert verify(training) == []
 

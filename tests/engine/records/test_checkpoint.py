@@ -19,7 +19,7 @@ from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BEST, FORMAT, PLAIN, TENSORS, Checkpoint
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY
-from shoal.engine.rounds.state import FederationState
+from shoal.engine.rounds.state import FederationState, ScoreTable
 from shoal.engine.runs.run import run
 from shoal.storage.files.checksummed_json import sealed
 from shoal.storage.files.digest import digest
@@ -33,7 +33,7 @@ def state(number: int) -> FederationState:
         inboxes={7: {"w": torch.arange(3.0)}},
         downloads={number: {"w": torch.zeros(3)}},
         newest={2: number},
-        scores={"served": {2: np.arange(12).reshape(2, 3, 2), 7: np.zeros((2, 3, 2), dtype=np.int64)}},
+        scores={"served": ScoreTable({2: np.arange(12).reshape(2, 3, 2), 7: np.zeros((2, 3, 2), dtype=np.int64)})},
     )
 
 

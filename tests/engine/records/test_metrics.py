@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.errors import refused
 
@@ -162,6 +163,23 @@ def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int
     assert read_client_scores(paths[1])["round"].to_pylist() == [2, 2, 2, 4, 4, 4]
     resumed.append(6, columns(6))
     assert file.read_bytes() == (paths[0] / "clients.arrows").read_bytes()
+
+
+def test_a_file_with_plain_text_goes_on(tmp_path: Path) -> None:
+    """As files of before have it."""
+    of_before = {name: np.array(values.tolist()) for name, values in columns().items()}
+    numbers = {
+        name: values.astype(np.int32) for name, values in of_before.items() if name not in ("scope", "part", "f1")
+    }
+    plain = pa.RecordBatch.from_pydict({"round": np.full(3, 2, np.int32), **of_before, **numbers})
+    with pa.ipc.new_stream(tmp_path / "clients.arrows", plain.schema) as stream:
+        stream.write_batch(plain)
+    content = (tmp_path / "clients.arrows").read_bytes()[:-8]
+    (tmp_path / "clients.arrows").write_bytes(content)
+    ClientScores(tmp_path).append(4, columns())
+    table = read_client_scores(tmp_path)
+    assert table["round"].to_pylist() == [2, 2, 2, 4, 4, 4]
+    assert table["part"].to_pylist() == 2 * columns()["part"].tolist()
 
 
 def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_other_scopes_by_the_clients_of_each_domain(make_client: Callable[..., C
     # Clients 0 and 1 are of the first domain; nobody validates in the second; client 4 could not be evaluated.
     drawn = {0: Rows(1, 6, 9), 1: Rows(2, 0, 30), 2: Rows(3, 0, 12, 2), 3: Rows(4, 8, 5)}
     scores = {i: rows.counts(make_client)[:2, :3] for i, rows in drawn.items()}
-    plain, found = summarize(scores, NODES), summarize(scores, NODES)
+    plain, found = (summarize(scores, [NODES[i] for i in drawn]) for _ in range(2))
     Domains(RECORDS, []).add_to(found, scores)
     members = {"de": [0, 1], "pt": [2], "ru": [3]}
     for part, names in {"val": ["de", "ru"], "test": ["de", "pt", "ru"]}.items():

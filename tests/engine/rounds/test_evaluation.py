@@ -12,9 +12,10 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
+from shoal.engine.rounds.evaluation import newest
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
+from shoal.engine.rounds.state import FederationState, ScoreTable
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
@@ -44,6 +45,28 @@ def test_only_what_changed_is_evaluated(start: Start, name: str) -> None:
         assert evaluated_in_a_round(server) == expected
 
 
+@pytest.mark.parametrize("clients", ["cohort", 2])
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedgta"])
+def test_a_sample_has_the_scores_of_a_full_evaluation(start: Start, name: str, clients: int | str) -> None:
+    """In each evaluation, and all in the last; across a resume."""
+    keys = {"algorithm.name": name, **FEW, "rounds": 5, "evaluation.every": 2, "train.lr": 0.3}
+    full, server = start(keys), start(keys | {"evaluation.clients": clients}, pool=Watched)
+    for number in range(1, 6):
+        server._pool.evaluated.clear()  # type: ignore[attr-defined]
+        expected, line, sample = full.round(), server.round(), server.schedule.sample(number)
+        assert line.get("evaluated") == (len(sample) if sample is not None and number % 2 == 0 else None)
+        assert set(server._pool.evaluated) <= set(EVERYONE if sample is None else sample)
+        if sample is None:
+            assert line["scopes"] == expected["scopes"]
+        elif number % 2 == 0:
+            of_sample = {scope: table.only(np.array(sample)) for scope, table in newest(full.state).items()}
+            assert line["scopes"] == {scope: summarize(table, [30] * 2) for scope, table in of_sample.items()}
+            assert set(server.client_scores()["client"].tolist()) == set(sample)
+        if number == 3:
+            state = FederationState.from_tensors(*server.state.to_tensors())
+            server = start(keys | {"evaluation.clients": clients}, state=state, pool=Watched)
+
+
 @dataclass(frozen=True)
 class EverySecond(FedAvg):
     """FedAvg whose server goes back to the model that it had, in every second round."""
@@ -65,7 +88,7 @@ def test_the_servers_model_is_not_evaluated_again_before_it_changes(start: Start
         if number > 1:
             assert seen == ([] if number % 2 == 0 else EVERYONE)
         expected = {i: truth(server, i, server.state.server["w"]) for i in EVERYONE}
-        np.testing.assert_equal(server.state.scores["global"], expected)
+        np.testing.assert_equal(dict(server.state.scores["global"]), expected)
         for i in server.cohort(number):
             np.testing.assert_array_equal(server.state.scores["served"][i], expected[i])
         # What a checkpoint keeps says which model that was.
@@ -107,12 +130,13 @@ def test_one_that_cannot_be_evaluated_has_no_counts_and_is_asked_again(start: St
     # Also no old ones.
     server = start({"algorithm.name": f"{__file__}:Mute", "algorithm.once": True, "evaluation.every": 2, **SKIP})
     old = np.full((2, 3, 4), 7)
-    server.state.scores.update({"trained": {2: old}, "served": dict.fromkeys(EVERYONE, old)})
+    tables = {"trained": ScoreTable({2: old}), "served": ScoreTable(dict.fromkeys(EVERYONE, old))}
+    server.state.scores.update(tables)
     server.round()
     assert list(server.round()["failures"]) == ["2"]
     assert 2 not in server.state.scores["trained"]
     assert server.state.scores["served"].keys() == set(EVERYONE) - {2}
-    assert not any(counts is old for scope in server.state.scores.values() for counts in scope.values())
+    assert not any((counts == 7).all() for scope in server.state.scores.values() for counts in scope.values())
 
 
 @dataclass(frozen=True)
@@ -147,7 +171,7 @@ def test_a_client_that_failed_keeps_no_older_score_as_if_it_were_new(start: Star
     assert np.array_equal(of_round[5], of_round[6])
     assert not np.array_equal(of_round[3], of_round[6])
     expected = {i: truth(server, i, server.state.clients[i]["model.w"]) for i in EVERYONE}
-    summary = summarize(expected, dict.fromkeys(EVERYONE, 30))
+    summary = summarize(expected, [30] * 6)
     assert line["scopes"] == {"trained": summary, "served": summary}
 
 

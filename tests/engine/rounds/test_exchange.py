@@ -15,8 +15,9 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Mix, Reduce
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.rounds import server as rounds
+from shoal.engine.rounds import reduction
 from shoal.engine.rounds.costs import Live, Meter, Watch, unwatched
+from shoal.engine.rounds.reduction import UploadsHere
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.store.view import View
@@ -166,9 +167,10 @@ def test_evaluation_alone(
     exchange.next_state.clients = {i: {"model.w": own} for i in range(6)}
     before = dict(exchange.next_state.clients)
     w = server._initial if fresh else own
-    np.testing.assert_equal(exchange.score([1, 2, 5], {}, fresh), {i: counts_of(server, data[i], w) for i in (1, 2, 5)})
+    expected = {i: counts_of(server, data[i], w) for i in (1, 2, 5)}
+    np.testing.assert_equal(dict(exchange.score([1, 2, 5], {}, fresh)), expected)
     sent = server._initial - 1
-    np.testing.assert_equal(exchange.score([1], {"w": sent}, fresh), {1: counts_of(server, data[1], sent)})
+    np.testing.assert_equal(dict(exchange.score([1], {"w": sent}, fresh)), {1: counts_of(server, data[1], sent)})
     assert exchange.next_state.clients == before
     assert (exchange.next_state.touched, exchange.next_state.scores) == ({}, {})
 
@@ -239,14 +241,14 @@ def test_the_line_of_a_round(meter: Meter) -> None:
 def mixer_of(meter: Meter, held: Tensor) -> tuple[Exchange, FederationState]:
     next_state = FederationState(inboxes={4: {"other": torch.ones(1)}})
     exchange = Exchange([], 1, meter._pool, FederationState(), next_state, [], meter)
-    exchange._held["w"] = held
+    exchange._held["w"] = UploadsHere([t.clone() for t in held])
     return exchange, next_state
 
 
 @pytest.mark.parametrize("numbers", [1, 9, 2**20])
 @pytest.mark.parametrize("shape", [(5, 8), (5, 2, 4), (5,)])
 def test_mix_is_the_product_of_numpy(meter: Meter, monkeypatch: Any, shape: tuple[int, ...], numbers: int) -> None:
-    monkeypatch.setattr(rounds, "NUMBERS_AT_A_TIME", numbers)
+    monkeypatch.setattr(reduction, "TILE", numbers)
     held, rows = torch.randn(shape), torch.rand(3, 5, dtype=torch.float64)
     mixer, next_state = mixer_of(meter, held)
     assert mixer.mix(Mix("w", rows, dst=[4, 0, 2])) is None
@@ -258,6 +260,8 @@ def test_mix_is_the_product_of_numpy(meter: Meter, monkeypatch: Any, shape: tupl
         # An inbox holds its own row and no more.
         assert mine.untyped_storage().nbytes() == mine.nbytes
     assert next_state.inboxes[4].keys() == {"other", "w"}
+    with refused(says="Mix('w') after clients were given its product; mix for the server first"):
+        mixer.mix(Mix("w", rows))
     assert next_state.touched == dict.fromkeys(next_state.inboxes, False) == {4: False, 0: False, 2: False}
     assert meter.line([], None)["bytes_down"] == 3 * mine.nbytes
     # Without a destination the server has it.

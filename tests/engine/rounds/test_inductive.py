@@ -135,7 +135,7 @@ def test_rounds_written_out(start: Start, places: Any, arrays: Any, module_of: A
     server = start({**places["plain"], **keys, "train.dropout": 0.0})
     # Methods see training nodes, and accuracy is weighted by all nodes of a client.
     assert [info.nodes for info in server.infos] == [TRAINING] * WITHOUT_TRAIN + [0]
-    assert server._evaluator._items == dict.fromkeys(range(CLIENTS), NODES)
+    assert server._evaluator._items_N.tolist() == [NODES] * CLIENTS
     clients = [PlainClient(i, arrays, kind) for i in range(CLIENTS)]
     w = server._initial
     for _ in range(3):

@@ -29,6 +29,7 @@ from shoal.engine.rounds.sampling import (
     form_cells,
     read_trace,
     require_cohorts,
+    require_sample,
 )
 
 W = torch.ones(2)
@@ -94,6 +95,23 @@ def test_cohorts_that_cannot_be_are_refused(how: dict[str, float], rounds: int, 
     online = np.array([[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=bool)
     with refused(key) if key else nullcontext():
         require_cohorts(ParticipationOptions(**how), 4, rounds, online)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("evaluated", [3, 8, "cohort", "all"])
+def test_samples_are_drawn_anew_and_the_last_round_is_whole(evaluated: int | str) -> None:
+    schedule = Schedule(Plan(40, ParticipationOptions(ratio=0.5), 1, "auto", evaluated=evaluated), 8, 5)
+    samples = [schedule.sample(number) for number in range(1, 41)]
+    assert samples[-1] is None
+    if evaluated in (8, "all"):
+        assert samples == [None] * 40
+        return
+    assert all(len(sample) == (evaluated if evaluated == 3 else 4) for sample in samples[:-1])
+    assert all(sample == sorted(set(sample)) for sample in samples[:-1])
+    assert {i for sample in samples[:-1] for i in sample} == set(range(8))
+    assert [schedule.cohort(number) for number in range(1, 40)] == samples[:-1] or evaluated == 3
+    require_sample(evaluated, 8)
+    with refused("evaluation.clients", says="3 of 2 clients") if evaluated == 3 else nullcontext():
+        require_sample(evaluated, 2)
 
 
 @settings(max_examples=60, deadline=None)

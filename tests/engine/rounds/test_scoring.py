@@ -68,7 +68,7 @@ def test_many_clients_score_as_each_alone_to_the_bit(seed: int, clients: int, cl
 @given(st.lists(st.tuples(PAIRS, PAIRS, st.integers(1, 500)), max_size=6))
 def test_summaries_are_those_of_scikit_learn(clients: list[tuple[Pairs, Pairs, int]]) -> None:
     scores = {7 * i: np.stack([table(val), table(test)]) for i, (val, test, _) in enumerate(clients)}
-    found = summarize(scores, {7 * i: nodes for i, (_, _, nodes) in enumerate(clients)})
+    found = summarize(scores, [nodes for _, _, nodes in clients])
     parts = {name: [(client[part], client[2]) for client in clients if client[part]]
              for part, name in enumerate(("val", "test"))}  # fmt: skip
     assert found.keys() == {name for name, rows in parts.items() if rows}
@@ -216,7 +216,7 @@ def test_metric_of_clients_is_that_of_scikit_learn(metric: str, clients: list[tu
         scores = np.array([row[:2] for row in rows], dtype=np.float32).reshape(-1, 2) / 2
         drawn.append((np.array([row[2] for row in rows], dtype=np.int64), scores, items))
     counts = {3 * i: counts_of(metric, label, scores)[None] for i, (label, scores, _) in enumerate(drawn)}
-    items_of = {3 * i: items for i, (_, _, items) in enumerate(drawn)}
+    items_of = [items for _, _, items in drawn]
     found = summarize(counts, items_of, ["test"], metric)
     if not any(len(label) for label, _, _ in drawn):
         assert found == {}

@@ -1,8 +1,9 @@
 """Rounds of small federations in this process: scopes by brute force, the method's generator, and going on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds import state as state_module
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
+from shoal.engine.rounds.state import FederationState, ScoreTable, read_scores
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
@@ -78,8 +80,7 @@ def test_scopes_of_a_method_with_a_model(
         parameters = {"served": models, "trained": [trained.get(i, server._initial) for i in range(6)]}
         parameters["global"] = [current] * 6
         truth = {scope: {i: counts_of(server, data[i], w[i]) for i in range(6)} for scope, w in parameters.items()}
-        nodes = dict.fromkeys(range(6), 30)
-        assert line["scopes"] == {scope: summarize(counts, nodes) for scope, counts in truth.items()}
+        assert line["scopes"] == {scope: summarize(counts, [30] * 6) for scope, counts in truth.items()}
         assert any(not np.array_equal(truth["served"][i], truth["global"][i]) for i in range(6))
     assert evaluated == (list(range(1, 8)) if every == 1 else [3, 6, 7])
     assert absent > 0
@@ -260,18 +261,81 @@ def test_a_users_model_that_cannot_be_is_one_line(
         start({"model": {"name": f"{tmp_path}/net.py:Net"}}).round()
 
 
+def test_models_of_earlier_rounds_on_disk_are_the_same_bits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any type and shape; those in files are not written again, and a resume puts them there, too."""
+    keys = {"participation.ratio": 0.17, "evaluation.every": 3, "rounds": 6}
+    held, spilled = start(keys), start(keys)
+    tree = {"w": torch.ones(3).bfloat16(), "empty": torch.empty(0, 2), "flag": torch.tensor(True)}
+    for number in range(1, 7):
+        expected = held.round()["scopes"] if number % 3 == 0 else held.round() and None
+        with monkeypatch.context() as patch:
+            patch.setattr(state_module, "DOWNLOADS_IN_MEMORY", 0)
+            assert spilled.round().get("scopes") == expected
+            earlier = spilled.state.downloads.keys() - {number}
+            assert spilled.state.on_disk == earlier
+            again = FederationState.from_tensors(*spilled.state.to_tensors())
+            assert again.on_disk == spilled.state.downloads.keys()
+            mapped = state_module.on_disk({3: tree})[3]
+            assert plain_of(mapped) == plain_of(tree)
+            assert mapped["flag"].data_ptr() % 64 == 0
+        assert plain_of(again.downloads) == plain_of(spilled.state.downloads) == plain_of(held.state.downloads)
+    assert len(earlier) > 1
+
+
 NAMES = st.sampled_from(["w", "opt.exp_avg", "proto/head", "c"])
 TENSORS = st.builds(lambda n, seed: torch.arange(n) * seed, st.integers(0, 4), st.integers(-3, 3))
 TREES = st.dictionaries(NAMES, TENSORS, min_size=1)
 IDS = st.integers(0, 200_000)
 COUNTS = st.integers(0, 99).map(lambda n: np.full((2, 3, 4), n))
+TABLES = st.dictionaries(IDS, COUNTS, min_size=1).map(ScoreTable)
 
 
 def plain_of(value: object) -> object:
     """Tensors and arrays as their type and numbers."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: plain_of(item) for name, item in value.items()}
     return (type(value), value.dtype, value.tolist()) if isinstance(value, Tensor | np.ndarray) else value
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["change", "with", "only", "others"]), st.dictionaries(st.integers(0, 9), COUNTS))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 3))
+def test_a_table_of_scores_is_a_dict_in_a_matrix(steps: list[tuple[str, dict[int, Any]]], most: int) -> None:
+    table, plain = ScoreTable(), dict[int, Any]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_module, "MOST_CHANGED", most)
+        patch.setattr(state_module, "IN_BLOCK", 2)
+        for step, counts in steps:
+            before, copied = dict(plain), table.copy()
+            if step == "change":
+                # Every second one goes.
+                table.change({i: None if i % 2 else of for i, of in counts.items()})
+                plain = {i: of for i, of in (plain | counts).items() if i not in counts or i % 2 == 0}
+            elif step == "with":
+                table, plain = table.with_counts(ScoreTable(counts)), plain | counts
+            else:
+                table = table.only(np.array(list(counts), dtype=np.int64), others=step == "others")
+                plain = {i: of for i, of in plain.items() if (i in counts) == (step == "only")}
+            np.testing.assert_equal((dict(table), dict(copied)), (plain, before))
+            assert list(table) == table.clients.tolist() == sorted(plain)
+            blocks = np.concatenate([np.zeros((0, 2, 3, 4), np.int64), *table.blocks()])
+            np.testing.assert_array_equal(blocks, [plain[i] for i in sorted(plain)] or blocks)
+
+
+def test_a_table_is_of_few_bytes_a_client() -> None:
+    """Of ten items each and 40 classes, of which a client has up to eight."""
+    rng, tables = np.random.default_rng(0), []
+    for first in range(0, 3000, 100):
+        support = rng.multinomial(5, [1 / 8] * 8 + [0] * 32, (100, 2))
+        counts = np.stack([support, support, support], axis=2)
+        tables.append(ScoreTable(zip(range(first, first + 100), counts)))
+    table = ScoreTable().with_counts(*tables)
+    rows = table._rows
+    assert sum(values.nbytes for values in (table.clients, rows.data, rows.indices, rows.indptr)) < 200 * len(table)
 
 
 @settings(max_examples=50, deadline=None)
@@ -282,7 +346,7 @@ def plain_of(value: object) -> object:
         server=TREES,
         **{name: st.dictionaries(IDS, TREES) for name in ("clients", "inboxes", "downloads")},
         newest=st.dictionaries(IDS, st.integers(0, 99)),
-        scores=st.dictionaries(st.sampled_from(["trained", "global"]), st.dictionaries(IDS, COUNTS, min_size=1)),
+        scores=st.dictionaries(st.sampled_from(["trained", "global"]), TABLES),
         touched=st.dictionaries(IDS, st.booleans()),
         evaluated=st.sampled_from(["", "0f"]),
         first_losses=st.dictionaries(NAMES, st.floats(0, 9)),
@@ -291,4 +355,8 @@ def plain_of(value: object) -> object:
 def test_tensors_and_back(state: FederationState) -> None:
     tensors, plain = state.to_tensors()
     assert all(isinstance(t, Tensor) for t in tensors.values())
+    # A checkpoint of before there were columns.
+    old = {f"scores/{scope}": np.stack(list(table.values())) for scope, table in state.scores.items()}
+    old |= {f"scored/{scope}": torch.tensor(list(table)) for scope, table in state.scores.items()}
+    assert plain_of(read_scores(old)) == plain_of(state.scores)
     assert plain_of(vars(FederationState.from_tensors(tensors, plain))) == plain_of(vars(state))

@@ -80,7 +80,7 @@ def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
     weight = next(t for t in models.values() if t.ndim == 2)
     bias = next(t for t in models.values() if t.ndim == 1)
     (store,) = (tmp_path / "stores").iterdir()
-    file = store / "hops" / "r0.5-k2-float32" / "00000.arrow"
+    (file,) = (store / "hops" / "r0.5-k2-float32").iterdir()
     hop = pa.ipc.open_file(file).get_batch(0).column("hop2").flatten().to_numpy().reshape(-1, 64)
     predicted = (torch.from_numpy(hop.copy()) @ weight.T + bias).argmax(1).numpy()
     assert np.array_equal(predicted, columns["global"][columns["client"] == 0])

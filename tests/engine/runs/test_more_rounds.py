@@ -11,9 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import RunFolder, read_summary, run_path
-from shoal.engine.runs.more_rounds import take_over
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.runs.run import run
+from shoal.engine.runs.run import run, take_over
 from shoal.kept_run import Run
 
 KEPT = {"checkpoint_every": 1, "keep": 2, "keep_best": True, "keep_records": True, "tensorboard": True}
@@ -37,6 +36,8 @@ def files(folder: Path, *kinds: str) -> dict[str, bytes]:
         ({"participation": {"ratio": 0.5}, "algorithm": {"name": "fedgta"}}, 3),
         # The third round was evaluated only because it was the last.
         ({"evaluation": {"every": 2}}, 2),
+        # Or evaluated whole.
+        ({"evaluation": {"every": 1, "clients": "cohort"}, "participation": {"ratio": 0.5}}, 2),
         ({"train": {"schedule": {"name": "ExponentialLR", "gamma": 0.5}}}, 3),
     ],
 )
@@ -48,6 +49,7 @@ def test_more_rounds_end_with_the_bits_of_all_rounds(
     said = capsys.readouterr().err
     assert f"{shorter}: the run of 3 rounds goes on to 5 in {longer}" in said
     assert f"resuming after round {resumed_after}" in said
+    assert said.count("for run.keep_best the best round") == 2 * ("clients" in changes.get("evaluation", {}))
     whole = run(small(tmp_path, 5, "others", **changes))
     assert files(longer, "checkpoints", "best", "records") == files(whole, "checkpoints", "best", "records")
     assert files(longer, "checkpoints")

@@ -18,7 +18,7 @@ from shoal.engine.records.run_folder import CONFIG, SUMMARY, run_path
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
-from shoal.engine.studies.curves import client_accuracies, recorded_mixing
+from shoal.engine.studies.figures import client_accuracies, recorded_mixing
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed

@@ -116,6 +116,7 @@ def test_of_refuses_impossible_runs(configure: Configure, keys: Keys, place: str
     ("keys", "says"),
     [
         ({"participation.trace": "/gone.npy"}, "participation.trace cannot be read"),
+        ({"evaluation.clients": 999}, "evaluation.clients: 999 of"),
         ({"callbacks": [{"name": "tensorbord"}]}, "callbacks: 'tensorbord' is unknown"),
         ({"train.schedule": {"name": "StepLR", "step_size": 1, "gamma": 1e-300}, "rounds": 9}, "train.schedule"),
     ],
@@ -189,7 +190,7 @@ def test_dry_run_of_sparse_features(tmp_path: Path, tiny: Path, status: Callable
     manifest = read_manifest(tmp_path / "store")
     rest = 4 * sum(client.entries for client in manifest.clients) + 16 * 120
     assert (manifest.layout, manifest.feature_values) == ("sparse", 120)
-    hop = sum(file.bytes for file in manifest.hops["r0.5-k1-float32"])
+    hop = manifest.hops["r0.5-k1-float32"].total
     assert hop < 120 * 200 * 4
     assert shown(config)["disk"].startswith(f"{(x + hop + rest) / 1024:.1f} KiB for the store, ")
 

@@ -71,12 +71,16 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 
 def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> None:
-    scopes = {"served": {"last": {"round": 9, "test": TEST}, "best": None}, "global": {"last": {}, "best": None}}
+    last = {"round": 9, "evaluated": 2, "test": TEST}
+    scopes = {"served": {"last": last, "best": None}, "global": {"last": {}, "best": None}}
     lines = printed(show_run, written(tmp_path, summary(**scopes), [{"name": "gcn"}, {"name": "mlp"}], task="graph"))
     assert lines[0].endswith("gcn, mlp")
     assert "weighted by all graphs of" in "\n".join(lines)
     (row,) = [line.split() for line in lines if line.startswith("served ")]
     assert row[2] == "-"
+    # It ended early.
+    assert row[1].endswith("~")
+    assert any("of a sample of clients" in line for line in lines)
     assert not [line for line in lines if line.startswith("global")]
 
 
@@ -85,7 +89,7 @@ def test_the_newest_rounds(tmp_path: Path) -> None:
         scopes = {"trained": {"val": {"nodes": 0.125}}, "served": {"test": {"nodes": 1.0}}}
         return {
             "round": number, "cohort": [1, 2], "loss": None if number == 12 else 0.5, "seconds": {"round": 0.25},
-            "bytes_up": 1024, "bytes_down": 0, **({"scopes": scopes} if number == 11 else {}),
+            "bytes_up": 1024, "bytes_down": 0, **({"scopes": scopes, "evaluated": 2} if number == 11 else {}),
         }  # fmt: skip
 
     (tmp_path / "metrics.jsonl").write_text("".join(sealed(line(number)) + "\n" for number in range(1, 13)))
@@ -94,7 +98,8 @@ def test_the_newest_rounds(tmp_path: Path) -> None:
     rows = [line.split() for line in lines if line.strip()[:1].isdigit() and "KiB" in line]
     assert [row[0] for row in rows] == [str(number) for number in range(3, 13)]
     assert rows[-3] == ["10", "2", "0.5000", "-", "-", "0.250", "1.0", "KiB", "0", "B"]
-    assert rows[-2][3:5] == ["12.50", "-"]
+    assert rows[-2][3:5] == ["12.50~", "-"]
+    assert "best of samples" in lines[-1]
     assert rows[-1][2] == "-"
 
 

@@ -22,8 +22,7 @@ from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
 from shoal.engine.records.summary import scopes_apart
 from shoal.engine.screen.tables import console, show_run
 from shoal.engine.studies import figures
-from shoal.engine.studies.curves import Curve, curve_of, recorded_prototypes
-from shoal.engine.studies.figures import Drawing
+from shoal.engine.studies.figures import Curve, Drawing, curve_of, recorded_prototypes
 from shoal.engine.studies.report import report
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,15 @@ def test_spreads_by_numpy() -> None:
         assert alone is not None
         assert (alone.middle, alone.low, alone.high) == (0.3, None, None)
     assert spread_of([], "mean") is None
+
+
+def test_numbers_of_samples_are_marked() -> None:
+    read = [replace(row, figures={**row.figures, "served.best.evaluated": 2.0}) for row in rows() if row.figures]
+    table = table_of(read, Layout((TEST, "seconds.round_median")))
+    text = table.text()
+    assert text.count("~") == 1 + len(table.rows)
+    assert "best of samples" in text
+    assert "~" not in table_of(rows(), Layout((TEST,))).text()
 
 
 def test_groups_and_their_baselines() -> None:

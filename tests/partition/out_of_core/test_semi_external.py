@@ -12,15 +12,21 @@ from shoal.partition.methods.cover import assert_cover
 from shoal.partition.methods.metis import by_metis
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace, silent
-from shoal.partition.out_of_core import memory, semi_external
-from shoal.partition.out_of_core.balance import balance, fill_lightest, size_bound
+from shoal.partition.out_of_core import semi_external
+from shoal.partition.out_of_core.balance import balance, fill_lightest, refine, size_bound
 from shoal.partition.out_of_core.blocks import Level, blocks
-from shoal.partition.out_of_core.clustering import cluster
-from shoal.partition.out_of_core.contraction import bucket_starts, contract, number_clusters
+from shoal.partition.out_of_core.contraction import bucket_starts, cluster, contract, number_clusters
 from shoal.partition.out_of_core.kaminpar import by_kaminpar, write_parhip
-from shoal.partition.out_of_core.memory import BLOCK, BUCKET, BUFFERS, CODE, OF_NODE, Memory, metis_bytes
-from shoal.partition.out_of_core.refinement import refine
-from shoal.partition.out_of_core.semi_external import by_semi_external
+from shoal.partition.out_of_core.semi_external import (
+    BLOCK,
+    BUCKET,
+    BUFFERS,
+    CODE,
+    OF_NODE,
+    Memory,
+    by_semi_external,
+    metis_bytes,
+)
 from shoal.partition.quality import quality
 from shoal.storage.files import mapped
 from shoal.storage.files.mapped import read
@@ -45,14 +51,14 @@ def test_several_levels_find_what_one_finds(planted, monkeypatch):
 @pytest.mark.parametrize(("block", "bucket"), [(1, 1), (50, 10**6), (10**6, 50)])
 def test_blocks_and_buckets_change_nothing(planted, monkeypatch, block, bucket):
     expected = parts(planted, 12)
-    monkeypatch.setattr(memory.Memory, "of", lambda limit, nodes: memory.Memory(limit, block, bucket))
+    monkeypatch.setattr(semi_external.Memory, "of", lambda limit, nodes: semi_external.Memory(limit, block, bucket))
     np.testing.assert_array_equal(parts(planted, 12), expected)
 
 
 def test_a_limit_that_cannot_be_kept_is_refused_and_nothing_stays_behind(planted, tmp_path, monkeypatch):
     with refused(says="engine.memory_limit is 1MiB"):
         parts(planted, 12, Workspace(tmp_path, memory_limit=1 << 20))
-    monkeypatch.setattr(memory, "OF_METIS_ENTRY", 1 << 20)
+    monkeypatch.setattr(semi_external, "OF_METIS_ENTRY", 1 << 20)
     with refused(says="for 12 clients the coarsest graph"):
         parts(planted, 12, Workspace(tmp_path, memory_limit=256 << 20))
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ from shoal.storage.adapters import (
     to_pyg,
     to_sparse_tensor,
 )
-from shoal.storage.adapters.dgl_graph import WEIGHTS
+from shoal.storage.adapters.libraries import WEIGHTS
 from shoal.storage.datasets.user.unread import Unread
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.pairs import Pairs

@@ -22,7 +22,7 @@ from torch_geometric.transforms import NormalizeFeatures
 from shoal.storage.datasets.domains import domain_of_nodes, joined
 from shoal.storage.datasets.features import features
 from shoal.storage.datasets.features.feature_options import MadeFeatures
-from shoal.storage.datasets.features.made_features import DENSE_NODES, made_features
+from shoal.storage.datasets.features.features import DENSE_NODES, made_features
 from shoal.storage.datasets.readers import npz_graphs, planetoid
 from shoal.storage.datasets.registry import fingerprint, load, record
 from shoal.storage.datasets.sources.source import DataSource, data_root

@@ -16,12 +16,12 @@ from support.errors import refused
 from support.induced_parts import part_of
 from support.shards import adjacency, dense
 
+from shoal.algorithms.models.inputs.neighbourhood import Drawn, draw_neighbours
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.gather import gathered
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import induced, kept_entries
 from shoal.storage.graph.layout import Layout
-from shoal.storage.graph.neighbour_sampling import Drawn, draw_neighbours
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.bounds import check_rows
 

@@ -13,7 +13,7 @@ from support.induced_parts import csr_rows
 from support.shards import dense
 from torch_geometric.nn import SGConv
 
-from shoal.storage.graph import propagation, sparse_hops
+from shoal.storage.graph import propagation
 from shoal.storage.graph.propagation import hops, propagate
 from shoal.storage.graph.rows import CsrRows, dense_bytes, sparse_bytes
 from shoal.storage.kernels.spmm import converts_halves
@@ -235,10 +235,7 @@ def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: f
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("weights", ["none", "ones", "drawn"])
 @pytest.mark.parametrize(("r", "width", "share"), [(0.5, 900, 0.01), (0.0, 30, 0.1), (1.0, 7, 0.02), (0.3, 300, 0)])
-def test_bits_of_the_dense_kernel(
-    dtype: Any, r: float, width: int, share: float, weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sparse_hops, "BLOCK_VALUES", 1000)
+def test_bits_of_the_dense_kernel(dtype: Any, r: float, width: int, share: float, weights: str) -> None:
     rng = np.random.default_rng(0)
     x = ((rng.random((60, width)) < share) * rng.standard_normal((60, width))).astype(dtype)
     x[:5] = 0

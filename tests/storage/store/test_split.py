@@ -119,14 +119,14 @@ def test_rows_that_no_split_has(tmp_path: Path, parts: tuple[list[int], ...], fa
     path = tmp_path / "a.arrow"
     record = write_split(path, Split(*(np.array(part, dtype=np.int32) for part in parts)))
     with refused(path, says=fault):
-        open_split(path, 3, record, whole=True)
+        open_split(path, 3, record, LIMITS)
     rows = pa.ListArray.from_arrays(pa.array([0, 3, 2, 3], pa.int32()), pa.array([0, 1, 2], pa.int32()))
     arrow_file.write(path, "split", {"rows": rows})
     with refused(path, says="not three parts"):
         open_split(path, 3)
     write_split(path, from_codes(np.array([1, 2, 3])))
     with refused(path, says="the manifest"):
-        open_split(path, 3, record, whole=True)
+        open_split(path, 3, record, LIMITS)
     with refused(path, says="rows outside the shard"):
         open_split(path, 2)
 

@@ -19,6 +19,7 @@ from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.arrow_file import FileRecord, record_of
+from shoal.storage.store.client_table import Clients, Files, SplitRecord
 from shoal.storage.store.hops import hops_bytes, write_hops
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.store import Store
@@ -37,7 +38,8 @@ def store(make_store: Callable[..., Store]) -> Store:
 def test_clients_of_any_size(store: Store) -> None:
     on_disk = {path.relative_to(store.path) for path in store.path.rglob("*.arrow")}
     assert {path for path, _ in store.files()} == on_disk
-    assert len(on_disk) == 9
+    # Three kinds, and a table of each.
+    assert len(on_disk) == 9 + 3
     assert [store.shard(client).nodes for client in range(store.clients)] == [20, 9, 1]
     assert store.shard(2).entries == 0
     assert [hop.shape for hop in store.hops(KERNEL, 2)] == [(1, 3), (1, 3)]
@@ -105,7 +107,7 @@ def test_threads_check_a_file_once(store: Store, monkeypatch: pytest.MonkeyPatch
 def test_hops_of_another_shard(store: Store) -> None:
     path = store.path / f"hops/{KERNEL}/00000.arrow"
     record = write_hops(path, store.shard(1), PropagationOptions(2))
-    hops = {KERNEL: [record, *store.manifest.hops[KERNEL][1:]]}
+    hops = {KERNEL: Files.of([record, *list(store.manifest.hops[KERNEL])[1:]])}
     replace(store.manifest, hops=hops).write(store.path)
     for first_read in (True, False):
         with refused(path, says="9 rows for a shard of 20"):
@@ -127,7 +129,7 @@ def noted(make_store: Callable[..., Store]) -> Store:
 def test_a_sound_store_has_no_fault(noted: Store) -> None:
     steps: list[None] = []
     assert verify(noted, lambda: steps.append(None)) == []
-    assert len(steps) == files_to_verify(noted) == 10
+    assert len(steps) == files_to_verify(noted) == 13
     assert unnamed_files(noted) == []
 
 
@@ -190,13 +192,15 @@ def test_content_is_of_what_a_run_reads(manifest: Manifest) -> None:
     for same in (more, replace(manifest, provenance={"created": "today"}, quality={"cut_fraction": 1})):
         assert same.content(SPLIT, KERNEL) == content
     file, client = FileRecord(1, "0" * 32), manifest.clients[0]
+    rows, files = split.counts.tolist(), list(split.files)
     changes = ({"identity": {}}, {"nodes": 31}, {"features": 4}, {"classes": 3}, {"dtype": "float16"})
     others = [
         *(replace(manifest, **change) for change in changes),
-        replace(manifest, clients=[replace(client, file=file), *manifest.clients[1:]]),
-        replace(manifest, splits={SPLIT: replace(split, files=[file, *split.files[1:]])}),
-        replace(manifest, splits={SPLIT: replace(split, counts=[[1, 1, 1], *split.counts[1:]])}),
-        replace(manifest, hops={KERNEL: [file, *hops[1:]]}),
+        replace(manifest, clients=Clients.of([replace(client, file=file), *list(manifest.clients)[1:]])),
+        replace(manifest, splits={SPLIT: SplitRecord(rows, 1, split.files)}),
+        replace(manifest, splits={SPLIT: SplitRecord(rows, 0, Files.of([file, *files[1:]]))}),
+        replace(manifest, splits={SPLIT: SplitRecord([[1, 1, 1], *rows[1:]], 0, split.files)}),
+        replace(manifest, hops={KERNEL: Files.of([file, *list(hops)[1:]])}),
     ]
     contents = [other.content(SPLIT, KERNEL) for other in others]
     assert len({content, *contents}) == len(others) + 1
@@ -210,7 +214,7 @@ def test_content_is_of_what_a_run_reads(manifest: Manifest) -> None:
         (b"", "damaged"),
         (b'{"format": 1,', "damaged"),
         (b"\xff\xfe\x00", "damaged"),
-        *((sealed({"format": version}).encode(), "not a manifest of format 2") for version in (1, 3, "2", None)),
+        *((sealed({"format": version}).encode(), "not a manifest of format 3") for version in (1, 4, "3", None)),
         (b'{"format": 1, "clients": []}', "made by an older Shoal"),
     ],
 )
@@ -248,7 +252,7 @@ def test_other_items_are_written(tmp_path: Path, manifest: Manifest, kind: str, 
     optional = {"graphs", "pairs", "weighted", "layout", "domains", "label_names"}
     assert not optional & set(unsealed((tmp_path / NAME).read_text()))
     clients = [replace(client, **{kind: number}) for number, client in enumerate(manifest.clients)]
-    many = replace(manifest, clients=clients, **{kind: 3})
+    many = replace(manifest, clients=Clients.of(clients), **{kind: 3})
     many.write(tmp_path)
     again = read_manifest(tmp_path)
     assert [p.name for p in tmp_path.glob("manifest*")] == [NAME]
@@ -256,3 +260,32 @@ def test_other_items_are_written(tmp_path: Path, manifest: Manifest, kind: str, 
     assert (again.limits.graphs, again.limits.pairs) == ((3, False) if kind == "graphs" else (None, True))
     assert [client.items for client in again.clients] == [0, 1, 2]
     assert many.content(SPLIT, KERNEL) != manifest.content(SPLIT, KERNEL)
+
+
+def test_a_manifest_without_tables_is_read(make_store: Callable[..., Store]) -> None:
+    """As it was before there were packs, with the content that it had then."""
+    store = make_store()
+    manifest = store.manifest
+    plain = unsealed((store.path / NAME).read_text())
+    plain["format"] = 2
+    plain["clients"] = [
+        {key: value for key, value in asdict(each).items() if value is not None} for each in manifest.clients
+    ]
+    plain["splits"] = {
+        name: {
+            "counts": split.counts.tolist(), "without_training": [2], "unreachable": 0,
+            "files": [asdict(each) for each in split.files],
+        }
+        for name, split in manifest.splits.items()
+    }  # fmt: skip
+    plain["hops"] = {name: [asdict(each) for each in files] for name, files in manifest.hops.items()}
+    (store.path / NAME).write_text(sealed(plain))
+    for table, _ in manifest.tables():
+        (store.path / table).unlink()
+    old = Store(store.path)
+    assert old.manifest == manifest
+    (split,), (kernel,) = manifest.splits, manifest.hops
+    assert old.manifest.content(split, kernel) == "d0d5bce9a8609e080275ccf0ff73b754"
+    assert (verify(old), unnamed_files(old)) == ([], [])
+    old.manifest.write(store.path)
+    assert read_manifest(store.path) == manifest

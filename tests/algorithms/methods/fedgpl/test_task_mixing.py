@@ -9,8 +9,7 @@ import pytest
 import torch
 from support.plain_hidta import by_loops
 
-from shoal.algorithms.methods.fedgpl.fedgpl import FedGPL, laplace, noised
-from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights, transferability
+from shoal.algorithms.methods.fedgpl.fedgpl import FedGPL, Trained, laplace, noised, task_weights, transferability
 
 TASKS = [0, 2, 0, 1, 2]
 

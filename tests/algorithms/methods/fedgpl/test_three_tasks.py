@@ -10,7 +10,7 @@ import torch
 from support.fixtures import Make
 from support.plain_hidta import by_loops
 
-from shoal.algorithms.methods.fedgpl.task_mixing import Trained
+from shoal.algorithms.methods.fedgpl.fedgpl import Trained
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan

@@ -362,7 +362,7 @@ def test_classifiers_alone_and_no_mixing(start: Start, keys: dict[str, Any]) -> 
 def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str) -> None:
     """With a huge epsilon, and a clip beyond all rows, rounds are nearly those without."""
     options = {"algorithm.noise": noise, "algorithm.epsilon": 1e9, "algorithm.clip": 50.0}
-    plain, faint = start(keys), start({**keys, **options, "algorithm.noise_down": True})
+    plain, faint = start(keys), start({**keys, **options})
     loud = start({**keys, **options, "algorithm.epsilon": 1.0})
     again = start({**keys, **options, "algorithm.epsilon": 1.0})
     lines = [[server.round() for _ in ONLINE] for server in (plain, faint, loud, again)]

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpg.fedpg import FedPG
-from shoal.algorithms.methods.fedpg.server_targets import Uploads, draw_queries, personal_targets
+from shoal.algorithms.methods.fedpg.fedpg import FedPG, Uploads, draw_queries, personal_targets
 
 B, L, C, H = 7, 2, 3, 4
 

@@ -18,12 +18,18 @@ from support.small_fedsage_plus import DEFAULTS, Person, of_others
 from support.sparse_rows import sparse as as_sparse
 
 from shoal.algorithms.base import Client, Replies, Upload
-from shoal.algorithms.methods.fedsage_plus import matching
-from shoal.algorithms.methods.fedsage_plus.client_generator import ClientGenerator, GeneratorOptions
+from shoal.algorithms.methods.fedsage_plus import client_generator
+from shoal.algorithms.methods.fedsage_plus.client_generator import (
+    ClientGenerator,
+    GeneratorOptions,
+    impaired,
+    nearest_hidden,
+    nearest_lost,
+    others_loss,
+    own_loss,
+)
 from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
 from shoal.algorithms.methods.fedsage_plus.generator import GeneratedFeatures, fresh_generator
-from shoal.algorithms.methods.fedsage_plus.impaired import impaired
-from shoal.algorithms.methods.fedsage_plus.matching import nearest_hidden, nearest_lost, others_loss, own_loss
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.rng import key
@@ -425,10 +431,10 @@ class Made:
             np.testing.assert_allclose(part.grad, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("block", [matching.BLOCK, 5 * WIDTH, 1])
+@pytest.mark.parametrize("block", [client_generator.BLOCK, 5 * WIDTH, 1])
 def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Values, and gradients, with any number of pairs at a time."""
-    monkeypatch.setattr(matching, "BLOCK", block)
+    monkeypatch.setattr(client_generator, "BLOCK", block)
     a, x, matched = dense(view), view.x.double().numpy(), []
     for seed in range(4):
         shown = impaired(view, 0.5, seed)
@@ -455,9 +461,9 @@ def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block
     assert 0 < sum(matched) < len(matched)
 
 
-@pytest.mark.parametrize("block", [matching.BLOCK, 1])
+@pytest.mark.parametrize("block", [client_generator.BLOCK, 1])
 def test_of_two_equally_near_the_first_counts(make_view: MakeView, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(matching, "BLOCK", block)
+    monkeypatch.setattr(client_generator, "BLOCK", block)
     x = np.array([[0.0], [1.0], [-1.0], [1.0], [5.0]], dtype=np.float32)
     view = make_view(5, [(4, 1), (4, 2), (4, 3), (0, 3)], [0] * 5, [4], 1, x)
     seed = next(s for s in range(2000) if impaired(view, 0.79, s).hidden_H.tolist() == [1, 2, 3])
@@ -470,10 +476,10 @@ def test_of_two_equally_near_the_first_counts(make_view: MakeView, monkeypatch: 
     assert shown.hidden_H[of_all].tolist() == [1, 1, 1, 2]
 
 
-@pytest.mark.parametrize("block", [matching.BLOCK, 2 * 9, 1])
+@pytest.mark.parametrize("block", [client_generator.BLOCK, 2 * 9, 1])
 @pytest.mark.parametrize("sparse", [True, False])
 def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyPatch, block: int, sparse: bool) -> None:
-    monkeypatch.setattr(matching, "BLOCK", block)
+    monkeypatch.setattr(client_generator, "BLOCK", block)
     shown = impaired(view, 0.4, 0)
     if sparse:
         shown = shown._replace(x_HF=as_sparse(shown.x_HF))

@@ -262,18 +262,17 @@ def test_the_word_off_is_no_truth_value(tmp_path: Path, method: str, option: str
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "says"),
+    ("name", "options", "place", "says"),
     [
-        ("Mine", {"keep": 2}, "keep must lie in [0, 1]"),
-        *(
-            ("fedgta", wrong, "must be 1 to 1000")
-            for wrong in ({"orders": 0}, {"orders": 10**12}, {"lp_steps": 10**12})
-        ),
+        ("Mine", {"keep": 2}, "Mine", "keep must lie in [0, 1]"),
+        ("fedgta", {"orders": 0}, "algorithm.orders", "greater than or equal to 1, found 0"),
+        ("fedgta", {"orders": 10**12}, "algorithm.orders", "less than or equal to 1000"),
+        ("fedgta", {"lp_steps": 10**12}, "algorithm.lp_steps", "less than or equal to 1000"),
     ],
 )
-def test_out_of_range_says_so(mine: str, name: str, options: dict[str, Any], says: str) -> None:
-    name = f"{mine}:{name}" if name == "Mine" else name
-    with refused("algorithm", name, says=says):
+def test_out_of_range_says_so(mine: str, name: str, options: dict[str, Any], place: str, says: str) -> None:
+    name, place = (f"{mine}:{name}", f"{mine}:{name}") if name == "Mine" else (name, place)
+    with refused(place, says=says):
         load(describe(name, options))
 
 

@@ -16,7 +16,7 @@ from torch_geometric.nn.aggr import AttentionalAggregation
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.layers.readout import Pooling, Readout
 from shoal.storage.store.view import View
 

@@ -16,7 +16,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, all_nodes
-from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions

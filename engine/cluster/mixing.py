@@ -1,0 +1,143 @@
+"""Mixing on hosts: large uploads stay on the machines of the visits, in blocks of columns, and hosts multiply these."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from torch import Tensor
+
+from shoal.algorithms.protocol import Reduce
+from shoal.engine.hosts.backend import ServerLost
+from shoal.engine.messages.cell import Outcome
+from shoal.engine.rounds.reduction import TILE, Mixed, Uploads, mixed, not_finite, require_one_shape, require_one_type
+
+# Bytes of a block of a row at least, and so of an upload that is mixed on hosts: Ray sends results below 1 MiB to the
+# server, and less is sent sooner than a call for each block is answered.
+LEAST_OF_A_BLOCK = 5 * 2**18
+# At most: each is a result for every client.
+BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Uploads of an entry by some clients, in a cluster's memory.
+
+    Attributes:
+        entry: Its name.
+        ids: The clients.
+        shape: Of an upload.
+        dtype: Of an upload.
+        refs: References to blocks of columns, `[clients, columns]`, or their places in a list of references.
+        pool: The `RayPool` whose hosts mix them.
+    """
+
+    entry: str
+    ids: Sequence[int]
+    shape: torch.Size
+    dtype: torch.dtype
+    refs: Sequence[Any]
+    pool: Any = None
+
+    def whole(self, parts: "Sequence[Blocks]") -> Uploads:
+        return UploadsOnHosts(parts)
+
+
+def split(uploads: Tensor, count: int) -> list[Tensor]:
+    """Blocks of columns of uploads `[clients, …]`, whole tiles each, some of them empty where there are few."""
+    flat = uploads.reshape(len(uploads), -1)
+    tiles = -(-flat.shape[1] // TILE)
+    edges = [TILE * (block * tiles // count) for block in range(count)] + [flat.shape[1]]
+    return [flat[:, start:stop].clone() for start, stop in pairwise(edges)]
+
+
+def mixes(up: Mapping[str, Reduce]) -> list[str]:
+    """Entries of uploads that are mixed."""
+    return [entry for entry, how in up.items() if how is Reduce.MIX]
+
+
+def take_blocks(outcome: Outcome, up: Mapping[str, Reduce], at: int = 0) -> list[Tensor]:
+    """Takes large uploads out of an outcome, which is left with the places of their blocks in a list, from `at` on."""
+    found: list[Tensor] = []
+    for entry in mixes(up):
+        uploads = outcome.tensors.get(entry)
+        if uploads is not None and (size := uploads[0].nbytes) >= LEAST_OF_A_BLOCK:
+            count = min(BLOCKS, size // LEAST_OF_A_BLOCK)
+            places = range(at + len(found), at + len(found) + count)
+            outcome.blocks[entry] = [Blocks(entry, outcome.ids, uploads.shape[1:], uploads.dtype, places)]
+            found += split(outcome.tensors.pop(entry), count)
+    return found
+
+
+def multiplied(rows: Tensor, order: Sequence[int], gives: bool, blocks: Sequence[Tensor]) -> list[Any]:
+    """Whether a product is finite, and the product: its rows one by one if it `gives` them to clients, or all in one.
+
+    Args:
+        rows: `[k, clients]`.
+        order: Of the rows of all `blocks` together, that of the clients.
+        gives: See above.
+        blocks: Uploads `[some clients, columns]`.
+    """
+    uploads = [upload for block in blocks for upload in block]
+    out = [uploads[0].new_empty(len(uploads[0])) for _ in rows]
+    mixed(rows, [uploads[place] for place in order], out)
+    finite = all(bool(torch.isfinite(row).all()) for row in out)
+    return [finite, *(out if gives else [torch.stack(out)])]
+
+
+class UploadsOnHosts(Uploads):
+    """See `Uploads`; in a cluster's memory."""
+
+    def __init__(self, parts: Sequence[Blocks]) -> None:
+        """Takes the parts of all cells; raises a ShoalError if shapes or types differ."""
+        ids = [i for part in parts for i in part.ids]
+        self._order = sorted(range(len(ids)), key=ids.__getitem__)
+        self.shape, self.dtype, self.clients = parts[0].shape, parts[0].dtype, len(ids)
+        first = parts[0]
+        for part in parts:
+            require_one_shape(first.entry, [(one.ids[0], one.shape) for one in (first, part)])
+            require_one_type(first.entry, [(one.ids[0], one.dtype) for one in (first, part)])
+        self._pool, self._parts, self._entry = first.pool, parts, first.entry
+
+    def product(self, rows: Tensor) -> Tensor:
+        blocks = [ray.get(block[0]) for block in self._multiplied(rows, gives=False)]
+        return torch.cat(blocks, dim=1).reshape((len(rows), *self.shape))
+
+    def give(self, rows: Tensor) -> list[Mixed]:
+        blocks = self._multiplied(rows, gives=True)
+        self._parts = ()
+        nbytes = self.shape.numel() * self.dtype.itemsize
+        return [Mixed(refs, self.shape, nbytes) for refs in zip(*blocks)]
+
+    def _multiplied(self, rows: Tensor, gives: bool) -> list[list[Any]]:
+        """References to the product by block; raises a ShoalError if it is not finite."""
+        hosts, threads = sorted(self._pool.roster.ready), self._pool.job.threads
+        blocks = list(zip(*(part.refs for part in self._parts)))
+        calls = []
+        for number, refs in enumerate(blocks):
+            host = self._pool.roster.hosts[hosts[number * len(hosts) // len(blocks)]]
+            call = host.multiply.options(num_returns=1 + (len(rows) if gives else 1))
+            calls.append(call.remote(rows, self._order, gives, threads, *refs))
+        return [self._result(call, rows, gives, refs) for call, refs in zip(calls, blocks)]
+
+    def _result(self, call: Sequence[Any], rows: Tensor, gives: bool, refs: Sequence[Any]) -> list[Any]:
+        try:
+            try:
+                finite = ray.get(call[0], timeout=self._pool.timeout)
+                products = list(call[1:])
+            except RayTaskError:
+                raise
+            except RayError:
+                # The host died, or is silent; the uploads outlive it.
+                finite, *here = multiplied(rows, self._order, gives, ray.get(list(refs)))
+                products = [ray.put(t) for t in here]
+        except (RayTaskError, ObjectLostError) as error:
+            if isinstance(getattr(error, "cause", error), ObjectLostError):
+                raise ServerLost("uploads were lost with their machine") from error
+            raise
+        if not finite:
+            raise not_finite("the result of Mix", self._entry)
+        return products

@@ -1,0 +1,351 @@
+"""A run at an address: its folder on this machine is brought from there, and after every checkpoint sent there.
+
+At the address, `objects/` has files by the XXH3-128 of their content, `run.json` their paths in the folder, and
+`drivers/` an object for each driver at work, which shows itself every few seconds. Files are sent before `run.json`
+names them, and removed after it does not any more: what a kill leaves at any moment is the run as it was.
+"""
+
+import fcntl
+import logging
+import os
+import platform
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import psutil
+import xxhash
+
+from shoal.engine.config.config_text import CONFIG
+from shoal.engine.records import checkpoint
+from shoal.engine.records.checkpoint import ADDRESS, PLAIN, SUFFIX
+from shoal.engine.records.remote_parts import OBJECTS, WAY_OUT, no_room, sizes_at
+from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, RunFolder
+from shoal.engine.screen.progress import say
+from shoal.storage.errors import FetchError, ShoalError
+from shoal.storage.files.addresses import AT_ONCE, TRIES, Folder
+from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.digest import CHUNK, text_digest
+from shoal.storage.files.disk import LOCK
+from shoal.storage.files.places import cache_folder
+
+log = logging.getLogger(__name__)
+LIST, FORMAT = "run.json", 1
+OF_CHECKPOINTS = (CHECKPOINTS, checkpoint.BEST)
+# What is of this machine, or is made of the rest.
+NOT_SENT = re.compile(rf"\.lock|\.address|{LIST}|(report|export)/.*|.*\.(unfinished|unusable\d*|part)(/.*)?")
+# A driver shows itself, and one that does not is gone, after so many seconds.
+BETWEEN_SIGNS, GONE_AFTER, BETWEEN_LOOKS = 10.0, 60.0, 1.0
+DRIVERS = "drivers"
+
+
+class Seat:
+    """The one place of who writes a run at an address, from when it is made until it is closed."""
+
+    def __init__(self, folder: Folder) -> None:
+        """Raises ShoalError: a driver that was there before shows itself; FetchError."""
+        self._folder, self._machine = folder, _machine()
+        self._name = f"{DRIVERS}/{self._machine}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._closed = threading.Event()
+        # All times are those of the object store.
+        folder.put(self._name, b"")
+        self._signs = threading.Thread(target=self._show, daemon=True)
+        self._signs.start()
+        try:
+            self._await()
+        except BaseException:
+            self.close()
+            raise
+
+    def is_ours(self) -> bool:
+        """Whether no other driver took the place of this one, which was silent for too long. Raises FetchError."""
+        return self._name in self._drivers()
+
+    def close(self) -> None:
+        """Leaves the place to others."""
+        self._closed.set()
+        # A sign that is under way would stay behind.
+        self._signs.join(BETWEEN_SIGNS)
+        with suppress(FetchError):
+            self._folder.delete(self._name)
+
+    def _drivers(self) -> dict[str, float]:
+        infos = self._folder.listed(DRIVERS).items()
+        return {name: info.mtime.timestamp() for name, info in infos if info.size is not None}
+
+    def _await(self) -> None:
+        """Waits for who was there before, unless it is gone."""
+        first, began = self._drivers(), time.monotonic()
+        for other, shown in first.items():
+            silent = first[self._name] - shown
+            if other == self._name or silent < 0:
+                continue
+            machine, process, _ = other.removeprefix(f"{DRIVERS}/").rsplit("-", 2)
+            gone = machine == self._machine and (int(process) == os.getpid() or not psutil.pid_exists(int(process)))
+            if not gone and silent < GONE_AFTER:
+                say(f"{self._folder}: a driver on {machine} was there {silent:.0f} s ago; waiting whether it is gone")
+            while not gone and self._drivers().get(other) == shown:
+                gone = silent + time.monotonic() - began > GONE_AFTER
+                self._closed.wait(BETWEEN_LOOKS)
+            if not gone and other in self._drivers():
+                raise ShoalError(
+                    str(self._folder),
+                    f"another driver writes this run, process {process} on {machine}; wait for it, or change name or "
+                    "run.root",
+                )
+            self._folder.delete(other)
+
+    def _show(self) -> None:
+        while not self._closed.wait(BETWEEN_SIGNS):
+            with suppress(FetchError):
+                if not self.is_ours():
+                    return
+                self._folder.put(self._name, b"")
+
+
+def _machine() -> str:
+    """A name of this machine, and of the processes that can be seen in it."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    seen = f"{boot.read_text() if boot.exists() else ''} {os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{platform.node()}-{text_digest(seen)[:8]}"
+
+
+class RemoteRun:
+    """The one writer of a run at an address, from its folder on this machine."""
+
+    def __init__(self, address: str, folder: RunFolder, fresh: bool) -> None:
+        """Takes the run, and brings what is newer there into the folder, unless it starts `fresh`.
+
+        Raises ShoalError: another driver writes it, or the address is out of reach.
+        """
+        self._run, self._folder = folder, Folder(address, WAY_OUT)
+        self._unsent: Exception | None = None
+        self._listed: dict[str, Any] = {}
+        (folder.path / ADDRESS).write_text(address)
+        folder.place, folder.send = address, self.send
+        self._seat = Seat(self._folder)
+        try:
+            self._begin(fresh)
+        except BaseException:
+            self._seat.close()
+            raise
+
+    def _begin(self, fresh: bool) -> None:
+        path, there = self._run.path, None if fresh else read_list(self._folder)
+        here = _list_here(path)
+        self._generation = secrets.token_hex(4) if fresh else (there or here).get("generation", secrets.token_hex(4))
+        if not there:
+            return
+        done = (self._run.finished, checkpoint.newest_round(self._run.checkpoints))
+        same = here.get("generation") == self._generation
+        if not same or done <= (SUMMARY in there["files"], there["round"]):
+            if not same:
+                self._run.clear()
+            bring(self._folder, there, path)
+            self._listed = there
+            return
+        say(f"{path}: is ahead of {self._folder}, and is sent there")
+        self._send()
+
+    def clear(self) -> None:
+        """Removes the list of an earlier run; its files go with the next one. Raises FetchError."""
+        self._folder.delete(LIST)
+        (self._run.path / LIST).unlink(missing_ok=True)
+
+    def send(self) -> None:
+        """Sends what is new. Where that fails, a line says so, and the run goes on.
+
+        Raises ShoalError: another driver took the run over.
+        """
+        try:
+            self._send()
+            self._unsent = None
+        except (FetchError, OSError) as error:
+            self._unsent = error
+            line = f"{error}; the run goes on, and is in {self._run.path} alone until it can be sent"
+            say(line)
+            log.warning(line)
+
+    def finish(self) -> None:
+        """Sends the finished run. Raises ShoalError: it cannot be."""
+        self.send()
+        if self._unsent is not None:
+            raise ShoalError(
+                self._run.path,
+                f"the run is finished, and could not be sent ({self._unsent}); the same command again sends it",
+            )
+
+    def close(self) -> None:
+        """Sends the log, if the address takes it, and leaves the run to others."""
+        if self._unsent is None and (self._run.path / CONFIG).exists():
+            with suppress(ShoalError, OSError):
+                self._send()
+        self._seat.close()
+
+    def _send(self) -> None:
+        if not self._seat.is_ours():
+            raise ShoalError(
+                str(self._folder),
+                "another driver took this run over while this one was silent; this one ends, and leaves its files in "
+                f"{self._run.path}",
+            )
+        there = sizes_at(self._folder)
+        files = self._files(there)
+        if files == self._listed.get("files"):
+            return
+        missing = {xxh3: (name, size) for name, (size, xxh3) in files.items() if there.get(xxh3) != size}
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            sent = [
+                threads.submit(self._folder.send, f"{OBJECTS}/{xxh3}", self._run.path / name, size)
+                for xxh3, (name, size) in missing.items()
+            ]
+        for each in sent:
+            each.result()
+        newest = checkpoint.newest_round(self._run.checkpoints)
+        listed = {"format": FORMAT, "generation": self._generation, "round": newest, "files": files}
+        text = sealed(listed)
+        self._folder.put(LIST, text.encode())
+        (self._run.path / LIST).write_text(text)
+        self._listed = listed
+        with suppress(FetchError):
+            for xxh3 in there.keys() - {xxh3 for _, xxh3 in files.values()}:
+                self._folder.delete(f"{OBJECTS}/{xxh3}")
+
+    def _files(self, there: Mapping[str, int | None]) -> dict[str, list[Any]]:
+        """Size and digest of each file of the run, by its path; those that hosts sent are at the address alone.
+
+        A checkpoint of which a file is nowhere is left out. Of a file that grows meanwhile its beginning counts.
+        """
+        path = self._run.path
+        names = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if _is_sent(file, path)}
+        # As checkpoints say; what is there already is not read again.
+        digests: dict[str, str] = {}
+        for name in [name for name in names if name.endswith(f"/{PLAIN}")]:
+            with suppress(ValueError, KeyError):
+                of_state = unsealed(names[name].read_bytes())["files"]
+                digests |= {f"{PurePosixPath(name).parent}/{part}": xxh3 for part, xxh3 in of_state.items()}
+        found = {name: [there[xxh3], xxh3] for name, xxh3 in digests.items() if there.get(xxh3) is not None}
+        for name in names.keys() - found.keys():
+            size = names[name].stat().st_size
+            found[name] = [size, _digest(names[name], size)]
+        for name in digests.keys() - found.keys():
+            log.warning("%s/%s is neither here nor in %s; this checkpoint is not sent", path, name, self._folder)
+            folder = f"{PurePosixPath(name).parent}/"
+            found = {other: record for other, record in found.items() if not other.startswith(folder)}
+        return found
+
+
+def _is_sent(file: Path, path: Path) -> bool:
+    name = file.relative_to(path).as_posix()
+    return file.is_file() and not file.is_symlink() and not NOT_SENT.fullmatch(name)
+
+
+def _digest(file: Path, size: int) -> str:
+    hasher = xxhash.xxh3_128()
+    with file.open("rb") as content:
+        while chunk := content.read(min(CHUNK, size)):
+            hasher.update(chunk)
+            size -= len(chunk)
+    return hasher.hexdigest()
+
+
+def read_list(folder: Folder) -> dict[str, Any]:
+    """What `run.json` at an address says; empty where there is none. Raises FetchError; ShoalError: it is damaged."""
+    if LIST not in folder.sizes():
+        return {}
+    fault: Exception | None = None
+    # A driver may write it between the question for its size and that for its content.
+    for _ in range(TRIES):
+        try:
+            found = unsealed(folder.content(LIST))
+            if found["format"] == FORMAT:
+                return found
+            fault = ValueError(f"format {found['format']} of another version of Shoal, this one reads {FORMAT}")
+        except (ValueError, KeyError) as error:
+            fault = error
+    raise ShoalError(f"{folder}/{LIST}", f"damaged ({fault}); {WAY_OUT}")
+
+
+def _list_here(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        return unsealed((path / LIST).read_bytes())
+    return {}
+
+
+def bring(folder: Folder, there: Mapping[str, Any], path: Path) -> None:
+    """Makes a folder of this machine as a list says, but for tensors of checkpoints: who reads these fetches them.
+
+    Raises FetchError: the address is out of reach, or a file there is missing or another one, or there is no room.
+    """
+    files = {name: record for name, record in there["files"].items() if ".." not in PurePosixPath(name).parts}
+    earlier = _list_here(path).get("files", {}).keys() - files.keys()
+    try:
+        for name in earlier:
+            (path / name).unlink(missing_ok=True)
+        for part in OF_CHECKPOINTS:
+            states = [name for name in files if name.startswith(f"{part}/") and name.endswith(PLAIN)]
+            same = [name.split("/")[1] for name in states if _is_as(path / name, files[name])]
+            checkpoint.keep_only(path / part, {int(name.rpartition("-")[2]) for name in same})
+        small = [name for name in files if name.split("/")[0] not in OF_CHECKPOINTS or not name.endswith(SUFFIX)]
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            list(threads.map(partial(_bring_one, folder, path, files), small))
+        (path / LIST).write_text(sealed(there))
+    except OSError as error:
+        raise no_room(path, error) from error
+
+
+def _bring_one(folder: Folder, path: Path, files: Mapping[str, list[Any]], name: str) -> None:
+    file, (size, xxh3) = path / name, files[name]
+    if _is_as(file, files[name]):
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    folder.fetch(f"{OBJECTS}/{xxh3}", size, xxh3, part)
+    os.replace(part, file)
+
+
+def _is_as(file: Path, record: list[Any]) -> bool:
+    size, xxh3 = record
+    return file.exists() and file.stat().st_size == size and _digest(file, size) == xxh3
+
+
+def copies_of(address: str) -> list[Path]:
+    """Folders of this machine for a run at an address: for commands that read it, and for its driver."""
+    root, _, name = str(Folder(address)).rpartition("/")
+    return [cache_folder() / kind / text_digest(root) / name for kind in ("copies", "runs")]
+
+
+def copy_of(address: str, root: Path | None = None) -> Path:
+    """The folder of a run at an address, as it is there now, as a copy on this machine, in `root` or in the cache.
+
+    Raises FetchError.
+    """
+    folder = Folder(address, WAY_OUT)
+    path = copies_of(address)[0]
+    path, root = (path, path.parent) if root is None else (root / path.name, root)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / LOCK).touch()
+        (path / ADDRESS).write_text(address)
+        lock = (root / LOCK).open("a")
+    except OSError as error:
+        raise no_room(path, error) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for tries in range(TRIES):
+            there = read_list(folder)
+            try:
+                bring(folder, there, path)
+                break
+            except FetchError:
+                # The run went on meanwhile.
+                if tries == TRIES - 1 or read_list(folder) == there:
+                    raise
+    return path

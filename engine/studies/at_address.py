@@ -1,0 +1,153 @@
+"""What commands do with runs and stores at addresses: copy, list, verify and remove them."""
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from shoal.engine.config.sizes import size
+from shoal.engine.runs.remote_run import DRIVERS, LIST, Seat, copies_of, copy_of
+from shoal.engine.runs.verify import verify_folder
+from shoal.engine.screen.progress import progress, say
+from shoal.engine.studies.listing import Kept, listed
+from shoal.engine.studies.removal import FILES
+from shoal.storage.errors import FetchError, ShoalError
+from shoal.storage.files.addresses import AT_ONCE, Folder, below
+from shoal.storage.files.places import cache_folder
+from shoal.storage.options.types import address_fault
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.remote_store import Remote, RemoteStore, files_below
+
+# Paths below an address of what Shoal writes there, by kind; what makes it one of that kind.
+THERE = {"run": (rf"{LIST}|(objects|{DRIVERS})/[^/]+",), "store": FILES["store"]}
+MARKS = {"run": LIST, "store": NAME}
+
+
+def local_copy(address: str) -> Path:
+    """A folder of this machine for a run or a store at an address: small files, and manifests, as they are there now.
+
+    Raises ShoalError: there is neither; FetchError.
+    """
+    kind = _kind(address)
+    return copy_of(address) if kind == "run" else _store(address).path
+
+
+def kept_at(address: str) -> list[Kept]:
+    """The run or the store at an address, or those in the folders there; a line for each that cannot be read."""
+    inside = [path for path, size in _folder(address).sizes().items() if size is None]
+    places = [address, *(below(address, path) for path in inside)]
+    found = []
+    for place in places:
+        try:
+            if kind := _kind_of(Folder(place)):
+                found.append(Kept(kind, local_copy(place), _change(place)))
+        except ShoalError as error:
+            if place == address:
+                raise
+            say(error.line)
+    return found
+
+
+def verify_at(address: str) -> None:
+    """Reads all of a run or a store at an address; errors of `verify_folder`."""
+    place = str(_folder(address))
+    if _kind(address) == "store":
+        _verify_store(_store(address))
+        return
+    with TemporaryDirectory(dir=cache_folder()) as folder:
+        try:
+            path = copy_of(address, Path(folder))
+            verify_folder(path, place)
+        except FetchError:
+            raise
+        except ShoalError as error:
+            raise ShoalError(error.line.replace(f"{folder}/{place.rpartition('/')[2]}", place)) from None
+
+
+def _verify_store(store: RemoteStore) -> None:
+    folder, files = Folder(store.remote.address), files_below(store.path)
+
+    def fault(relative: Path, size: int, xxh3: str) -> str | None:
+        try:
+            same = folder.is_as(str(relative), size, xxh3)
+        except FetchError as error:
+            return error.line.rpartition("; ")[0]
+        return None if same else f"{folder}/{relative}: is not what the manifest says"
+
+    with ThreadPoolExecutor(AT_ONCE) as threads, progress(f"verify {store}", len(files), "files") as step:
+        found = []
+        for line in threads.map(lambda file: fault(file[0], file[1].bytes, file[1].xxh3), files):
+            found += [line] if line else []
+            step.advance()
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ShoalError(f"{found[0]}{more}; delete {folder}/{NAME}, and `shoal prepare` makes all again")
+    say(f"{store}: {len(files)} files, all as they were written")
+
+
+def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
+    """Removes runs and stores at addresses after asking once, with their copies on this machine. Gives whether it did.
+
+    Only what Shoal wrote is removed; whatever else is there stays and is named. Refuses a run that is being written.
+    """
+    found = [Kept(_kind(address), local_copy(address), _change(address)) for address in addresses]
+    print(listed(found).text(), end="")
+    if not ask(f"remove {len(found)} folders, {size(sum(each.bytes for each in found))}?"):
+        return False
+    for address, kept in zip(addresses, found):
+        folder = _folder(address)
+        if kept.kind == "run":
+            with closing(Seat(folder)):
+                _remove(folder, kept.kind)
+            for path in copies_of(address):
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            _remove(folder, kept.kind)
+        folder.delete_if_empty()
+    return True
+
+
+def _remove(folder: Folder, kind: str) -> None:
+    written = re.compile("|".join(THERE[kind]))
+    names = [name for name, info in folder.listed(everything=True).items() if info.size is not None]
+    own = [name for name in names if written.fullmatch(name) and not name.startswith(f"{DRIVERS}/")]
+    # First what makes it a run or a store: what is left of it when this is interrupted is none.
+    own.sort(key=lambda name: not name.endswith(MARKS[kind]))
+    for name in own:
+        folder.delete(name)
+    others = sorted(set(names) - {name for name in names if written.fullmatch(name)})
+    say(f"{folder}: stays with what Shoal did not write: {', '.join(others[:5])}" if others else f"removed: {folder}")
+
+
+def _folder(address: str) -> Folder:
+    if fault := address_fault(address):
+        raise ShoalError(address, fault)
+    return Folder(address)
+
+
+def _kind(address: str) -> str:
+    """`run` or `store`, by what is at an address. Raises ShoalError: neither is there."""
+    folder = _folder(address)
+    kind = _kind_of(folder)
+    if kind is None:
+        raise ShoalError(str(folder), "neither a run nor a store; name the folder of one")
+    return kind
+
+
+def _kind_of(folder: Folder) -> str | None:
+    names = folder.sizes()
+    return next((kind for kind, name in MARKS.items() if name in names), None)
+
+
+def _store(address: str) -> RemoteStore:
+    store = Remote(address).find()
+    assert store is not None
+    return store
+
+
+def _change(address: str) -> tuple[int, float]:
+    infos = [info for info in Folder(address).listed(everything=True).values() if info.size is not None]
+    return sum(info.size for info in infos), max(info.mtime.timestamp() for info in infos)
