@@ -82,7 +82,7 @@ class Place:
         ]
 
 
-def place_at(folder: Path, root: Path, dataset: str, limit: str, clients: int) -> Place:
+def place_at(folder: Path, root: Path, dataset: str, asked: argparse.Namespace) -> Place:
     """Writes the config of one prepare."""
     place = Place(root, folder / "scratch", folder / "store", folder / "config.yaml")
     folder.mkdir(parents=True)
@@ -92,9 +92,9 @@ def place_at(folder: Path, root: Path, dataset: str, limit: str, clients: int) -
             "dataset": dataset, "root": str(root), "store": str(place.store), "split": "public", "dtype": "float16",
             "options": {"scratch": str(place.scratch)},
         },
-        "partition": {"method": "semi-external", "clients": clients},
+        "partition": {"method": "semi-external", "clients": asked.clients},
         "propagation": {"hops": 3, "dtype": "float16"},
-        "engine": {"memory_limit": limit, "backend": "local"},
+        "engine": {"memory_limit": asked.limit, "backend": asked.backend, "hosts": 1},
         "algorithm": {"name": "fedgta"},
     }  # fmt: skip
     place.config.write_text(yaml.safe_dump(config))
@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--scales", type=float, nargs="+", default=[0.01, 0.05])
     parser.add_argument("--limit", default="512MiB")
     parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--backend", default="local", choices=["local", "ray"], help="ray: on all processors")
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     asked = parser.parse_args()
@@ -192,7 +193,7 @@ def main() -> None:
             folder = Path(name) / f"{scale:g}"
             twin = Twin.of(asked.like, DataSource(asked.like, scale=scale))
             write_ogb_layout(folder / "raw", twin)
-            place = place_at(folder / "calm", folder / "raw", dataset, asked.limit, asked.clients)
+            place = place_at(folder / "calm", folder / "raw", dataset, asked)
             taken = watched(place)
             table = Table(
                 title=f"{asked.like} (synthetic), scale {scale:g}: {twin.nodes / 1e6:.2f}M nodes, "
@@ -205,7 +206,7 @@ def main() -> None:
                 table.add_row(step, f"{entry.seconds:.1f}", f"{entry.rss / GIB:.2f}", f"{entry.disk / GIB:.2f}")
             Console(width=110).print(table)
             if asked.kills:
-                other = place_at(folder / "killed", folder / "raw", dataset, asked.limit, asked.clients)
+                other = place_at(folder / "killed", folder / "raw", dataset, asked)
                 hits = killed(other, taken)
                 for step, share, hit in hits:
                     print(f"killed at {share:.0%} of {step}" + ("" if hit else " (too late: the step was over)"))

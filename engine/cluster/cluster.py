@@ -90,6 +90,17 @@ def connect(config: Config) -> "Patience":
         raise
 
 
+def disconnect(config: Config) -> None:
+    """Leaves the cluster of `ray.address`, or ends the Ray that `connect` started."""
+    started = psutil.Process().children(recursive=True) if config.ray.address is None else []
+    ray.shutdown()
+    # Ray ends what it started, but where some of its processes were killed it leaves others behind.
+    for process in started:
+        with suppress(psutil.Error):
+            process.kill()
+    remove_temporary()
+
+
 @contextmanager
 def _signals_kept() -> Iterator[None]:
     """Keeps the handler of SIGTERM inside of the block, and SIGHUP from all processes that start there.

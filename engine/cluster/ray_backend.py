@@ -19,7 +19,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.cluster import RAYLET_ENDED, START_SECONDS, Patience, connect, gpu_places, share_tensors
+from shoal.engine.cluster.cluster import (
+    RAYLET_ENDED,
+    START_SECONDS,
+    Patience,
+    connect,
+    disconnect,
+    gpu_places,
+    share_tensors,
+)
 from shoal.engine.cluster.mixing import multiplied, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
@@ -48,7 +56,6 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.places import remove_temporary
 
 BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0
@@ -328,13 +335,7 @@ class RayBackend:
             self._server = None
 
     def close(self) -> None:
-        started = psutil.Process().children(recursive=True) if self._config.ray.address is None else []
-        ray.shutdown()
-        # Ray ends what it started, but where some of its processes were killed it leaves others behind.
-        for process in started:
-            with suppress(psutil.Error):
-                process.kill()
-        remove_temporary()
+        disconnect(self._config)
 
     def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
         # On the driver's machine the server shares the driver's fate, and checkpoints stay on one machine.

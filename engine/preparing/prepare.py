@@ -1,8 +1,8 @@
 """From a config to its store: which dataset, which folder, and what of it is still to be made."""
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,16 @@ from shoal.engine.screen.progress import say, watch
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK, writing
 from shoal.storage.progress import watched_by
+from shoal.storage.runner import HERE, Runner, run_by
 from shoal.storage.store.client_table import TABLES
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, training_path
 from shoal.storage.store.writer import PROGRESS
 
 if TYPE_CHECKING:
+    # It imports Ray.
+    from shoal.engine.preparing.cluster_tasks import Machines
+
     # It is loaded where a store is at an address.
     from shoal.storage.store.remote_store import Remote
 
@@ -41,7 +45,7 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
     if not known:
         require_known(config)
     remote = remote_of(config)
-    with watched_by(watch):
+    with watched_by(watch), _on_machines(config):
         if remote is not None:
             return _prepared_elsewhere(remote, config, centralized)
         path, published = store_path(config), published_digests(config)
@@ -52,6 +56,43 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
         store = _opened(path, config, published, centralized, repair, LazyGraph(config))
     assert store is not None
     return store
+
+
+# Work on so many bytes is worth the start of a cluster, or the way to one that is joined.
+TO_START, TO_JOIN = 1 << 28, 1 << 26
+
+
+@contextmanager
+def _on_machines(config: Config) -> Iterator[None]:
+    """Large work inside of the block is done by tasks of one Ray, if the config has it as its backend."""
+    machines: Machines | None = None
+
+    def choice(size: int, folder: Path, files: Sequence[Path]) -> Runner:
+        nonlocal machines
+        address = config.ray.address
+        if machines is None:
+            least = TO_START if address is None else TO_JOIN
+            if config.engine.backend != "ray" or size < least or (address or "").startswith("ray://"):
+                return HERE
+            # A prepare in one process needs no Ray.
+            import ray
+
+            # Hosts of earlier runs have the processors.
+            if ray.is_initialized():
+                return HERE
+            from shoal.engine.cluster.open_backend import require_own_package
+            from shoal.engine.preparing.cluster_tasks import Machines
+
+            require_own_package()
+            machines = Machines(config)
+        return machines.runner(folder, files)
+
+    try:
+        with run_by(choice):
+            yield
+    finally:
+        if machines is not None:
+            machines.close()
 
 
 def _prepared_elsewhere(remote: "Remote", config: Config, centralized: bool) -> Store:

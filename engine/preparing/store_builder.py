@@ -1,19 +1,27 @@
 """From a graph to a store: the partition, the shard of every client, and which of its items train."""
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.client_files import (
+    PairsOf,
+    ShardSource,
+    SplitSource,
+    drawn_pairs,
+    pairs_of_all,
+    write_shards,
+    write_splits,
+    write_training_shards,
+)
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.screen.progress import progress, say
@@ -29,25 +37,23 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.disk import require_disk
-from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import files_of, memory_of
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import Induced, kept_entries
+from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
-from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER, Pairs
-from shoal.storage.graph.rows import Rows
+from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
-from shoal.storage.store.arrow_file import FileRecord, Pack, record_of, write, write_pack
+from shoal.storage.runner import parts, runner
+from shoal.storage.store.arrow_file import FileRecord, record_of, write, write_pack
 from shoal.storage.store.client_table import SplitRecord, clients_a_pack, ranges
-from shoal.storage.store.hops import training_graph
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
-from shoal.storage.store.masking import without_edges, without_features, without_labels
-from shoal.storage.store.shard import Shard, graph_columns, shard_columns
-from shoal.storage.store.split import Split, from_codes, random_split, split_columns, to_codes
+from shoal.storage.store.split import Split, random_split, split_columns, to_codes
 from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
 
 ASSIGNMENT = Path("assignment.npy")
+# Tasks of a machine that each read the whole graph; more would read more than they compute.
+READERS = 16
 
 
 class LazyGraph:
@@ -138,38 +144,28 @@ class StoreBuilder(StoreSteps):
         an_entry = 4 + (OF_PAIR if pairs_only else 0) + (0 if graph.edge_weight is None else 4)
         needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + an_entry * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
-        kept = kept_entries(graph.indptr, graph.indices, assignment)
-        measured = quality(graph, assignment, count, kept).as_dict()
-        # Nodes without a client are those of one more client, which is not requested.
-        assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
-        label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
         # A whole graph has files of its own, and what is made again of a store lies as it did.
         pack = clients_a_pack(count, needed) if self.clients is None else 1
         pack = pack if self.old is None else self.old.pack
         missing = self._missing(shard_path, count, pack)
         clients = [client for each in missing for client in each]
-        gathering = gathered(graph, assignment, kept, clients, self.dtype, self.memory_limit, layout)
-
-        def columns(client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:
-            pairs = None
-            if pairs_only:
-                from shoal.storage.store.held_out_edges import without_held_out
-
-                pairs = self._pairs(client, part, graph.nodes)
-                own = without_held_out(part, pairs)
-            else:
-                own = without_edges(part, data.sparsity)
-            x = without_features(x, own.node, data.sparsity)
-            weight = None
-            if graph.edge_weight is not None:
-                weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
-            step.advance()
-            return shard_columns(client, own, label, x, graph.graph_of, pairs, weight)
-
-        with progress("shards", count, "clients", count - len(clients)) as step:
-            for each in missing:
-                of_pack = starmap(columns, islice(gathering, len(each)))
-                self.writer.once(shard_path(each), partial(write_pack, kind="shard", clients=of_pack))
+        # A store of whole graphs reads that of the clients, and has nothing to spread.
+        size = 0 if self.clients is not None else needed * len(clients) // count
+        here = runner(size, self.path, files_of(graph))
+        kept = kept_entries(graph.indptr, graph.indices, assignment, here)
+        measured = quality(graph, assignment, count, kept).as_dict()
+        # Nodes without a client are those of one more client, which is not requested.
+        assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
+        label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
+        memory = memory_of(graph, assignment, kept, self.dtype, layout)
+        # The columns of a pack are in memory until it is written.
+        of_pack = needed * pack // count if pack > 1 else 0
+        room = here.room(memory.of_one(clients) + of_pack, self.memory_limit, READERS)
+        source = ShardSource(
+            self.path, replace(graph, ids=None), assignment, kept, label, layout, data, room.memory, self._pairs(graph)
+        )
+        groups = memory.groups(missing, room.memory, room.groups)
+        self._make("shards", shard_path, count, here, write_shards, source, groups, room.memory)
         classes = LABELS if pairs_only else graph.classes
         table, values = self._clients(count, pack, classes)
         return Manifest(
@@ -207,50 +203,39 @@ class StoreBuilder(StoreSteps):
             return None
         return self.writer.once(IDS, lambda path: write(path, "ids", {"id": graph.ids}))
 
-    def _pairs(self, client: int, part: Induced, nodes: int) -> Pairs:
-        """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
-        # They are loaded where items are pairs.
-        from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of
-
-        require_room(client, len(part.indices), self.config.memory_limit())
+    def _pairs(self, graph: Graph) -> PairsOf | None:
+        """How clients get their pairs, where items are pairs."""
+        if self.config.task != "edge":
+            return None
+        limit = self.config.memory_limit()
         if self.clients is None:
-            return draw_pairs(part, client, self.config.data, self.lazy.sides[part.node])
-        row_of = np.full(nodes, -1, dtype=np.int64)
-        row_of[part.node] = np.arange(len(part.node))
-        shards = map(self.clients.shard, range(self.clients.clients))
-        # The nodes of a client are all in one domain.
-        rows = ((row_of[shard.node], shard.pairs) for shard in shards)
-        return union_of(len(part.node), [(own, pairs) for own, pairs in rows if own[0] >= 0 and pairs is not None])
+            return partial(drawn_pairs, self.config.data, self.lazy.sides, limit)
+        return partial(pairs_of_all, self.clients, graph.nodes, limit)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         code = None if shards.manifest.pairs is not None else self._codes(shards, options)
-        counts, unreachable = [], 0
         what, place = shards.manifest.item_name, partial(split_path, options.split_name)
-
-        def split_of(shard: Shard) -> Split:
-            if shard.pairs is not None:
-                return from_codes(shard.pairs.part)
-            if code is None:
-                split = random_split(shard.item_label, shard.item, shard.client, options)
-            else:
-                split = from_codes(code[shard.item])
-            return split if self.clients is not None else without_labels(split, shard.item, self.config.data.sparsity)
-
-        for clients in ranges(shards.clients, shards.manifest.pack):
-            several = [shards.shard(client) for client in clients]
-            columns = (split_columns(split_of(shard)) for shard in several)
-            self.writer.once(place(clients), partial(write_pack, kind="split", clients=columns))
-            labels = [shard.item_label for shard in several]
-            found, beyond = _measured(Pack(self.path / place(clients), "split"), labels, clients, options, what)
-            counts.append(found)
-            unreachable += beyond
+        sparsity = self.config.data.sparsity if self.clients is None else None
+        packs, pack = ranges(shards.clients, shards.manifest.pack), shards.manifest.pack
+        missing = self._missing(place, shards.clients, pack)
+        source = SplitSource(shards, frozenset(missing), options, code, sparsity)
+        sizes = [record.bytes for _, record in shards.manifest.clients.files.files()]
+        here, memory = runner(sum(sizes), self.path, self._seen(packs)), max(sizes)
+        groups = parts(packs, here.room(memory, memory).groups)
+        counts, unreachable = np.zeros((shards.clients, 3), dtype=np.int64), 0
+        with progress("splits", shards.clients, "clients") as step:
+            for clients, (file, of_each, beyond) in here.results(write_splits, source, groups, memory):
+                if file is not None:
+                    self.writer.add(place(clients), file)
+                counts[clients] = of_each
+                unreachable += beyond
+                step.advance(len(clients))
         for part, name in ((0, "training"), (2, "test")):
-            if not sum(each[:, part].sum() for each in counts):
+            if not counts[:, part].any():
                 raise ShoalError(
                     f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
                 )
-        files = self._files(place, "split", shards.clients, shards.manifest.pack)
-        result = SplitRecord(np.concatenate(counts), unreachable, files)
+        result = SplitRecord(counts, unreachable, self._files(place, "split", shards.clients, pack))
         _report_split(result, options, what)
         return result
 
@@ -332,29 +317,6 @@ def given_codes(
     return None
 
 
-def _measured(
-    pack: Pack, labels: Sequence[np.ndarray], clients: range, options: SplitOptions, what: str
-) -> tuple[np.ndarray, int]:
-    """Items of every part of some clients' splits, `[n, 3]`, and the test items of classes that they do not train.
-
-    Refuses parts with unlabelled items. `labels` has those of all items, client by client.
-    """
-    rows = [pack.batch(number).column("rows") for number in range(len(pack))]
-    counts = np.array([each.value_lengths() for each in rows]).reshape(-1, 3)
-    owner = np.repeat(np.arange(3 * len(rows)), counts.ravel())
-    client, part = owner // 3, owner % 3
-    first = np.cumsum([0, *map(len, labels)])[:-1]
-    label = np.concatenate(labels)[first[client] + np.concatenate([each.values for each in rows])]
-    if (label < 0).any():
-        number = clients[client[label < 0][0]]
-        raise ShoalError(
-            f"data.split {options.split}: client {number} has an unlabelled {what} in its split; mark it 0 (none)"
-        )
-    trains = np.zeros((len(rows), label.max(initial=0) + 1), dtype=bool)
-    trains[client[part == 0], label[part == 0]] = True
-    return counts, int((~trains[client[part == 2], label[part == 2]]).sum())
-
-
 def _report(graph: Graph) -> None:
     c = graph.cleaning
     kind = " (synthetic)" if graph.synthetic else ""
@@ -422,11 +384,11 @@ class TrainingBuilder(StoreSteps):
         needed = int(share * of.clients.files.total)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
         count = self.clients.clients
-        with progress("training nodes", count, "clients") as step:
-            for clients in ranges(count, of.pack):
-                write = partial(write_pack, kind="shard", clients=map(self._columns, clients))
-                self.writer.once(shard_path(clients), write)
-                step.advance(len(clients))
+        missing = self._missing(shard_path, count, of.pack)
+        most = max(record.bytes for _, record in of.clients.files.files())
+        here = runner(of.clients.files.total, self.path, [self.clients.path / shard_path(range(count)[: of.pack])])
+        groups, given = parts(missing, here.room(2 * most, most).groups), (self.path, self.clients, self.split)
+        self._make("training nodes", shard_path, count, here, write_training_shards, given, groups, 2 * most)
         table, values = self._clients(count, of.pack, of.classes)
         nodes, entries = (int(table.count(what).sum()) for what in ("nodes", "entries"))
         say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
@@ -440,14 +402,6 @@ class TrainingBuilder(StoreSteps):
             ids=None,
             feature_values=values if of.layout == "sparse" else 0,
         )
-
-    def _columns(self, client: int) -> dict[str, pa.Array]:
-        shard = self.clients.shard(client)
-        part, row = training_graph(shard, self.clients.split(self.split, client).train)
-        weight = shard.edge_weight
-        if weight is not None:
-            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
-        return graph_columns(part, shard.label[row], shard.x[row], weight)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         none, nodes = np.zeros(0, dtype=np.int32), shards.manifest.clients.count("nodes")

@@ -1,22 +1,23 @@
 """The steps of a prepare: shards, splits, hops, a manifest after each. Every finished file survives an interruption."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shoal.engine.config.config import Config
+from shoal.engine.preparing.client_files import hops_memory, kept_rows, write_hops
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
-from shoal.storage.options.types import is_address
+from shoal.storage.runner import Runner, Work, parts, runner
 from shoal.storage.store.arrow_file import FileRecord, Pack
 from shoal.storage.store.client_table import Clients, Files, SplitRecord, ranges, sizes
-from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops_of
+from shoal.storage.store.hops import hops_bytes
 from shoal.storage.store.manifest import NAME, CopiesRecord, Manifest
 from shoal.storage.store.store import IDS, Place, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter
@@ -45,10 +46,6 @@ def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions
 def _all_exist(store: Path, place: Place, files: Files) -> bool:
     """Whether all files of one kind exist; a deleted one is made again. Whether they are sound is for `verify`."""
     return all((store / place(clients)).exists() for clients, _ in files.files())
-
-
-# Hops of so many bytes are worth the start of a cluster.
-CLUSTER_BYTES = 1 << 30
 
 
 class StoreSteps(ABC):
@@ -121,30 +118,44 @@ class StoreSteps(ABC):
         manifest, count = shards.manifest, shards.clients
         place = partial(hops_path, propagation.name)
         missing = self._missing(place, count, manifest.pack)
-        clients = [client for pack in missing for client in pack]
+        files = self._seen(missing)
         if propagation.rows == "all":
-            rows = int(manifest.clients.count("nodes")[clients].sum())
+            rows = int(manifest.clients.count("nodes")[[client for pack in missing for client in pack]].sum())
         else:
-            rows = sum(int(labelled_and_neighbours(shards.shard(client)).sum()) for client in clients)
+            of_files = [manifest.clients.files.file(pack[0]).bytes for pack in missing]
+            here, memory = runner(sum(of_files), self.path, files), max(of_files, default=0)
+            found = here.results(kept_rows, shards, parts(missing, here.room(memory, memory).groups), memory)
+            rows = sum(of_pack for _, of_pack in found)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
         if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made: Iterable[tuple[range, FileRecord]] = (
-            (pack, write_hops_of(shards, propagation, pack)) for pack in missing
-        )
-        # Other machines do not see the folder in which a store for an address is made.
-        here_alone = is_address(self.config.data.store) and self.config.ray.address is not None
-        if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray" and not here_alone:
-            # A prepare in one process needs no Ray.
-            from shoal.engine.preparing.hop_tasks import hops_on_cluster
+        here, memory = runner(needed, self.path, files), hops_memory(manifest, propagation, missing)
+        groups = parts(missing, here.room(memory, memory).groups)
+        self._make(f"hops {propagation.name}", place, count, here, write_hops, (shards, propagation), groups, memory)
+        return self._files(place, "hops", count, manifest.pack)
 
-            made = hops_on_cluster(self.config, shards, missing, propagation)
-        with progress(f"hops {propagation.name}", count, "clients", count - len(clients)) as step:
-            for pack, record in made:
+    def _make(
+        self,
+        what: str,
+        place: Place,
+        clients: int,
+        here: Runner,
+        work: Work[range, FileRecord],
+        given: Any,
+        groups: Sequence[Sequence[range]],
+        memory: int,
+    ) -> None:
+        """Lets groups of packs be written, and notes each that is done, of a store with so many clients."""
+        done = clients - sum(len(pack) for group in groups for pack in group)
+        with progress(what, clients, "clients", done) as step:
+            for pack, record in here.results(work, given, groups, memory):
                 self.writer.add(place(pack), record)
                 step.advance(len(pack))
-        return self._files(place, "hops", count, manifest.pack)
+
+    def _seen(self, packs: Sequence[range]) -> list[Path]:
+        """What a machine must see to read the shards of packs; in an overlay they are links."""
+        return [self.path / shard_path(pack) for pack in packs[:1]]
 
     def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
         """The clients of every file of a kind that is not finished."""

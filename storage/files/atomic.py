@@ -3,12 +3,15 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import BinaryIO
 
 from shoal.storage.errors import ShoalError
 
+UNFINISHED = ".unfinished"
+_suffix = ContextVar("suffix", default=UNFINISHED)
 NO_FILE = "is a pipe or a device, which no file replaces; name a file"
 
 
@@ -18,7 +21,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises ShoalError: it cannot be written, or there is something there that is no file; no unfinished file stays.
     """
-    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished = path.with_name(path.name + _suffix.get())
     require_replaceable(path)
     require_replaceable(unfinished)
     try:
@@ -31,6 +34,11 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             unfinished.unlink()
         raise cannot_write(path, error) from error
+
+
+def write_apart(name: str) -> None:
+    """From here on gives unfinished files names of this process's own, whose work others may do a second time."""
+    _suffix.set(f".{name}{UNFINISHED}")
 
 
 def cannot_write(path: Path, error: OSError) -> ShoalError:

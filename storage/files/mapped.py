@@ -1,23 +1,48 @@
 """Reading arrays on disk from front to back, without keeping in memory what was read."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 ROWS = 1 << 18
 
 
-def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """`array[start:stop]`, of a map read as a copy, as pages touched through a map count as memory of this process."""
+@dataclass(frozen=True)
+class Extent:
+    """Where the values of a map lie in its file, C-ordered; another process can map them, too."""
+
+    path: Path
+    dtype: np.dtype
+    offset: int
+    shape: tuple[int, ...]
+
+    def mapped(self) -> np.ndarray:
+        """The values in a map of this process. Raises OSError, ValueError: they are not there."""
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
+
+
+def extent_of(array: Any) -> Extent | None:
+    """Where an array lies that is a map of a file; None: it lies in memory."""
     if not isinstance(array, np.memmap) or not array.flags.c_contiguous or array.filename is None:
-        return np.asarray(array[start:stop])
+        return None
     whole = array
     # A slice keeps the offset of the map it was cut from.
     while isinstance(whole.base, np.memmap):
         whole = whole.base
+    return Extent(Path(array.filename), array.dtype, whole.offset + array.ctypes.data - whole.ctypes.data, array.shape)
+
+
+def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """`array[start:stop]`, of a map read as a copy, as pages touched through a map count as memory of this process."""
+    extent = extent_of(array)
+    if extent is None:
+        return np.asarray(array[start:stop])
     width = int(np.prod(array.shape[1:]))
-    inside = array.ctypes.data - whole.ctypes.data + start * width * array.itemsize
-    flat = np.fromfile(array.filename, array.dtype, (stop - start) * width, offset=whole.offset + inside)
+    inside = start * width * array.itemsize
+    flat = np.fromfile(extent.path, array.dtype, (stop - start) * width, offset=extent.offset + inside)
     return flat.reshape(-1, *array.shape[1:])
 
 

@@ -1,14 +1,16 @@
 """Graphs and features of many clients, gathered in as few passes over the whole graph as memory allows."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.mapped import read
+from shoal.storage.files.mapped import extent_of, read
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced, count_by_client, induced
 from shoal.storage.graph.layout import Layout
@@ -45,9 +47,9 @@ def gathered(
     memory.
     """
     sparse = csr_of(graph.x) if layout == "sparse" else None
-    row_bytes = graph.features * np.dtype(dtype).itemsize if sparse is None else OF_SPARSE_ROW
-    values = 0 if sparse is None else np.bincount(assignment, weights=np.diff(sparse.indptr))
-    for group in _groups(graph, assignment, kept, clients, row_bytes, values, memory_limit):
+    alone = [range(client, client + 1) for client in clients]
+    for several in memory_of(graph, assignment, kept, dtype, layout).groups(alone, memory_limit):
+        group = [client for (client,) in several]
         parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
         if sparse is not None:
             for client in group:
@@ -63,36 +65,54 @@ def gathered(
         del x, part
 
 
-def _groups(
-    graph: Graph,
-    assignment: np.ndarray,
-    kept: np.ndarray,
-    clients: Sequence[int],
-    row_bytes: int,
-    values: Any,
-    memory_limit: int,
-) -> list[list[int]]:
-    """Consecutive clients that fit into memory together; `values` are those of sparse features, `[clients]`."""
-    nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
-    count_by_client(assignment, kept, nodes, entries)
-    of_entry = OF_ENTRY + (0 if graph.edge_weight is None else OF_WEIGHT)
-    needed = nodes * (row_bytes + OF_ROW) + entries * of_entry + values * OF_VALUE
-    fixed = OF_NODE * graph.nodes
-    groups: list[list[int]] = []
-    room = 0
-    for client in clients:
-        if needed[client] > memory_limit - fixed:
-            least = -(-int(fixed + needed[clients].max()) >> 20)
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that are taken to gather clients: `fixed` for any, and those of each, int64 `[clients]`."""
+
+    fixed: int
+    needed: np.ndarray
+    nodes: np.ndarray
+
+    def of_one(self, clients: Sequence[int]) -> int:
+        """Bytes for any of some clients alone."""
+        return self.fixed + int(self.needed[list(clients)].max(initial=0))
+
+    def groups(self, packs: Sequence[range], memory_limit: int, share: int = 1) -> list[list[range]]:
+        """Consecutive packs of clients that fit into memory together, of a `share` of all bytes, or not much more.
+
+        A pack that does not fit is alone. Raises ShoalError: the limit does not hold one client.
+        """
+        clients = [client for pack in packs for client in pack]
+        needed, most = self.needed[clients], memory_limit - self.fixed
+        if (needed > most).any():
+            client, least = clients[int(np.argmax(needed > most))], -(-self.of_one(clients) >> 20)
             raise ShoalError(
                 f"engine.memory_limit is {-(-memory_limit >> 20)}MiB, but the shard of client {client} "
-                f"({nodes[client]} nodes) does not fit: raise it to {least}MiB or use more clients"
+                f"({self.nodes[client]} nodes) does not fit: raise it to {least}MiB or use more clients"
             )
-        if needed[client] > room:
-            groups.append([])
-            room = memory_limit - fixed
-        groups[-1].append(client)
-        room -= needed[client]
-    return groups
+        groups: list[list[range]] = []
+        room, even = 0, -(-int(needed.sum()) // share)
+        first = np.cumsum([0, *map(len, packs)])[:-1]
+        for pack, taken in zip(packs, np.add.reduceat(needed, first).tolist(), strict=True):
+            if taken > room or most - room >= even:
+                groups.append([])
+                room = most
+            groups[-1].append(pack)
+            room -= taken
+        return groups
+
+
+def memory_of(graph: Graph, assignment: np.ndarray, kept: np.ndarray, dtype: str, layout: Layout) -> Memory:
+    """What gathering takes; the arguments are those of `gathered`."""
+    nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
+    count_by_client(assignment, kept, nodes, entries)
+    row_bytes, values = graph.features * np.dtype(dtype).itemsize, np.zeros(len(nodes), dtype=np.int64)
+    if layout == "sparse":
+        row_bytes = OF_SPARSE_ROW
+        values = np.bincount(assignment, weights=np.diff(csr_of(graph.x).indptr)).astype(np.int64)
+    of_entry = OF_ENTRY + (0 if graph.edge_weight is None else OF_WEIGHT)
+    needed = nodes * (row_bytes + OF_ROW) + entries * of_entry + values * OF_VALUE
+    return Memory(OF_NODE * graph.nodes, needed, nodes)
 
 
 def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
@@ -124,3 +144,9 @@ def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
     with np.errstate(over="ignore"):
         values = rows.data.astype(dtype, copy=False)
     return CsrRows(rows.indptr.astype(np.int32), rows.indices.astype(np.int32, copy=False), values, x.shape[1])
+
+
+def files_of(graph: Graph) -> list[Path]:
+    """The files that arrays of a graph are maps of."""
+    extents = map(extent_of, (graph.indptr, graph.indices, graph.x, graph.y, graph.edge_weight, graph.graph_of))
+    return list({extent.path for extent in extents if extent is not None})

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from shoal.storage.files.mapped import read, row_blocks
+from shoal.storage.files.mapped import ROWS, read, row_blocks
 from shoal.storage.kernels.prefetch import fetch_ahead
 from shoal.storage.progress import step
+from shoal.storage.runner import HERE, Runner, parts
 
 ENTRIES_A_BLOCK = 1 << 22
+# Of entries, and a row pointer.
+BLOCK_BYTES = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,32 @@ class Induced:
     indices: np.ndarray
 
 
-def kept_entries(
-    indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, block: int = ENTRIES_A_BLOCK
-) -> np.ndarray:
-    """Neighbours of every node inside its own client, int32 `[N]`; the graph may be memory maps, read front to back."""
-    kept = np.zeros(len(indptr) - 1, dtype=np.int32)
+def kept_entries(indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, here: Runner = HERE) -> np.ndarray:
+    """Neighbours of every node inside its own client, int32 `[N]`; blocks of rows are counted by `here`.
+
+    The graph may be memory maps, read front to back.
+    """
+    nodes = len(indptr) - 1
+    kept = np.zeros(nodes, dtype=np.int32)
+    blocks = [(start, min(start + ROWS, nodes)) for start in range(0, nodes, ROWS)]
+    memory = assignment.nbytes + BLOCK_BYTES
+    groups = parts(blocks, here.room(memory, memory).groups)
     with step("edges inside clients", int(indptr[-1]), "entries") as advance:
-        for first, pointer, low, high in row_blocks(indptr, block):
-            _count(first, pointer, read(indices, low, high), assignment, kept)
-            advance(high - low)
+        for (start, stop), count in here.results(_kept_of_rows, (indptr, indices, assignment), groups, memory):
+            kept[start:stop] = count
+            advance(int(indptr[stop] - indptr[start]))
     return kept
+
+
+def _kept_of_rows(
+    given: tuple[np.ndarray, np.ndarray, np.ndarray], blocks: Sequence[tuple[int, int]]
+) -> Iterator[np.ndarray]:
+    indptr, indices, assignment = given
+    for start, stop in blocks:
+        kept = np.zeros(stop - start, dtype=np.int32)
+        for first, pointer, low, high in row_blocks(indptr[start : stop + 1], ENTRIES_A_BLOCK):
+            _count(start + first, pointer, read(indices, low, high), assignment, kept[first:])
+        yield kept
 
 
 def induced(
@@ -87,7 +106,7 @@ def _count(first: int, pointer: np.ndarray, indices: np.ndarray, assignment: np.
         for e in range(pointer[row], pointer[row + 1]):
             fetch_ahead(assignment, indices, e)
             same += assignment[indices[e]] == client
-        kept[first + row] = same
+        kept[row] = same
 
 
 @numba.njit(cache=True)

@@ -1,17 +1,20 @@
 """Scratch files of keys, one for every range of keys: a range that memory holds can be sorted by itself."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import xxhash
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import reopened, to_disk
+from shoal.storage.files.digest import digest
 from shoal.storage.files.disk import require_disk
+from shoal.storage.files.reading import cannot_read
 from shoal.storage.graph.graph import no_node, require_edges
 from shoal.storage.kernels.edge_keys import (
     KEY_BYTES,
@@ -23,10 +26,13 @@ from shoal.storage.kernels.edge_keys import (
 )
 from shoal.storage.out_of_core.csr_files import CsrWriter
 from shoal.storage.progress import step
+from shoal.storage.runner import runner
 from shoal.storage.store.writer import Journal
 
 MAX_BUCKETS = 256
 MAX_CHUNK = 1 << 23
+# A sort holds its keys twice, and its result is sent.
+OF_A_SORT = 3
 
 
 @dataclass(frozen=True)
@@ -68,17 +74,25 @@ def buckets_in(folder: Path, low: int, end: int, shift: int) -> list[Bucket]:
     return [Bucket(folder / f"{number:03d}", low + (number << shift), shift) for number in range(count)]
 
 
+NOTHING: Mapping[Bucket, tuple[int, str]] = {}
+
+
 class BucketWriter:
     """Open files of successive buckets of one shift."""
 
-    def __init__(self, buckets: list[Bucket], sizes: list[int]) -> None:
-        """Opens the files and cuts them to their sizes in bytes at the last save."""
+    def __init__(self, buckets: list[Bucket], saved: Mapping[Bucket, tuple[int, str]] = NOTHING) -> None:
+        """Opens the files and cuts them to what was `saved`. Raises ShoalError: a file is not as it was then."""
         self._buckets = buckets
         self._stack = ExitStack()
         self._files = [self._stack.enter_context(reopened(bucket.path)) for bucket in buckets]
-        for file, size in zip(self._files, sizes):
+        self._hashers = [xxhash.xxh3_128() for _ in buckets]
+        for bucket, file, hasher in zip(buckets, self._files, self._hashers):
+            size, digest = saved.get(bucket, (0, hasher.hexdigest()))
             file.truncate(size)
-            file.seek(size)
+            while chunk := file.read(MAX_CHUNK):
+                hasher.update(chunk)
+            if hasher.hexdigest() != digest:
+                raise _damaged(bucket)
         self._space = np.empty(0, dtype=np.uint64)
         self.unsaved = 0
 
@@ -95,17 +109,22 @@ class BucketWriter:
         low, shift = np.uint64(self._buckets[0].low), np.uint64(self._buckets[0].shift)
         grouped = self._space[: len(keys)]
         starts = group_by_bucket(keys, low, shift, len(self._files), grouped)
-        for file, first, last in zip(self._files, starts[:-1], starts[1:]):
+        for file, hasher, first, last in zip(self._files, self._hashers, starts[:-1], starts[1:]):
             if first < last:
                 file.write(grouped[first:last].data)
+                hasher.update(grouped[first:last].data)
         self.unsaved += keys.nbytes
 
-    def save(self) -> list[int]:
-        """Brings everything to disk and gives the sizes in bytes."""
+    def save(self) -> list[tuple[int, str]]:
+        """Brings everything to disk; gives bytes and XXH3-128 of every file, as it was written."""
         for file in self._files:
             to_disk(file)
         self.unsaved = 0
-        return [file.tell() for file in self._files]
+        return [(file.tell(), hasher.hexdigest()) for file, hasher in zip(self._files, self._hashers)]
+
+
+def _damaged(bucket: Bucket) -> ShoalError:
+    return ShoalError(bucket.path, f"is not as it was written; delete {bucket.path.parents[1]} and run it again")
 
 
 Blocks = Callable[[int], Iterable[np.ndarray]]
@@ -138,7 +157,7 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
     require_disk(work, 2 * KEY_BYTES * (edges.count - read), "the edges being sorted")
     # An edge has two keys, and both are in memory twice while they are grouped by bucket.
     slice_edges = min(MAX_SLICE, max(1, memory_limit // (8 * KEY_BYTES)))
-    writer = BucketWriter(buckets, start.get("bytes", [0] * len(buckets)))
+    writer = BucketWriter(buckets, dict(zip(buckets, start.get("saved", ()))))
     keys = np.empty(2 * slice_edges, dtype=np.uint64)
     with writer, step(f"{edges.where}: edges", edges.count, "edges", read) as advance:
         for block in edges.blocks(read):
@@ -154,11 +173,11 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
             read += block.shape[1]
             advance(block.shape[1])
             if writer.unsaved >= memory_limit:
-                journal.append({"edges": read, "loops": loops, "bytes": writer.save()})
+                journal.append({"edges": read, "loops": loops, "saved": writer.save()})
         if read != edges.count:
             raise ShoalError(edges.where, f"{read} edges, but {edges.count} are announced; get the file again")
-        writer.save()
-    journal.append({"distributed": True, "loops": loops})
+        saved = writer.save()
+    journal.append({"distributed": saved, "loops": loops})
 
 
 @dataclass(frozen=True)
@@ -180,12 +199,23 @@ def buckets_to_rows(
     begin = next(number for number, entry in enumerate(journal.entries) if "distributed" in entry)
     done = journal.entries[begin + 1 :]
     counts = Counts(**done[-1]) if done else Counts()
-    left = sum(bucket.bytes for bucket in buckets[len(done) :])
-    require_disk(work, left // 2 + (0 if done else KEY_BYTES * layout.nodes), "the sorted edges")
+    left = buckets[len(done) :]
+    size = sum(bucket.bytes for bucket in left)
+    require_disk(work, size // 2 + (0 if done else KEY_BYTES * layout.nodes), "the sorted edges")
+    digests = {bucket: digest for bucket, (_, digest) in zip(buckets, journal.entries[begin]["distributed"])}
+    whole = [bucket for bucket in left if not _is_divided(bucket, capacity)]
+    memory = OF_A_SORT * KEY_BYTES * min(capacity, max((bucket.keys for bucket in whole), default=0))
+    found = runner(size, work).results(_sorted, (digests, capacity), [[each] for each in whole], memory, ordered=True)
     csr = CsrWriter(work, layout, counts.indices, capacity)
     with csr, step(f"{where}: sort", len(buckets), "buckets", len(done)) as advance:
-        for bucket in buckets[len(done) :]:
-            given, distinct = _append_rows(csr, bucket, layout, capacity)
+        for bucket in left:
+            if _is_divided(bucket, capacity):
+                _require_sound(bucket, digests)
+                given, distinct = _append_parts(csr, bucket, layout, capacity)
+            else:
+                _, (pairs, given, distinct) = next(found)
+                csr.append(pairs, *_rows(bucket, layout))
+                del pairs
             csr.save()
             counts = Counts(csr.entries, counts.given + given, counts.distinct + distinct)
             journal.append(asdict(counts))
@@ -195,22 +225,46 @@ def buckets_to_rows(
     return counts
 
 
-def _append_rows(csr: CsrWriter, bucket: Bucket, layout: KeyLayout, capacity: int) -> tuple[int, int]:
-    """Appends the rows of a bucket; given and distinct edges as `Counts` has them."""
-    if bucket.keys > capacity and bucket.shift > 1:
-        return _append_parts(csr, bucket, layout, capacity)
+def _is_divided(bucket: Bucket, capacity: int) -> bool:
+    """Whether a bucket is too large to be sorted at once; one of a single pair of nodes, repeated, needs no sort."""
+    return bucket.keys > capacity and bucket.shift > 1
+
+
+def _rows(bucket: Bucket, layout: KeyLayout) -> tuple[int, int]:
+    """The first row of a bucket, and the end of its last."""
+    last = bucket.low + (1 << bucket.shift) - 1
+    return bucket.low >> layout.row_bits, min((last >> layout.row_bits) + 1, layout.nodes)
+
+
+def _require_sound(bucket: Bucket, digests: Mapping[Bucket, str]) -> None:
+    """Compares a bucket with what was written. Raises ShoalError: it is lost or damaged."""
+    try:
+        if digest(bucket.path) == digests[bucket]:
+            return
+    except OSError as error:
+        raise cannot_read(bucket.path, error) from error
+    raise _damaged(bucket)
+
+
+def _sorted(
+    given: tuple[Mapping[Bucket, str], int], buckets: Sequence[Bucket]
+) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Of every bucket its distinct pairs, ascending, and given and distinct edges as `Counts` has them."""
+    digests, capacity = given
+    for bucket in buckets:
+        _require_sound(bucket, digests)
+        yield _pairs_of(bucket, capacity)
+
+
+def _pairs_of(bucket: Bucket, capacity: int) -> tuple[np.ndarray, int, int]:
     if bucket.keys > capacity:
         # All are one pair of nodes, repeated.
         given = sum(int((chunk & np.uint64(1) == 0).sum()) for chunk in bucket.chunks(capacity))
-        pairs, distinct = np.array([bucket.low >> 1], dtype=np.uint64), min(1, given)
-    else:
-        keys = bucket.read()
-        keys.sort()
-        count, given, distinct = distinct_pairs(keys)
-        pairs = keys[:count]
-    last = bucket.low + (1 << bucket.shift) - 1
-    csr.append(pairs, bucket.low >> layout.row_bits, min((last >> layout.row_bits) + 1, layout.nodes))
-    return given, distinct
+        return np.array([bucket.low >> 1], dtype=np.uint64), given, min(1, given)
+    keys = bucket.read()
+    keys.sort()
+    count, given, distinct = distinct_pairs(keys)
+    return keys[:count], given, distinct
 
 
 def _append_parts(csr: CsrWriter, bucket: Bucket, layout: KeyLayout, capacity: int) -> tuple[int, int]:
@@ -222,13 +276,17 @@ def _append_parts(csr: CsrWriter, bucket: Bucket, layout: KeyLayout, capacity: i
     require_disk(folder, KEY_BYTES * keys, "the edges of one bucket")
     shift = bucket_shift(bucket.shift, keys, capacity)
     parts = buckets_in(folder, bucket.low, bucket.low + (1 << bucket.shift), shift)
-    with BucketWriter(parts, [0] * len(parts)) as writer:
+    with BucketWriter(parts) as writer:
         for chunk in bucket.chunks(capacity):
             writer.write(chunk)
     given = distinct = 0
     for part in parts:
-        counts = _append_rows(csr, part, layout, capacity)
-        given, distinct = given + counts[0], distinct + counts[1]
+        if _is_divided(part, capacity):
+            own_given, own_distinct = _append_parts(csr, part, layout, capacity)
+        else:
+            pairs, own_given, own_distinct = _pairs_of(part, capacity)
+            csr.append(pairs, *_rows(part, layout))
+        given, distinct = given + own_given, distinct + own_distinct
         part.path.unlink()
     folder.rmdir()
     return given, distinct

@@ -18,6 +18,7 @@ from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.graph.graph import Cleaning
 from shoal.storage.kernels.edge_keys import KEY_BYTES, KeyLayout
 from shoal.storage.out_of_core.bucket_sort import (
+    OF_A_SORT,
     Blocks,
     Edges,
     bucket_shift,
@@ -32,6 +33,8 @@ CLEANING = "cleaning.json"
 # Files of a finished one.
 FILES = (INDPTR, INDICES, CLEANING)
 PROGRESS = "progress.jsonl"
+# Of the scratch files. Those of another one are made again.
+FORMAT = 2
 
 
 def external_csr(
@@ -83,10 +86,9 @@ def open_csr(folder: Path) -> tuple[np.ndarray, np.ndarray, Cleaning]:
 def _make(work: Path, edges: Edges, memory_limit: int) -> None:
     """Makes the CSR in a folder of its own, from where a killed call left it if that was of the same graph."""
     layout = KeyLayout(edges.nodes)
-    # A sort holds its keys twice.
-    capacity = max(4, memory_limit // (3 * KEY_BYTES))
+    capacity = max(4, memory_limit // (OF_A_SORT * KEY_BYTES))
     scratch = work / "buckets"
-    asked = {"nodes": edges.nodes, "edges": edges.count}
+    asked = {"nodes": edges.nodes, "edges": edges.count, "format": FORMAT}
 
     work.mkdir(parents=True, exist_ok=True)
     journal = Journal(work / PROGRESS)

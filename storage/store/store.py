@@ -95,6 +95,10 @@ class Store:
         self._packs: dict[Path, Pack] | None = None if self.manifest.pack == 1 else {}
         self._opening = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process checks what it reads for itself.
+        return Store, (self.path, self._first_read, self.manifest, self.remote)
+
     @property
     def clients(self) -> int:
         return len(self.manifest.clients)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import METHODS, OF_ITEMS, partition
 from shoal.partition.quality import quality
 from shoal.storage.datasets.domains import joined
+from shoal.storage.graph import induced
 from shoal.storage.graph.graph import Domain
 from shoal.storage.graph.induced import kept_entries
 
@@ -185,8 +187,8 @@ def test_against_a_loop_over_edges_in_blocks_of_any_size(make_graph, data):
         sum(assignment[u] == assignment[v] for v in graph.indices[graph.indptr[u] : graph.indptr[u + 1]])
         for u in range(nodes)
     ]
-    block = data.draw(st.integers(1, 50))
-    assert kept_entries(graph.indptr, graph.indices, assignment, block).tolist() == kept
+    with patch.multiple(induced, ROWS=data.draw(st.integers(1, 9)), ENTRIES_A_BLOCK=data.draw(st.integers(1, 50))):
+        assert kept_entries(graph.indptr, graph.indices, assignment).tolist() == kept
 
     result = quality(graph, assignment, clients)
     members = [[u for u in range(nodes) if assignment[u] == c] for c in range(clients)]

@@ -32,8 +32,8 @@ RAY = {"engine__backend": "ray", "engine__hosts": 1}
 
 @pytest.fixture
 def on_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hops are tasks of a real Ray cluster."""
-    monkeypatch.setattr("shoal.engine.preparing.store_steps.CLUSTER_BYTES", 0)
+    """All work is done by tasks of a real Ray cluster."""
+    monkeypatch.setattr("shoal.engine.preparing.prepare.TO_START", 0)
 
 
 @pytest.fixture
@@ -59,21 +59,34 @@ def test_splits_and_hops_are_made_from_sound_shards_only(make_config: Make, chan
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_hops_on_a_cluster_are_those_made_here(make_config: Make, tmp_path: Path) -> None:
-    here = prepare(make_config(data__store=str(tmp_path / "here"), engine__backend="local"))
-    there = prepare(make_config(data__store=str(tmp_path / "there"), **RAY))
-    assert here.manifest.hops == there.manifest.hops
-    assert not verify(there)
-    path = there.path / shard_path(3)
-    flip(path)
-    with refused(path, says="checksum does not match the manifest"):
-        prepare(make_config(data__store=str(tmp_path / "there"), propagation__hops=1, **RAY))
+def test_what_a_cluster_makes_is_what_is_made_here(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edges are sorted, and packs of shards, training shards, splits and hops are made of maps, by several tasks."""
+    for limit, value in (("PACKED_BELOW", 1 << 20), ("MOST_IN_A_PACK", 2)):
+        monkeypatch.setattr(f"shoal.storage.store.client_table.{limit}", value)
+
+    def made(name: str, **changes: Any) -> Store:
+        twin = {"scale": 1e-3, "scratch": str(tmp_path / f"{name}-scratch")}
+        data = {"dataset": "products-like", "options": twin, "store": str(tmp_path / name), "inductive": True}
+        changes |= {f"data__{key}": value for key, value in data.items()}
+        return prepare(make_config(engine__memory_limit="4MiB", **changes))
+
+    here, there = made("here", engine__backend="local"), made("there", **RAY)
+    assert contents(here.path) == contents(there.path)
+    assert len(contents(here.path)) == 6 * 3 + 6
+    scratch = [sorted((tmp_path / f"{name}-scratch").rglob("csr/*.npy")) for name in ("here", "there")]
+    assert [path.read_bytes() for path in scratch[0]] == [path.read_bytes() for path in scratch[1]]
+    path, record = there.path / shard_path(range(2, 4)), there.manifest.clients[3].file
+    flip(path, record.start + record.bytes - 1)
+    with refused(path, "client 3", says="checksum does not match the manifest"):
+        made("there", propagation__hops=1, **RAY)
     assert not ray.is_initialized()
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_a_cluster_that_computes_no_hops_is_not_waited_for(make_config: Make) -> None:
-    with refused("prepare", says="no hops of clients ["):
+def test_a_cluster_that_computes_nothing_is_not_waited_for(make_config: Make) -> None:
+    with refused("prepare", says="look at the cluster or raise engine.cell_timeout"):
         prepare(make_config(**RAY, engine__cell_timeout=1e-3))
     assert not ray.is_initialized()
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
+from support.shards import flip
 
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.kernels.edge_keys import KeyLayout
@@ -131,6 +132,28 @@ def test_killed_ends_with_equal_bytes(sync: int, block: int, kills: int, fast_pa
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == {
         path.name: path.read_bytes() for path in whole.iterdir()
     }
+
+
+@pytest.mark.parametrize("sorts", [False, True])
+def test_a_damaged_bucket_is_not_sorted(sorts: bool, fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped while edges are read, or while their buckets are sorted."""
+    edges = np.random.default_rng(0).integers(0, 900, (2, 6000))
+
+    def stops(first: int) -> Iterator[np.ndarray]:
+        yield from blocks_of(edges[:, :5000], 250)(first)
+        raise KeyboardInterrupt
+
+    def stop(writer: CsrWriter) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CsrWriter, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        external_csr(blocks_of(edges, 250) if sorts else stops, 900, 6000, fast_path / "csr", 8000, "test")
+    monkeypatch.undo()
+    bucket = max((fast_path / "csr.unfinished" / "buckets").iterdir())
+    flip(bucket)
+    with refused(bucket, says="is not as it was written"):
+        external_csr(blocks_of(edges, 250), 900, 6000, fast_path / "csr", 8000, "test")
 
 
 def test_a_star_and_a_pair_repeated_more_often_than_memory_holds(fast_path: Path) -> None:

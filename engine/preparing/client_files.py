@@ -1,0 +1,216 @@
+"""Shards, splits and hops of a pack of clients at a time, written by this process or by tasks of a cluster."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, starmap
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.engine.config.sections import DataConfig
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edge_weights import weights_among
+from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.layout import Layout
+from shoal.storage.graph.pairs import Pairs
+from shoal.storage.graph.rows import Rows
+from shoal.storage.options.masking import Sparsity
+from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.options.split import SplitOptions
+from shoal.storage.store.arrow_file import FileRecord, Pack, write_pack
+from shoal.storage.store.hops import hop_memory, hops_bytes, labelled_and_neighbours, training_graph, write_hops_of
+from shoal.storage.store.manifest import Manifest
+from shoal.storage.store.shard import Shard, graph_columns, shard_columns
+from shoal.storage.store.split import Split, from_codes, random_split, split_columns
+from shoal.storage.store.store import Store, shard_path, split_path
+
+PairsOf = Callable[[int, Induced], Pairs]
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """What shards are made of.
+
+    Attributes:
+        path: Folder of the store.
+        graph: The whole graph.
+        assignment: Client of every node, int32 `[nodes]`.
+        kept: Neighbours of every node inside its own client, int32 `[nodes]`.
+        label: Label of every node, `[nodes]`.
+        memory: Bytes to gather clients in.
+        pairs_of: The pairs of a client, of its number and its graph; None: items are no pairs.
+    """
+
+    path: Path
+    graph: Graph
+    assignment: np.ndarray
+    kept: np.ndarray
+    label: np.ndarray
+    layout: Layout
+    data: DataConfig
+    memory: int
+    pairs_of: PairsOf | None
+
+
+def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRecord]:
+    """Writes the shards of some packs; yields each as it is done."""
+    clients = [client for pack in packs for client in pack]
+    shape = source.data.dtype, source.memory, source.layout
+    parts = gathered(source.graph, source.assignment, source.kept, clients, *shape)
+    columns = starmap(partial(_shard_columns, source), parts)
+    for pack in packs:
+        yield write_pack(source.path / shard_path(pack), "shard", islice(columns, len(pack)))
+
+
+def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:
+    graph, data = source.graph, source.data
+    own, pairs = part, None
+    if source.pairs_of is not None:
+        from shoal.storage.store.held_out_edges import without_held_out  # for pairs alone
+
+        pairs = source.pairs_of(client, part)
+        own = without_held_out(part, pairs)
+    elif data.sparsity.edges or data.sparsity.features:
+        from shoal.storage.store.masking import without_edges, without_features  # where something is masked
+
+        own = without_edges(part, data.sparsity)
+        x = without_features(x, own.node, data.sparsity)
+    weight = None
+    if graph.edge_weight is not None:
+        weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
+    return shard_columns(client, own, source.label, x, graph.graph_of, pairs, weight)
+
+
+def drawn_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
+    """The pairs of a client, of the side of every node `[nodes]`, in `limit` bytes."""
+    from shoal.storage.store.held_out_edges import draw_pairs, require_room
+
+    require_room(client, len(part.indices), limit)
+    return draw_pairs(part, client, data, sides[part.node])
+
+
+def pairs_of_all(clients: Store, nodes: int, limit: int, client: int, part: Induced) -> Pairs:
+    """The pairs of all clients whose nodes a whole graph has, of a dataset of `nodes`, in `limit` bytes."""
+    from shoal.storage.store.held_out_edges import require_room, union_of
+
+    require_room(client, len(part.indices), limit)
+    row_of = np.full(nodes, -1, dtype=np.int64)
+    row_of[part.node] = np.arange(len(part.node))
+    shards = map(clients.shard, range(clients.clients))
+    # The nodes of a client are all in one domain.
+    rows = ((row_of[shard.node], shard.pairs) for shard in shards)
+    return union_of(len(part.node), [(own, pairs) for own, pairs in rows if own[0] >= 0 and pairs is not None])
+
+
+@dataclass(frozen=True)
+class SplitSource:
+    """What splits are made of.
+
+    Attributes:
+        missing: Packs whose splits are not finished.
+        code: Part of every item, int8 `[items]`; None: each client draws its own, or its pairs have it.
+        sparsity: Masks training labels; None: it does not.
+    """
+
+    shards: Store
+    missing: frozenset[range]
+    options: SplitOptions
+    code: np.ndarray | None
+    sparsity: Sparsity | None
+
+
+# The file, if it was missing; items that train, validate and test, `[n, 3]`; test items of classes that no training
+# item of their client has.
+MeasuredSplits = tuple[FileRecord | None, np.ndarray, int]
+
+
+def write_splits(source: SplitSource, packs: Sequence[range]) -> Iterator[MeasuredSplits]:
+    """Writes the splits of some packs that are missing, and measures those of all; yields each as it is done."""
+    options, what = source.options, source.shards.manifest.item_name
+    for pack in packs:
+        several = [source.shards.shard(client) for client in pack]
+        path, record = source.shards.path / split_path(options.split_name, pack), None
+        if pack in source.missing:
+            record = write_pack(path, "split", (split_columns(_split_of(source, shard)) for shard in several))
+        yield record, *_measured(Pack(path, "split"), several, options, what)
+
+
+def _split_of(source: SplitSource, shard: Shard) -> Split:
+    if shard.pairs is not None:
+        return from_codes(shard.pairs.part)
+    if source.code is None:
+        split = random_split(shard.item_label, shard.item, shard.client, source.options)
+    else:
+        split = from_codes(source.code[shard.item])
+    if source.sparsity is None or not source.sparsity.labels:
+        return split
+    from shoal.storage.store.masking import without_labels
+
+    return without_labels(split, shard.item, source.sparsity)
+
+
+def _measured(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: str) -> tuple[np.ndarray, int]:
+    """Items of every part of some clients' splits, `[n, 3]`, and the test items of classes that they do not train.
+
+    Refuses parts with unlabelled items.
+    """
+    rows = [pack.batch(number).column("rows") for number in range(len(pack))]
+    counts = np.array([each.value_lengths() for each in rows]).reshape(-1, 3)
+    owner = np.repeat(np.arange(3 * len(rows)), counts.ravel())
+    client, part = owner // 3, owner % 3
+    labels = [shard.item_label for shard in shards]
+    first = np.cumsum([0, *map(len, labels)])[:-1]
+    label = np.concatenate(labels)[first[client] + np.concatenate([each.values for each in rows])]
+    if (label < 0).any():
+        number = shards[client[label < 0][0]].client
+        raise ShoalError(
+            f"data.split {options.split}: client {number} has an unlabelled {what} in its split; mark it 0 (none)"
+        )
+    trains = np.zeros((len(rows), label.max(initial=0) + 1), dtype=bool)
+    trains[client[part == 0], label[part == 0]] = True
+    return counts, int((~trains[client[part == 2], label[part == 2]]).sum())
+
+
+def write_training_shards(given: tuple[Path, Store, str], packs: Sequence[range]) -> Iterator[FileRecord]:
+    """Writes the graphs of the training nodes of some packs into a store."""
+    path, clients, split = given
+    for pack in packs:
+        columns = (_training_columns(clients, split, client) for client in pack)
+        yield write_pack(path / shard_path(pack), "shard", columns)
+
+
+def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.Array]:
+    shard = clients.shard(client)
+    part, row = training_graph(shard, clients.split(split, client).train)
+    weight = shard.edge_weight
+    if weight is not None:
+        weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
+    return graph_columns(part, shard.label[row], shard.x[row], weight)
+
+
+def kept_rows(shards: Store, packs: Sequence[range]) -> Iterator[int]:
+    """Rows that `rows: labelled` keeps of every pack."""
+    for pack in packs:
+        yield sum(int(labelled_and_neighbours(shards.shard(client)).sum()) for client in pack)
+
+
+def write_hops(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[FileRecord]:
+    """Writes the hops of some packs, whose shards are checked before."""
+    for pack in packs:
+        yield write_hops_of(*given, pack)
+
+
+def hops_memory(shards: Manifest, propagation: PropagationOptions, packs: Sequence[range]) -> int:
+    """Bytes for the largest client of any pack, and for the hops of all of the pack until they are written."""
+    shape = shards.features, propagation
+    nodes, entries = (shards.clients.count(what) for what in ("nodes", "entries"))
+
+    def needed(pack: range) -> int:
+        of_each = (hop_memory(int(nodes[i]), int(entries[i]), *shape, shards.weighted) for i in pack)
+        return max(of_each) + (hops_bytes(int(nodes[pack].sum()), *shape) if len(pack) > 1 else 0)
+
+    return max(map(needed, packs), default=0)
