@@ -443,6 +443,8 @@ class ClientTable(Sequence[ClientInfo]):
         """Of columns by the names of `ClientInfo`, all that differ; `graphs` and `pairs` where clients have them."""
         self._same: dict[str, Any] = {"classes": classes, "graphs_of_node": graphs_of_node}
         self._columns = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+        # Of those that were asked for last; made anew at each visit they would take a hundredth of a small client's.
+        self._made: dict[int, ClientInfo] = {}
 
     @classmethod
     def of(cls, infos: Sequence[ClientInfo]) -> "ClientTable":
@@ -488,10 +490,16 @@ class ClientTable(Sequence[ClientInfo]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[one] for one in range(len(self))[place]]
-        return ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
+        if (found := self._made.get(place)) is None:
+            if len(self._made) >= MOST_MADE:
+                self._made.clear()
+            found = ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
+            self._made[place] = found
+        return found
 
 
 COLUMNS = ("client", "nodes", "train", "model", "graphs", "pairs", "domain")
+MOST_MADE = 4096
 
 
 @dataclass

@@ -192,7 +192,11 @@ def expected(plan: RunPlan) -> Expected:
     states, share = moments + personal, len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
-    peak = kept + int(copy * share * (states + 2 * mixes))
+    on_ray = config.engine.backend == "ray"
+    peak = kept + int(copy * share * (states + (1 + on_ray) * mixes))
+    if on_ray:
+        # What the clients of a cell make is in its host's memory as well, and in Ray's.
+        peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * mixes))
     disk = of.x_bytes + (8 if of.weighted else 4) * of.entries + 16 * of.nodes + of.hop_bytes
     disk += 0 if pairs is None else OF_PAIR * of.items
     # Training nodes alone have at most as much as all nodes.
