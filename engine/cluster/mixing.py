@@ -113,9 +113,11 @@ class UploadsOnHosts(Uploads):
         return [Mixed(refs, self.shape, nbytes) for refs in zip(*blocks)]
 
     def _multiplied(self, rows: Tensor, gives: bool) -> list[list[Any]]:
-        """References to the product by block; raises a ShoalError if it is not finite."""
+        """References to the product by block, of hosts, or of this process; raises a ShoalError if it is not finite."""
         hosts, threads = sorted(self._pool.roster.ready), self._pool.job.threads
         blocks = list(zip(*(part.refs for part in self._parts)))
+        if not hosts:
+            return [self._result([], rows, gives, refs) for refs in blocks]
         calls = []
         for number, refs in enumerate(blocks):
             host = self._pool.roster.hosts[hosts[number * len(hosts) // len(blocks)]]
@@ -126,12 +128,14 @@ class UploadsOnHosts(Uploads):
     def _result(self, call: Sequence[Any], rows: Tensor, gives: bool, refs: Sequence[Any]) -> list[Any]:
         try:
             try:
-                finite = ray.get(call[0], timeout=self._pool.timeout)
-                products = list(call[1:])
+                finite = ray.get(call[0], timeout=self._pool.timeout) if call else None
             except RayTaskError:
                 raise
             except RayError:
                 # The host died, or is silent; the uploads outlive it.
+                finite = None
+            products = list(call[1:])
+            if finite is None:
                 finite, *here = multiplied(rows, self._order, gives, ray.get(list(refs)))
                 products = [ray.put(t) for t in here]
         except (RayTaskError, ObjectLostError) as error:

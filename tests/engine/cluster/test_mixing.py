@@ -35,10 +35,11 @@ def uploads(ids: list[int], width: int) -> Tensor:
     return torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(i)) for i in ids])
 
 
-@pytest.mark.parametrize("seconds", [60.0, 0.0], ids=["on hosts", "no host is in time"])
-def test_products_have_the_bits_of_one_process(hosts: list[Any], job_of: Callable[..., Job], seconds: float) -> None:
-    pool = RayPool(hosts, job_of(), seconds, 4)
-    pool.require_data(range(6))
+@pytest.mark.parametrize("how", ["on hosts", "no host is in time", "no host is ready"])
+def test_products_have_the_bits_of_one_process(hosts: list[Any], job_of: Callable[..., Job], how: str) -> None:
+    pool = RayPool(hosts, job_of(), 0.0 if how == "no host is in time" else 60.0, 4)
+    if how != "no host is ready":
+        pool.require_data(range(6))
     outcomes = [cell([1, 4], pool), cell([0, 2, 3], pool)]
     assert [outcome.blocks.keys() for outcome in outcomes] == [{"w"}, {"w"}]
     replies, held = combine(outcomes, [1, 4, 0, 2, 3], UP, Sums())
