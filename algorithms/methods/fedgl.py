@@ -78,7 +78,7 @@ class PseudoLabels(Algorithm):
 
 @dataclass(frozen=True)
 class FedGL(PseudoLabels, FedAvg):
-    """FedAvg with pseudo labels (Chen et al., 2024), see `PseudoLabels`; with `pseudo: 0` FedAvg, messages alike."""
+    """FedAvg with pseudo labels (Chen et al., 2024), see `PseudoLabels`; with `pseudo: 0` FedAvg, its messages too."""
 
 
 @dataclass(frozen=True)

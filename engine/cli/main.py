@@ -159,7 +159,7 @@ def _to_nowhere(file: io.FileIO) -> None:
 
 
 def open_streams() -> None:
-    """Puts both streams in the place of Python's; a character that a terminal lacks is written as its number."""
+    """Replaces both of Python's streams; a character that a terminal lacks is written as its number."""
     for name, kind in (("stdout", _Output), ("stderr", _Messages)):
         stream = getattr(sys, name)
         if stream is not None:

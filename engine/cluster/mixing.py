@@ -103,7 +103,7 @@ class UploadsOnHosts(Uploads):
         self._pool, self._parts, self._entry = first.pool, parts, first.entry
 
     def product(self, rows: Tensor) -> Tensor:
-        blocks = [ray.get(block[0]) for block in self._multiplied(rows, gives=False)]
+        blocks = [block for (block,) in self._multiplied(rows, gives=False)]
         return torch.cat(blocks, dim=1).reshape((len(rows), *self.shape))
 
     def give(self, rows: Tensor) -> list[Mixed]:
@@ -113,7 +113,7 @@ class UploadsOnHosts(Uploads):
         return [Mixed(refs, self.shape, nbytes) for refs in zip(*blocks)]
 
     def _multiplied(self, rows: Tensor, gives: bool) -> list[list[Any]]:
-        """References to the product by block, of hosts, or of this process; raises a ShoalError if it is not finite."""
+        """The product by block: references to rows that it `gives`, else the block. Raises a ShoalError: not finite."""
         hosts, threads = sorted(self._pool.roster.ready), self._pool.job.threads
         blocks = list(zip(*(part.refs for part in self._parts)))
         if not hosts:
@@ -138,6 +138,8 @@ class UploadsOnHosts(Uploads):
             if finite is None:
                 finite, *here = multiplied(rows, self._order, gives, ray.get(list(refs)))
                 products = [ray.put(t) for t in here]
+            if not gives:
+                products = ray.get(products)
         except (RayTaskError, ObjectLostError) as error:
             if isinstance(getattr(error, "cause", error), ObjectLostError):
                 raise ServerLost("uploads were lost with their machine") from error

@@ -259,9 +259,9 @@ def _record(folder: Path) -> dict[str, Any]:
         raise ShoalError(folder, f"format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
     record = unsealed(text)
     if address := address_of(folder.parents[1]):
-        from shoal.engine.records.remote_parts import bring
+        from shoal.engine.records.remote_parts import fetch_missing
 
-        bring(address, folder, record["files"])
+        fetch_missing(address, folder, record["files"])
     for name, expected in record["files"].items():
         if digest(folder / name) != expected:
             raise ValueError(f"{name}: checksum does not match")

@@ -43,7 +43,7 @@ def sizes_at(folder: Folder) -> dict[str, int | None]:
     return {name.rpartition("/")[2]: size for name, size in folder.sizes(OBJECTS).items()}
 
 
-def bring(address: str, folder: Path, files: Mapping[str, str]) -> None:
+def fetch_missing(address: str, folder: Path, files: Mapping[str, str]) -> None:
     """Fetches the files of a checkpoint that are at the address of its run, and not in its folder here.
 
     Raises:

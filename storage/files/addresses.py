@@ -46,7 +46,7 @@ class Folder:
     """A folder at an address. What goes wrong is a FetchError that names the file, this machine and the way out."""
 
     def __init__(self, address: str, way_out: str | None = None) -> None:
-        """Asks nobody yet. `way_out` is for files that are missing or damaged; None: that of a store."""
+        """Sends no request yet. `way_out` is for files that are missing or damaged; None: that of a store."""
         self._address, self._name = address, address.partition("?")[0].rstrip("/")
         self._no_file, self._other_file = (way_out or text.format(self._name) for text in (NO_FILE, OTHER_FILE))
 

@@ -262,7 +262,7 @@ def tables_of(manifest: Path) -> list[tuple[Path, FileRecord]]:
 
 
 def _with_tables(raw: dict[str, Any], store: Path) -> None:
-    """Reads what the manifest names in the place of its tables."""
+    """Reads the tables that the manifest names."""
 
     def table(named: dict[str, Any], *names: str) -> tuple[dict[str, Any], FileRecord]:
         record = FileRecord(**named["table"])

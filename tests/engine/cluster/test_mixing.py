@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster.mixing import LEAST_OF_A_BLOCK, split, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.reduction import TILE, Sums, UploadsHere, combine
@@ -64,6 +65,32 @@ def test_what_cannot_be_mixed_is_refused(hosts: list[Any], job_of: Callable[...,
         held["w"].product(torch.full((1, 2), 3e38))
     with refused(says="upload() gives 'w' as [1, 655365] at client 0 and as [1, 655366] at client 2"):
         combine([cell([0, 1], pool), cell([2], pool, WIDTH + 1)], [0, 1, 2], UP, Sums())
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    """What it puts into the cluster's memory ends with it."""
+
+    def owned(self, blocks: list[Tensor]) -> list[Any]:
+        return [ray.put(block) for block in blocks]
+
+
+def test_lost_uploads_lose_the_server(hosts: list[Any], job_of: Callable[..., Job]) -> None:
+    """The run goes back to its newest checkpoint."""
+    pool, owner = RayPool(hosts, job_of(), 60.0, 4), Owner.remote()
+    pool.require_data(range(6))
+    outcome = cell([0, 1], pool)
+    (part,) = outcome.blocks["w"]
+    outcome.blocks["w"] = [replace(part, refs=ray.get(owner.owned.remote(ray.get(list(part.refs)))))]
+    _, held = combine([outcome], [0, 1], UP, Sums())
+    ray.kill(owner)
+
+    def mix_until_it_is_noticed() -> None:
+        while True:
+            held["w"].product(torch.ones(1, 2))
+
+    with pytest.raises(ServerLost, match="uploads were lost with their machine"):
+        mix_until_it_is_noticed()
 
 
 @pytest.mark.parametrize("width", [1, TILE, 3 * TILE + 1, 20 * TILE])

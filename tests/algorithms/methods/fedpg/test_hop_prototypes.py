@@ -47,11 +47,11 @@ def brute_force(
     for c in range(C):
         means = []
         for v in range(N):
-            alike = [u for u in (at_distance if literal else ends)(edges, v, hop) if annotation[u] == c]
-            if centre[v] and annotation[v] == c and alike:
-                weight = sum(float(g[u]) for u in alike)
-                mean = sum(float(g[u]) / weight * z[u].double().numpy() for u in alike)
-                means.append(mean / len(alike) if literal else mean)
+            same = [u for u in (at_distance if literal else ends)(edges, v, hop) if annotation[u] == c]
+            if centre[v] and annotation[v] == c and same:
+                weight = sum(float(g[u]) for u in same)
+                mean = sum(float(g[u]) / weight * z[u].double().numpy() for u in same)
+                means.append(mean / len(same) if literal else mean)
         counts[c] = len(means)
         if means:
             every = int((centre & (annotation == c)).sum())
