@@ -105,6 +105,16 @@ class Config(BaseModel):
         """The models of the run, one or several."""
         return (self.model,) if isinstance(self.model, ModelSpec) else self.model
 
+    def kernel(self) -> PropagationOptions:
+        """How hops are computed: section `propagation`, and over which edges between clients."""
+        data = self.data
+        if data.cross_edges == "drop":
+            return self.propagation
+        from shoal.storage.options.cross_edges import CrossEdges, over_cross_edges
+
+        edges = CrossEdges(data.cross_share, data.cross_seed, data.cross_min_neighbours)
+        return over_cross_edges(self.propagation, edges.name)
+
     def memory_limit(self) -> int:
         """Bytes the run may use: `engine.memory_limit`, else the memory of the machine, or of its container."""
         return self.engine.memory_limit or machine_memory()

@@ -222,7 +222,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, or a file that a
             model is to start from cannot be read.
     """
-    hops = config.propagation
+    hops = config.kernel()
     method = describe(config.algorithm.name, config.algorithm.options)
     domains, graphs = _graphs(config, store, method)
     remote = store.remote
@@ -270,7 +270,7 @@ def _training(config: Config, store: Store) -> str:
 
 
 def _content(store: Store, config: Config) -> str:
-    hops = config.propagation
+    hops = config.kernel()
     try:
         return store.manifest.content(config.data.split_name, hops.name if hops.stored else None)
     except KeyError as missing:

@@ -88,7 +88,7 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None
-    hops = manifest.hops.get(config.propagation.name)
+    hops = manifest.hops.get(config.kernel().name)
     stored = 0 if values is None or hops is None else hops.total
     return _Sizes(
         manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,

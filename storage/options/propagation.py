@@ -1,7 +1,7 @@
 """Stored hops and their computation: the section `propagation` of a config."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -28,6 +28,9 @@ class PropagationOptions:
         ValueError: A value is out of its bounds.
     """
 
+    # Whether they run over edges between clients.
+    crosses: ClassVar[bool] = False
+
     hops: Annotated[Whole, Field(ge=0, le=MOST_HOPS)] = 3
     r: Annotated[Number, Field(ge=0, le=1)] = 0.5
     dtype: Literal["float32", "float16"] = "float32"
@@ -46,6 +49,11 @@ class PropagationOptions:
 
 def propagation_of(name: str) -> PropagationOptions:
     """The kernel of a name; the inverse of `PropagationOptions.name`."""
+    own, _, cross = name.partition("-cross-")
+    if cross:
+        from shoal.storage.options.cross_edges import over_cross_edges
+
+        return over_cross_edges(propagation_of(own), cross)
     found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(-labelled)?", name)
     assert found is not None, name
     r, hops, dtype, labelled = found.groups()

@@ -282,6 +282,19 @@ class SplitRecord(Table):
         return {"counts": self.counts.tolist(), **rest, "files": self.files.content()}
 
 
+class BoundaryRecord(Table):
+    """The edges between clients that hops run over.
+
+    Attributes:
+        counts: Of every client, int64 `[N, 3]`: its edges to others, sums that it gets a hop, and those that run over
+            one neighbour.
+    """
+
+    def __init__(self, counts: Any, files: Files, table: FileRecord | None = None) -> None:
+        self.counts, self.files = np.asarray(counts, dtype=np.int64), files
+        super().__init__({"counts": self.counts, **files.columns}, table)
+
+
 def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
     """The columns of `Clients` of shards, a pack after another, and the values that these keep of sparse features."""
     found: dict[str, list[np.ndarray]] = {}
