@@ -15,7 +15,7 @@ from shoal.storage.files.mapped import ROWS, read
 from shoal.storage.graph.cross_edges import ENTRY_BYTES, Boundary, boundaries, cross_hop
 from shoal.storage.graph.propagation import require_held
 from shoal.storage.graph.rows import CsrRows
-from shoal.storage.options.cross_edges import CrossEdges, CrossPropagation
+from shoal.storage.options.propagation import CrossEdges, CrossPropagation
 from shoal.storage.runner import Runner, parts
 from shoal.storage.store.arrow_file import FileRecord, write_pack
 from shoal.storage.store.boundary import boundary_columns
@@ -34,15 +34,28 @@ class BoundarySource:
     cut: np.ndarray
     edges: CrossEdges
     missing: frozenset[range]
+    label: np.ndarray
+
+    def counts(self, boundary: Boundary, client: int) -> tuple[int, ...]:
+        """What `BoundaryRecord` counts of a client."""
+        first = np.cumsum(self.shards.manifest.clients.count("nodes"))
+        first = np.concatenate([[0], first[:-1]])
+        own, theirs = self.label[first[client] + boundary.row], self.label[first[boundary.client] + boundary.other]
+        known, sums = (own >= 0) & (theirs >= 0), boundary.sums()
+        return len(boundary), len(sums), int((sums == 1).sum()), int(known.sum()), int((known & (own == theirs)).sum())
 
 
-def rows_in_shards(shards: Store) -> np.ndarray:
-    """Row of every node in its client's shard, int32 `[N]`; -1: no client has it."""
-    row = np.full(shards.manifest.nodes, -1, dtype=np.int32)
+def rows_in_shards(shards: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Row of every node in its client's shard, -1: no client has it, and labels of all rows, int32 `[N]` each.
+
+    Labels of a client are behind those of the one before.
+    """
+    row, labels = np.full(shards.manifest.nodes, -1, dtype=np.int32), []
     for client in range(shards.clients):
-        node = shards.shard(client).node
-        row[node] = np.arange(len(node), dtype=np.int32)
-    return row
+        shard = shards.shard(client)
+        row[shard.node] = np.arange(shard.nodes, dtype=np.int32)
+        labels.append(np.array(shard.label))
+    return row, np.concatenate(labels)
 
 
 def cut_entries(shards: Store, indptr: np.ndarray, assignment: np.ndarray) -> np.ndarray:
@@ -59,7 +72,7 @@ Counted = tuple[FileRecord | None, np.ndarray]
 
 
 def write_boundaries(source: BoundarySource, packs: Sequence[range]) -> Iterator[Counted]:
-    """Writes the edges to others of some packs that are missing, and counts those of all, `[n, 3]`."""
+    """Writes the edges to others of some packs that are missing, and counts those of all, `[n, 5]`."""
     clients = [client for pack in packs if pack in source.missing for client in pack]
     given = source.assignment, source.row_of, source.cut, clients, source.edges
     found = boundaries(source.graph, *given) if clients else iter(())
@@ -71,12 +84,7 @@ def write_boundaries(source: BoundarySource, packs: Sequence[range]) -> Iterator
             several = list(islice(found, len(pack)))
             path = source.shards.path / boundary_path(name, pack)
             record = write_pack(path, "boundary", map(boundary_columns, several))
-        yield record, np.array([_counts(boundary) for boundary in several]).reshape(-1, 3)
-
-
-def _counts(boundary: Boundary) -> tuple[int, int, int]:
-    sums = boundary.sums()
-    return len(boundary), len(sums), int((sums == 1).sum())
+        yield record, np.array([source.counts(boundary, client) for boundary, client in zip(several, pack)])
 
 
 @dataclass(frozen=True)

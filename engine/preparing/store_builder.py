@@ -219,17 +219,17 @@ class StoreBuilder(StoreSteps):
             raise ShoalError(
                 "data.cross_edges", "hops count edges, and those here have weights; set data.edge_weights=drop"
             )
-        assignment, row_of = self._assignment(graph), rows_in_shards(shards)
+        assignment, (row_of, label) = self._assignment(graph), rows_in_shards(shards)
         cut = cut_entries(shards, graph.indptr, assignment)
         place, packs = partial(boundary_path, edges.name), ranges(shards.clients, pack)
         missing = frozenset(self._missing(place, shards.clients, pack))
         csr = graph.indptr, graph.indices
-        source = BoundarySource(shards, csr, assignment, row_of, cut, edges, missing)
+        source = BoundarySource(shards, csr, assignment, row_of, cut, edges, missing, label)
         here = runner(int(cut.sum()) * ENTRY_BYTES, self.path, files_of(graph))
-        fixed = 2 * row_of.nbytes + BLOCK_BYTES
+        fixed = 3 * row_of.nbytes + BLOCK_BYTES
         memory = Memory(fixed, 2 * ENTRY_BYTES * cut, shards.manifest.clients.count("nodes"))
         room = here.room(memory.of_one(range(shards.clients)), self.memory_limit, READERS)
-        counts = np.zeros((shards.clients, 3), dtype=np.int64)
+        counts = np.zeros((shards.clients, 5), dtype=np.int64)
         with progress("edges between clients", shards.clients, "clients") as step:
             groups = memory.groups(packs, room.memory, room.groups)
             for clients, (record, of_each) in here.results(write_boundaries, source, groups, room.memory):
@@ -399,10 +399,10 @@ def _report(graph: Graph) -> None:
 
 
 def _report_boundaries(record: BoundaryRecord, cut: int, features: int) -> None:
-    edges, sums, of_one = record.counts.sum(axis=0).tolist()
+    edges, sums, of_one, *_ = record.counts.sum(axis=0).tolist()
     say(
         f"edges between clients: {edges // 2:,} of {cut // 2:,} kept; a hop takes {sums:,} sums of other clients' "
-        f"neighbours, {size(8 * features * sums)}; {of_one:,} of them run over one neighbour and are its row"
+        f"neighbours, {size(record.hop_bytes(features))}; {of_one:,} of them run over one neighbour and are its row"
     )
 
 

@@ -110,9 +110,9 @@ class StoreSteps(ABC):
             )
             manifest.write(self.path)
         if not hops_on_disk(self.path, manifest, propagation):
-            if propagation.crosses:
-                made = {propagation.cross.name: self._boundaries(shards, propagation)}
-                manifest = replace(manifest, boundaries={**manifest.boundaries, **made})
+            if propagation.boundaries:
+                edges = {propagation.boundaries: self._boundaries(shards, propagation)}
+                manifest = replace(manifest, boundaries={**manifest.boundaries, **edges})
                 manifest.write(self.path)
                 shards = Store(self.path, manifest=manifest)
             manifest = replace(manifest, hops={**manifest.hops, propagation.name: self._hops(shards, propagation)})
@@ -145,7 +145,7 @@ class StoreSteps(ABC):
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
         here, memory = runner(needed, self.path, files), hops_memory(manifest, propagation, missing)
         groups = parts(missing, here.room(memory, memory).groups)
-        if propagation.crosses:
+        if propagation.boundaries:
             self._cross_hops(shards, propagation, missing)
             return self._files(place, "hops", count, manifest.pack)
         self._make(f"hops {propagation.name}", place, count, here, write_hops, (shards, propagation), groups, memory)

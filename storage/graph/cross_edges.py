@@ -9,7 +9,7 @@ import numpy as np
 from shoal.storage.files.mapped import read, row_blocks
 from shoal.storage.kernels.counter_rng import key_of, uniform_at
 from shoal.storage.kernels.prefetch import fetch_ahead
-from shoal.storage.options.cross_edges import CrossEdges
+from shoal.storage.options.propagation import CrossEdges
 
 ENTRIES_A_BLOCK = 1 << 22
 # Of a row that is computed, in float64.

@@ -18,8 +18,7 @@ from shoal.engine.preparing import cross_edges
 from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.prepare import prepare
 from shoal.storage.graph.cross_edges import boundaries, cross_hop
-from shoal.storage.options.cross_edges import CrossEdges
-from shoal.storage.options.propagation import propagation_of
+from shoal.storage.options.propagation import CrossEdges, propagation_of
 from shoal.storage.store.store import Store, boundary_path
 from shoal.storage.store.verify import unnamed_files, verify
 
@@ -86,7 +85,18 @@ def test_hops_are_those_of_the_whole_graph(
     np.testing.assert_array_equal(cross(store, config.kernel().cross.name), cut)
     counts = store.manifest.boundaries[config.kernel().cross.name].counts
     sums = np.stack([cut[:, own == client].sum(1) for client in range(5)], axis=1)
-    expected = [[cut[own == c].sum(), (sums[own == c] > 0).sum(), (sums[own == c] == 1).sum()] for c in range(5)]
+    label = read_graph(config).y
+    alike = cut & (label[:, None] == label)
+    expected = [
+        [
+            cut[own == c].sum(),
+            (sums[own == c] > 0).sum(),
+            (sums[own == c] == 1).sum(),
+            cut[own == c].sum(),
+            alike[own == c].sum(),
+        ]
+        for c in range(5)
+    ]
     np.testing.assert_array_equal(counts, expected)
     assert (verify(store), unnamed_files(store)) == ([], [])
     # Hops along clients' own edges stay what they were.
