@@ -171,14 +171,15 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
     """Writes a hop of some clients into its scratch file."""
     exchange, hop = given
     dtype, r = exchange.propagation.dtype, exchange.propagation.r
-    out = np.load(_unfinished(exchange.path(hop)), mmap_mode="r+")
+    path = _unfinished(exchange.path(hop))
+    out = np.load(path, mmap_mode="r")
     before = np.load(exchange.path(hop - 1), mmap_mode="r") if hop else None
     degree = np.load(exchange.folder / "degree.npy", mmap_mode="r")
     for client in clients:
         own = slice(*exchange.first[client : client + 2])
         shard = exchange.store.shard(client)
         if before is None:
-            out[own] = shard.x.toarray() if isinstance(shard.x, CsrRows) else shard.x
+            rows = shard.x.toarray() if isinstance(shard.x, CsrRows) else np.ascontiguousarray(shard.x)
         else:
             boundary = exchange.boundary(client)
             theirs, place = np.unique(exchange.first[boundary.client] + boundary.other, return_inverse=True)
@@ -187,10 +188,13 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
             pointer = np.searchsorted(boundary.row, np.arange(shard.nodes + 1))
             scalings = both**-r, both[: shard.nodes] ** (r - 1)
             neighbours = pointer, (place + shard.nodes).astype(np.int64)
-            out[own], peak = cross_hop((shard.indptr, shard.indices), neighbours, x, scalings, dtype)
-            require_held(peak, out.dtype)
+            rows, peak = cross_hop((shard.indptr, shard.indices), neighbours, x, scalings, dtype)
+            require_held(peak, rows.dtype)
+        # Not by the map, whose pages hold rows of other clients, too, which another machine may write.
+        with path.open("r+b") as file:
+            file.seek(out.offset + own.start * out.strides[0])
+            file.write(rows.data)
         yield None
-    out.flush()
 
 
 def write_cross_hops(exchange: Exchange, packs: Sequence[range]) -> Iterator[FileRecord]:

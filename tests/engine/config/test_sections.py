@@ -81,8 +81,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows model.init heterogeneity.rule train.optimizer train.opt_state "
-        "evaluation.metric engine.backend engine.trainer engine.device engine.precision engine.on_client_error engine.verify "
-        "run.log_format",
+        "evaluation.metric engine.backend engine.trainer engine.device "
+        "engine.precision engine.on_client_error engine.verify run.log_format",
         ["another", True],
     ),
 ]
