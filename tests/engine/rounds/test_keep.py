@@ -11,6 +11,7 @@ from support.errors import refused
 from support.small_cells import require_same_tree, tensors_of
 from support.user_graph import sparse_features, user_graph
 
+from shoal.engine.records import inputs
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.cache import Cache
 from shoal.storage.store.manifest import read_manifest
@@ -36,7 +37,7 @@ def few_labels(graphs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFact
 KINDS: dict[str, Keys] = {
     "sgc": {"model.name": "sgc"},
     "gamlp, float16": {"propagation.dtype": "float16", "data.dtype": "float16", "train.batch_size": 4},
-    "gamlp, sparse": {"data.layout": "sparse"},
+    "sgc, sparse": {"model.name": "sgc", "data.layout": "sparse"},
     "gamlp, batched": {"engine.trainer": "batched"},
     "sgc, masked": {"model.name": "sgc", "data.sparsity": {"edges": 0.3, "features": 0.3}},
     "gamlp, inductive": {"data.inductive": True},
@@ -48,6 +49,7 @@ KINDS: dict[str, Keys] = {
 }
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bit_of_a_run_depends_on_it(start: Start, few_labels: Keys, tmp_path: Path, kind: str) -> None:
     keys = {**few_labels, "data.store": str(tmp_path / "store"), **KINDS[kind]}
@@ -65,11 +67,11 @@ def test_no_bit_of_a_run_depends_on_it(start: Start, few_labels: Keys, tmp_path:
     assert folders[0 if "rows" in kind else 1].endswith("-keep-labelled")
 
 
-@pytest.fixture
-def view(start: Start, few_labels: Keys, tmp_path: Path) -> View:
-    """A client whose hops are computed, and found only in a cache of nearly no bytes."""
-    server = start({**few_labels, "data.store": str(tmp_path / "store"), "propagation.keep": "labelled"})
-    return server.job.view(Store(tmp_path / "store"), 0, Cache(1))
+@pytest.fixture(params=["all", "labelled"])
+def view(start: Start, few_labels: Keys, tmp_path: Path, request: pytest.FixtureRequest) -> View:
+    """A client whose hops are computed but for labelled rows, in a cache of nearly no bytes."""
+    keys = {"data.store": str(tmp_path / "store"), "propagation.rows": request.param, "propagation.keep": "labelled"}
+    return start({**few_labels, **keys}).job.view(Store(tmp_path / "store"), 0, Cache(1))
 
 
 def test_hops_that_are_dropped_are_computed_again_and_writes_are_seen(view: View) -> None:
@@ -83,12 +85,19 @@ def test_hops_that_are_dropped_are_computed_again_and_writes_are_seen(view: View
     assert view.written() == "hop(2)"
 
 
-def test_labelled_rows_are_read_from_disk_and_others_computed(view: View) -> None:
+def test_labelled_rows_are_read_from_disk_and_others_computed(view: View, tmp_path: Path) -> None:
     labelled = torch.flatten((view.label >= 0).nonzero())
+    assert Store(tmp_path / "store").hops_file("r0.5-k2-float32-keep-labelled", 0).rows == len(labelled)
     read = view.rows(1, labelled.flip(0))
     assert view._cache.bytes == 0
     assert torch.equal(read, view.hop(1)[labelled.flip(0)])
     assert torch.equal(view.rows(1, torch.arange(view.nodes)), view.hop(1))
+
+
+def test_a_run_may_go_on_with_another_value() -> None:
+    here, there = (inputs.of_stores("with hops", "", "", keep) for keep in ("all", "labelled"))
+    assert inputs.differences(here, inputs.of_stores("without", "", "", "none")) == []
+    assert inputs.differences(there, inputs.of_stores("others", "", "", "labelled")) == list(there)
 
 
 def test_hops_of_a_client_that_no_cache_holds_are_refused(start: Start, few_labels: Keys, tmp_path: Path) -> None:
