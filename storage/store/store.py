@@ -20,6 +20,7 @@ from shoal.storage.store.split import Split, open_split
 
 if TYPE_CHECKING:
     from shoal.storage.graph.cross_edges import Boundary
+    from shoal.storage.store.computed_hops import ComputedHops
 
 IDS = Path("nodes") / "ids.arrow"
 WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"
@@ -147,11 +148,20 @@ class Store:
         with pa.OSFile(str(path)) as file:
             return pa.ipc.open_file(file).read_all()["id"].combine_chunks()
 
-    def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
+    def data(
+        self, split: str, propagation: str | None, client: int
+    ) -> tuple[Shard, Split, "list[Rows] | ComputedHops"]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep."""
         shard, rows = self.shard(client), self.split(split, client)
         if propagation is None:
             return shard, rows, []
+        options = propagation_of(propagation)
+        if options.computed:
+            # What computes hops takes a third of a second to load.
+            from shoal.storage.store.computed_hops import open_computed
+
+            file = None if options.folder is None else self.hops_file(options.folder, client)
+            return open_computed(shard, rows, options, file)
         file = self.hops_file(propagation, client)
         if "row" in file.names:
             return only_labelled(file, shard, rows)
