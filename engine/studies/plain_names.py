@@ -24,11 +24,11 @@ KEYS = {
 }
 MODELS = {
     "trained": "of locally trained models",
-    "served": "of deployed models",
+    "deployed": "of deployed models",
     "global": "of the global model",
     "domains": "on whole graphs",
 }
-MOMENTS = {"best": "at best validation", "last": "in the final round"}
+MOMENTS = {"best": "at best validation", "final": "in the final round"}
 SAMPLES = {"test": "test", "val": "validation"}
 
 
@@ -50,7 +50,7 @@ def value_names(key: str, values: Sequence[str]) -> dict[str, str]:
 
 
 def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False) -> str:
-    """`served.best.test` as `test accuracy (%) of deployed models at best validation`, by the metric of `figures`.
+    """`deployed.best.test` as `test accuracy (%) of deployed models at best validation`, by the metric of `figures`.
 
     Other figures keep their names. `short` leaves out whose model it is, and when.
     """

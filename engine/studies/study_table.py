@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from shoal.engine.config.sections import current_name
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
 from shoal.engine.studies.groups import (
@@ -413,7 +414,7 @@ def _listed(values: Mapping[str, str]) -> str:
 def _unasked(known: Mapping[str, float], wide: bool) -> tuple[str, ...]:
     """The first of the test scores of deployed, trained and other models; `wide`, all, with validation and costs."""
     if not wide:
-        tests = [f"{scope}.best.test" for scope in ("served", *SCOPES)]
+        tests = [f"{scope}.best.test" for scope in ("deployed", *SCOPES)]
         return tuple(figure for figure in (*tests, "seconds.round_median") if figure in known)[:1]
     scores = [f"{scope}.best.{part}" for scope in SCOPES for part in ("val", "test")]
     costs = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round")
@@ -446,7 +447,9 @@ def layout_of(
         raise ShoalError(f"--label {wrong}: has the form NAME=SHOWN, as in fedgta=FedGTA")
     named = tuple((name, shown) for name, _, shown in pairs)
     keys = tuple((rows or "").split(",")) if rows else ()
-    return Layout(tuple(figures), keys, columns, statistic, against, mean, ties, not_worse, wide, named)
+    return Layout(
+        tuple(map(current_name, figures)), keys, columns, statistic, against, mean, ties, not_worse, wide, named
+    )
 
 
 def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
