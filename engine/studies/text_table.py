@@ -50,14 +50,15 @@ class TextTable:
     @property
     def heading(self) -> str:
         """The title, with what columns are."""
-        return self.title and f"{self.title}; columns: {self.across}" if self.across else self.title
+        return f"{self.title}; columns: {self.across}" if self.title and self.across else self.title
 
     def text(self, width: int | None = None) -> str:
         """For a terminal. A table that is too wide is split into blocks of columns, or else into lines of cells."""
         rows = self._marked("", BEST, "", SECOND)
         body = self._wrapped(rows, width) or self._blocks(rows, width) or self._listed(rows)
-        said = ([self.heading] if self.heading else []), (*self.notes, *self.legend(BEST, SECOND))
-        above, below = ([line for text in some for line in textwrap.wrap(text, width or MOST)] for some in said)
+        wrap = textwrap.TextWrapper(width or MOST, break_long_words=False, break_on_hyphens=False).wrap
+        above, notes = wrap(self.heading), (*self.notes, *self.legend(BEST, SECOND))
+        below = [line for note in notes for line in wrap(note)]
         return "\n".join([*above, *(line.rstrip() for line in body), *below]) + "\n"
 
     def _wrapped(self, rows: list[list[str]], width: int | None) -> list[str]:
