@@ -336,7 +336,7 @@ def _joined(
     above = (*(names.key(key) for key in keys), *(["runs"] if counted else []))
     return TextTable(
         (*above, *heads), tuple(rows), len(keys), best, title, tuple(notes), second, _compared(read),
-        numbers.mean if any(map(is_short, figures)) else "", names.key(column) if column else "",
+        names.key(column) if column else "",
     )  # fmt: skip
 
 

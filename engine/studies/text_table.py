@@ -32,7 +32,6 @@ class TextTable:
         best: Rows and columns of the cells that are marked as the best, and `second` as the second best.
         title: A line above, `notes` lines below.
         compared: What the legend of the marks says of them.
-        mean: Name of the mean that scores are, a column of CSV; empty: they name theirs.
         across: What the heads of the numbers are values of; empty: they name themselves.
     """
 
@@ -44,7 +43,6 @@ class TextTable:
     notes: tuple[str, ...] = ()
     second: frozenset[tuple[int, int]] = frozenset()
     compared: str = ""
-    mean: str = ""
     across: str = ""
 
     @property
@@ -122,15 +120,14 @@ class TextTable:
         return self._between("html", self._marked(*SIGNS), "<strong>", "</strong>", "<u>", "</u>")
 
     def csv(self) -> str:
-        """For another program, without title and notes; the last columns are the marks of columns, and the mean."""
+        """For another program, without title and notes; the last columns are the marks of columns."""
         out = io.StringIO()
         columns = sorted({column for _, column in self.best | self.second})
-        heads = [*self.heads, *(f"{self.heads[column]} mark" for column in columns), *(["mean"] if self.mean else [])]
+        heads = [*self.heads, *(f"{self.heads[column]} mark" for column in columns)]
         rows = [
             [
                 *row,
                 *("best" if (r, c) in self.best else "second" if (r, c) in self.second else "" for c in columns),
-                *([self.mean] if self.mean else []),
             ]
             for r, row in enumerate(self.rows)
         ]
