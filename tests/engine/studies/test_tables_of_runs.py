@@ -13,6 +13,9 @@ import yaml
 from scipy import stats
 from support.small_runs import small_run
 
+from shoal.engine.studies.sweep_folder import rows_of
+from shoal.storage.files.disk import LOCK
+
 METHODS, RATIOS, SEEDS = {"local": "Local", "fedavg": "FedAvg", "fedgta": "Ours"}, ("0.5", "1.0"), ("0", "1", "2")
 
 
@@ -85,6 +88,11 @@ def test_a_sweep_to_latex_by_two_commands(
 
 def test_options_of_tables_that_do_not_fit(folder: Path, refused: Callable[..., str]) -> None:
     (sweep,) = (folder / "runs" / "sweeps").iterdir()
+    failed = folder / "failed"
+    failed.mkdir()
+    assert "neither a run nor a sweep" in refused("table", sweep, failed)
+    (failed / LOCK).touch()
+    assert [row.state for row in rows_of([sweep, failed])] == ["finished"] * 18
     for arguments, line in (
         (["--latex-label", "tab:x"], "--latex-label: is for --format latex, found terminal"),
         (["--wide", "--figure", "rounds"], "--wide, --figure: --wide names its figures"),
