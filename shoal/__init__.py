@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from shoal.running import prepare as prepare
     from shoal.running import run as run
     from shoal.running import sweep as sweep
+    from shoal.storage.adapters.clients import from_clients as from_clients
+    from shoal.storage.datasets.user.files import save_graph as save_graph
+    from shoal.storage.datasets.user.pyg_data import from_pyg as from_pyg
     from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
     from shoal.storage.graph.graph import Graph as Graph
 
@@ -63,9 +66,12 @@ PLACES = {
     "ShoalError": "shoal.storage.errors",
     "Sweep": "shoal.running",
     "Upload": "shoal.algorithms.protocol",
+    "from_clients": "shoal.storage.adapters.clients",
+    "from_pyg": "shoal.storage.datasets.user.pyg_data",
     "load_config": "shoal.configs",
     "prepare": "shoal.running",
     "run": "shoal.running",
+    "save_graph": "shoal.storage.datasets.user.files",
     "sweep": "shoal.running",
 }
 __all__ = [*PLACES]
