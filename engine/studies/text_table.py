@@ -1,6 +1,7 @@
 """A table as text, by tabulate: for a terminal, a paper, a page or another program. No cell is ever cut."""
 
 import csv
+import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ SIGNS = ("\ue000", "\ue001", "\ue002", "\ue003")
 EMPTY = "\ue004"
 # A last text is wrapped into no fewer characters.
 NARROWEST = 20
+# Of a table in a program.
+SHOWN_LINES = 10
 # As wide as a table may be where there is no terminal.
 MOST = 1 << 30
 
@@ -118,6 +121,18 @@ class TextTable:
     def legend(self, best: str, second: str) -> list[str]:
         """A line that says what the marks, in these words, are; none without marks."""
         return [f"{best}: best, {second}: second best{self.compared}"] if self.best else []
+
+    def __repr__(self) -> str:
+        """The text, of a long one the first lines."""
+        lines = self.text().splitlines()
+        shown = lines if len(lines) <= SHOWN_LINES else [*lines[: SHOWN_LINES - 1], f"… {len(lines)} lines in all"]
+        return "\n".join(shown)
+
+    def _repr_html_(self) -> str:
+        """Of a notebook: the whole table, with its title and notes."""
+        around = [self.title, *self.notes, *self.legend("bold", "underlined")]
+        title, *below = (f"<p>{html.escape(line)}</p>" if line else "" for line in around)
+        return "\n".join([title, self.html(), *below])
 
     def _made(self, form: str, rows: list[list[str]], columns: Sequence[int] | None = None, **options: Any) -> str:
         """By tabulate, all columns or some."""
