@@ -31,8 +31,10 @@ class TextTable:
         rows: Cells; all as many as heads.
         keys: Number of leading columns that name the row, aligned left; the others are numbers, aligned right. Where
             all are keys, the last one is a text, which is wrapped where the terminal is too narrow.
-        best: Rows and columns of the cells that are marked as the best, and `second` as the second best.
-        title: A line above, `notes` lines below.
+        best: Rows and columns of the cells that are marked as the best.
+        title: A line above.
+        notes: Lines below.
+        second: Rows and columns of the cells that are marked as the second best.
         compared: What the legend of the marks says of them.
         mean: Name of the mean that scores are, a column of CSV; empty: they name theirs.
     """
