@@ -8,6 +8,7 @@ import typer
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address, path_fault
+from shoal.storage.options.types import one_of as _one_of
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
@@ -36,13 +37,6 @@ def _possible(place: str) -> Path:
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     return path
-
-
-def _one_of(option: str, value: str, *known: str) -> str:
-    """A value of an option."""
-    if value not in known:
-        raise ShoalError(option, f"must be one of {', '.join(known)}, found {value!r}")
-    return value
 
 
 def _config(path: str, overrides: list[str] | None) -> "Config":
@@ -387,6 +381,9 @@ def export_command(
     best: Annotated[
         str | None, typer.Option(help="deployed or global: the best validation round of that scope, not the last.")
     ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Beside every predicted class the probabilities of all.")
+    ] = False,
 ) -> None:
     """Write the final models (safetensors) and the prediction of every item (Arrow)."""
     from shoal.engine.config.sections import current_name
@@ -394,7 +391,7 @@ def export_command(
     from shoal.engine.screen.tables import console
 
     scope = None if best is None else _one_of("--best", current_name(best), "deployed", "global")
-    console.print(f"written: {export(_possible(run), scope)}", soft_wrap=True)
+    console.print(f"written: {export(_possible(run), scope, probabilities)}", soft_wrap=True)
 
 
 @app.command("pretrain")

@@ -1,6 +1,7 @@
 """A table as text, by tabulate: for a terminal, a paper, a page or another program. No cell is ever cut."""
 
 import csv
+import html
 import io
 import textwrap
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ SIGNS = ("\ue000", "\ue001", "\ue002", "\ue003")
 EMPTY = "\ue004"
 # A last text is wrapped into no fewer characters.
 NARROWEST = 20
+# Of a table in a program.
+SHOWN_LINES = 10
 # As wide as a table may be where there is no terminal.
 MOST = 1 << 30
 
@@ -29,8 +32,10 @@ class TextTable:
         rows: Cells; all as many as heads.
         keys: Number of leading columns that name the row, aligned left; the others are numbers, aligned right. Where
             all are keys, the last one is a text, which is wrapped where the terminal is too narrow.
-        best: Rows and columns of the cells that are marked as the best, and `second` as the second best.
-        title: A line above, `notes` lines below.
+        best: Rows and columns of the cells that are marked as the best.
+        title: A line above.
+        notes: Lines below.
+        second: Rows and columns of the cells that are marked as the second best.
         compared: What the legend of the marks says of them.
         across: What the heads of the numbers are values of; empty: they name themselves.
     """
@@ -137,6 +142,18 @@ class TextTable:
     def legend(self, best: str, second: str) -> list[str]:
         """A line that says what the marks, in these words, are; none without marks."""
         return [f"{best}: best, {second}: second best{self.compared}"] if self.best else []
+
+    def __repr__(self) -> str:
+        """The text, of a long one the first lines."""
+        lines = self.text().splitlines()
+        shown = lines if len(lines) <= SHOWN_LINES else [*lines[: SHOWN_LINES - 1], f"… {len(lines)} lines in all"]
+        return "\n".join(shown)
+
+    def _repr_html_(self) -> str:
+        """Of a notebook: the whole table, with its title and notes."""
+        around = [self.title, *self.notes, *self.legend("bold", "underlined")]
+        title, *below = (f"<p>{html.escape(line)}</p>" if line else "" for line in around)
+        return "\n".join([title, self.html(), *below])
 
     def _made(self, form: str, rows: list[list[str]], columns: Sequence[int] | None = None, **options: Any) -> str:
         """By tabulate, all columns or some."""

@@ -84,8 +84,8 @@ def test_the_tables_for_other_programs(config: str) -> None:
     assert title_of(sweep.folder) == "config: algorithm=fedgta{eps:0.5},local  seeds=2"
     rows = json.loads((sweep.folder / "table.json").read_text())
     assert [(row["algorithm"], row["algorithm.eps"], row["seed"], row["state"]) for row in rows] == [
-        ("fedgta", "0.5", "0", "finished"), ("fedgta", "0.5", "1", "finished"),
-        ("local", None, "0", "finished"), ("local", None, "1", "finished"),
+        ("fedgta", 0.5, 0, "finished"), ("fedgta", 0.5, 1, "finished"),
+        ("local", None, 0, "finished"), ("local", None, 1, "finished"),
     ]  # fmt: skip
     for row in rows:
         best = read_summary(Path(row["run"]))["scopes"]["deployed"]["best"]
