@@ -117,7 +117,7 @@ def _age(each: Kept) -> str:
 
 
 # Of the figures, those that a person asks for first.
-SHOWN = ("best.val", "best.test", "last.test", "round", "round_median", "per_client_round", "peak_memory_bytes")
+SHOWN = ("best.val", "best.test", "final.test", "round", "round_median", "per_client_round", "peak_memory_bytes")
 
 
 def compare(left: Path, right: Path) -> list[TextTable]:
