@@ -1,6 +1,8 @@
 """The command `shoal`."""
 
 import importlib.metadata
+import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,8 @@ from shoal.storage.options.types import is_address, path_fault
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
+    from shoal.engine.studies.study import Study
+    from shoal.engine.studies.sweep import Sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +23,7 @@ app = typer.Typer(
 )
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
 
@@ -52,6 +57,10 @@ def _config(path: str, overrides: list[str] | None) -> "Config":
     resolved = load_config(_possible(path) if is_address(path) else path, overrides or ())
     require_names(resolved)
     return resolved
+
+
+def _print_json(plain: object) -> None:
+    print(json.dumps(plain, indent=1, allow_nan=False))
 
 
 def _show_version(asked: bool) -> None:
@@ -93,19 +102,22 @@ def run_command(
 ) -> None:
     """Run a config to its end; prepares its store first if needed."""
     resolved = _config(config, overrides)
-    from shoal.engine.records.run_folder import run_place
-    from shoal.engine.screen.tables import show_next, show_run
-
     if dry_run:
         from shoal.engine.runs.dry_run import show_plan
 
         show_plan(resolved)
         return
+    from shoal.engine.screen.head import show_head
+
+    show_head(resolved)
+    # It loads what trains, which takes seconds.
+    from shoal.engine.records.run_folder import run_place
     from shoal.engine.runs.run import run
+    from shoal.engine.screen.tables import show_next, show_run
 
     folder = run(resolved, resume=resume, fresh=fresh)
     show_run(folder)
-    show_next(config, overrides or (), resolved, run_place(resolved, folder))
+    show_next(resolved, run_place(resolved, folder))
 
 
 @app.command("submit")
@@ -148,11 +160,8 @@ def sweep_command(
 
     scope = _one_of("--choose-by", choose_by, "trained", "served", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
-    # Read before what trains is loaded, which takes seconds.
-    combinations = len(study.configs)
-    say(f"runs: {study.runs}" + (f", of {combinations} combinations" if study.runs < combinations else ""))
-
-    from shoal.engine.studies.study_table import Layout, show_rows
+    _show_head_of_study(study)
+    # It loads what trains, which takes seconds.
     from shoal.engine.studies.sweep import Sweep
 
     sweep = Sweep(study, at_once)
@@ -161,15 +170,43 @@ def sweep_command(
 
         show_sweep_plan(sweep)
         return
-    complete = sweep.go()
+    try:
+        complete = sweep.go()
+    except KeyboardInterrupt:
+        _show_sweep(sweep, page=False)
+        say(f"continue with: {sweep.command}")
+        raise
+    _show_sweep(sweep, page)
+    if not complete:
+        raise typer.Exit(1)
+
+
+def _show_head_of_study(study: "Study") -> None:
+    # Wrong ones are refused before anything that takes long is loaded.
+    config, combinations = study.configs[0], len(study.choices)
+    from shoal.engine.screen.head import show_head_of_study
+    from shoal.engine.studies.groups import varied_in
+    from shoal.engine.studies.sweep_folder import root_of
+
+    runs = f"{study.runs} run{'s' * (study.runs > 1)}"
+    runs += f" of {combinations} combinations" if study.runs < combinations else ""
+    show_head_of_study(config, varied_in(study.choices), runs, study.folder(root_of(config), config.name))
+
+
+def _show_sweep(sweep: "Sweep", page: bool) -> None:
+    """What a sweep ends with: the table of what is finished, its folder, and where its page is or how to write it."""
+    from shoal.engine.screen.head import shown_path
+    from shoal.engine.studies.study_table import Layout, show_rows
+
     show_rows(sweep.rows, Layout(), "test accuracy, or the metric of the run, at the best validation round")
-    print(f"sweep folder: {sweep.folder}")
+    folder = shown_path(sweep.folder)
+    print(f"folder: {folder}")
     if page and any(row.figures for row in sweep.rows):
         from shoal.engine.studies.report import report
 
-        print(f"page: {report([sweep.folder], None)}")
-    if not complete:
-        raise typer.Exit(1)
+        report([sweep.folder], None)
+    written = folder / "report" / "index.html"
+    print(f"page: {written}" if written.exists() else f"next: shoal report {shlex.quote(str(folder))}")
 
 
 @app.command("reproduce")
@@ -249,6 +286,7 @@ def table_command(
     ] = None,
     form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put any runs into a table: spreads over seeds, the best methods marked, a paired test against a baseline."""
     from shoal.engine.studies.study_table import layout_of, write_table
@@ -258,6 +296,11 @@ def table_command(
     tie = _one_of("--ties", ties, "shown", "exact")
     layout = layout_of(figure or (), rows, columns, of_seeds, against, by, tie, not_worse)  # type: ignore[arg-type]
     chosen = _one_of("--format", form, "terminal", "markdown", "latex", "csv")
+    if as_json:
+        from shoal.engine.studies.sweep_folder import rows_of, table_of_runs
+
+        _print_json(table_of_runs(rows_of([_possible(path) for path in paths])).to_pylist())
+        return
     write_table([_possible(path) for path in paths], layout, chosen, out)  # type: ignore[arg-type]
 
 
@@ -288,10 +331,11 @@ def list_command(
     folders: Annotated[
         list[str] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List stores, runs and sweeps: name, age, size, state, accuracy."""
+    """List stores, runs and sweeps by time, the newest last: what differs between them, their state and accuracy."""
     from shoal.engine.preparing.overlay import ROOT
-    from shoal.engine.studies.listing import kept_in, listed
+    from shoal.engine.studies.listing import kept_in, listed, plain_list
 
     if any(map(is_address, folders or ())):
         from shoal.engine.studies.at_address import kept_at
@@ -302,7 +346,10 @@ def list_command(
     found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
     for place in folders or ():
         found += kept_at(place) if is_address(place) else kept_in(_possible(place))
-    print(on_screen(listed(found)), end="")
+    if as_json:
+        _print_json(plain_list(found))
+        return
+    print("\n".join(map(on_screen, listed(found))), end="")
 
 
 @app.command("remove")
@@ -327,22 +374,30 @@ def remove_command(
 
 
 @app.command("inspect")
-def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")]) -> None:
+def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")], as_json: AsJson = False) -> None:
     """Show what a store, a run folder or a sweep holds."""
     from shoal.engine.records.metrics import METRICS
-    from shoal.engine.records.run_folder import SUMMARY
+    from shoal.engine.records.run_folder import CONFIG, SUMMARY, failure_of
     from shoal.engine.screen.tables import show_rounds, show_run, show_store
     from shoal.engine.studies.study_table import show_sweep
     from shoal.engine.studies.sweep_folder import is_sweep
     from shoal.storage.store.manifest import read_manifest
 
     path = _possible(place)
-    if is_sweep(path):
+    if as_json:
+        from shoal.engine.studies.listing import plain_content
+
+        _print_json(plain_content(path))
+    elif is_sweep(path):
         show_sweep(path)
     elif (path / METRICS).exists():
         show_rounds(path)
         if (path / SUMMARY).exists():
-            show_run(path)
+            show_run(path, details=True)
+        elif failure := failure_of(path):
+            print(failure)
+    elif (path / CONFIG).exists() and (failure := failure_of(path)):
+        print(failure)
     else:
         show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
 
@@ -427,8 +482,11 @@ def synthesize_command(
 
 
 @app.command("doctor")
-def doctor_command() -> None:
+def doctor_command(as_json: AsJson = False) -> None:
     """Say what is installed, what is missing and what that disables, and what the machine has."""
-    from shoal.engine.cli.doctor import show_doctor
+    from shoal.engine.cli.doctor import machine, packages, show_doctor
 
-    show_doctor()
+    if as_json:
+        _print_json({"packages": packages(), "machine": machine()})
+    else:
+        show_doctor()

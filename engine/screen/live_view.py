@@ -17,7 +17,7 @@ from shoal.engine.config.sections import EVALUATED, RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import SAMPLED, chosen, metric_of
 from shoal.engine.rounds.costs import Live
-from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
+from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars, standing
 
 # Most runs are about the model that a client would deploy.
 FIRST_SCOPE = "served"
@@ -77,18 +77,21 @@ class LiveView:
 
     def watch(self, live: Live) -> None:
         """A round is on its way."""
+        if not live.visits:
+            self._round_began = time.monotonic()
         rate = f"{live.visits / max(time.monotonic() - self._round_began, 1e-9):.1f} clients/s"
         traffic = _traffic(live.bytes_up, live.bytes_down, live.hosts, self._retries + live.retries)
         if self._bars is not None:
             self._bars.update(
                 self._round,
-                description=f"round {live.round}",
+                description=f"round {live.round}" + (", scores" if live.scored else ""),
                 completed=live.visits,
                 total=live.expected,
                 note=(rate, *traffic),
             )
         elif self._due():
-            self._print(f"round {live.round}: {live.visits}/{live.expected} clients, {', '.join((rate, *traffic))}")
+            did = "clients scored" if live.scored else "clients"
+            self._print(f"round {live.round}: {live.visits}/{live.expected} {did}, {', '.join((rate, *traffic))}")
 
     def advance(self, line: dict[str, Any]) -> None:
         """A round is done; `line` is its line of metrics."""
@@ -103,7 +106,14 @@ class LiveView:
             traffic.append(f"{100 * fmean(busy.values()):.0f} % busy")
         if self._bars is not None:
             self._bars.update(self._run, completed=self._done, note=(*_reached(line), f"{rate:.1f} rounds/s"))
-            self._bars.update(self._round, description=f"round {self._done}", note=(visits, *traffic))
+            clients = len(line["cohort"])
+            self._bars.update(
+                self._round,
+                description=f"round {self._done}",
+                completed=clients,
+                total=clients,
+                note=(visits, *traffic),
+            )
         elif self._due() or self._done == self._rounds:
             left = (self._rounds - self._done) / rate
             self._print(
@@ -132,7 +142,8 @@ def live_view(name: str, rounds: int, done: int) -> Iterator[LiveView]:
     if not shows_bars():
         yield LiveView(name, rounds, done, None)
         return
-    with Progress(*columns(), console=console) as bars:
+    bars = Progress(*columns(), console=console)
+    with standing(bars.get_renderable):
         yield LiveView(name, rounds, done, bars)
 
 

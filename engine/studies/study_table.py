@@ -25,6 +25,7 @@ from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
+from shoal.storage.suggestions import did_you_mean
 
 Ties = Literal["shown", "exact"]
 Place = tuple[int, int]
@@ -110,8 +111,7 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     figures = layout.figures or _unasked(known)
     for figure in figures:
         if figure not in known:
-            similar = [name for name in known if name.endswith(figure.rpartition(".")[2])] or list(known)
-            raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
+            raise ShoalError(f"--figure {figure}", f"no run has it{_meant(figure, known)}")
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
     for key in (*layout.rows, *([layout.columns] if layout.columns else []), *(key for key, _ in layout.against)):
         if key not in all_keys:
@@ -123,6 +123,15 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     cells = _cells(groups, keys, layout.columns)
     numbers = _Numbers(layout.statistic, against, groups, mean, layout.ties, layout.not_worse)
     return _joined(cells, keys, figures, numbers, title)
+
+
+def _meant(figure: str, known: Mapping[str, float]) -> str:
+    """Names that a wrong one may stand for: where it begins some, the test score of these, else what is like it."""
+    short = [name for name in known if is_short(name)]
+    begun = [name for name in short if name.startswith(f"{figure}.") and name.endswith("test")]
+    if begun:
+        return f"; did you mean {begun[0]!r}?"
+    return did_you_mean(figure, known) or f"; there are {', '.join(short or list(known)[:12])}"
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,8 @@ def test_any_number_of_a_summary() -> None:
 @pytest.mark.parametrize(
     ("layout", "places", "says"),
     [
-        (Layout(("served.best.tets",)), [], "--figure served.best.tets: no run has it; there are served.best.test"),
+        (Layout(("served.best.tets",)), ["--figure served.best.tets"], "did you mean 'served.best.test'?"),
+        (Layout(("served",)), ["--figure served"], "did you mean 'served.best.test'?"),
         (Layout(rows=("train.lr",)), ["train.lr"], "they do in data.dataset, algorithm"),
         (Layout(columns="x"), ["x"], ""),
         (Layout(against=(("algorithm", "fedprox"),)), ["--against"], "no finished runs have algorithm fedprox"),

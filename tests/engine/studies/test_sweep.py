@@ -170,7 +170,7 @@ def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable
     assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}") == 1
     out, err = capsys.readouterr()
     assert "[3/3" in err
-    assert "failed: round 1, client 1: " in err
+    assert "failed: kind raises: round 1, client 1: " in err
     assert "Traceback" not in err
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
     assert "no luck" in line
