@@ -41,11 +41,11 @@ def show_run(run: Path, details: bool = False) -> None:
     metric = ranking_of(summary["scopes"])
     _line(f"{title_of_run(summary, config)}; test {RANKINGS[metric] if metric else 'accuracy'} (%)")
     console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
-    if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("last", "best")))):
+    if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
     points, why = scopes_apart(summary, config)
     if why:
-        _line(f"served and global are apart, {points:.1f} points: {why}")
+        _line(f"deployed and global are apart, {points:.1f} points: {why}")
     if DOMAINS in summary["scopes"]:
         console.print(domain_table(summary["scopes"][DOMAINS]))
     traffic, seconds = summary["bytes"], summary["seconds"]
@@ -163,10 +163,10 @@ def show_rounds(run: Path, last: int = 10) -> None:
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
     metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
-    heads = ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down")
+    heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
     table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %", [], heads)
     for line in lines[-last:]:
-        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "served")}
+        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "deployed")}
         values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
         table.add_row(
             str(line["round"]),
@@ -195,7 +195,7 @@ RATES = {
 def domain_table(scope: Mapping[str, Any]) -> Table:
     """A row a domain, their mean, and the best constant class: of the best round, the last, the last five."""
     table = _numbers("the server's model on the whole graph of every domain (%)", ["test", "domain"], list(RATES))
-    best, last, five = scope["best"], scope["last"], scope["last_five"]
+    best, last, five = scope["best"], scope["final"], scope["last_five"]
     rounds = five["rounds"]
     blocks = [
         (f"at best @{best['round']}" if best else "", (best or {}).get("test")),
@@ -214,7 +214,7 @@ def domain_table(scope: Mapping[str, Any]) -> Table:
 
 def ranking_of(scopes: Mapping[str, Any]) -> str | None:
     """The metric of a summary's scopes if that is not accuracy, else None."""
-    found = {metric_of(part) for scope in scopes.values() for part in scope["last"].values() if isinstance(part, dict)}
+    found = {metric_of(part) for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)}
     return next((metric for metric in RANKINGS if metric in found), None)
 
 
@@ -234,14 +234,14 @@ def score_table(scopes: Mapping[str, Any], metric: str | None, item: str = "node
         heads[1:4] = ["at best val", f"test {item}", "client"]
     table = _numbers("", ["model"], heads)
     for scope, numbers in scopes.items():
-        last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
+        last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
         if last is None or (scope == DOMAINS and metric is None):
             continue
-        marks = {moment: _mark(numbers[moment]) for moment in ("last", "best")}
+        marks = {moment: _mark(numbers[moment]) for moment in ("final", "best")}
         at_best = f"{_percent(chosen(best, scope))}{marks['best']} @{numbers['best']['round']}" if best else "-"
         held = last if metric is None else last[metric]
         rest = [_percent(held[name]) for name in columns.values()] + ([str(held["ranked"])] if metric else [])
-        table.add_row(scope, _percent(chosen(last, scope)) + marks["last"], at_best, *rest)
+        table.add_row(scope, _percent(chosen(last, scope)) + marks["final"], at_best, *rest)
     return table
 
 

@@ -242,7 +242,7 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
     if not finished(path):
         return Entry(each, failure_of(path) or ("unfinished" if started(path) else "not begun"), what, sweep)
     figures = figures_by(path, mean)
-    scope = next((scope for scope in ("served", "trained", "global") if f"{scope}.best.test" in figures), None)
+    scope = next((scope for scope in ("deployed", "trained", "global") if f"{scope}.best.test" in figures), None)
     return Entry(each, "finished", what, sweep, None if scope is None else figures[f"{scope}.best.test"], scope)
 
 

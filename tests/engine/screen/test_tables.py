@@ -24,7 +24,7 @@ def summary(seconds: float = 0.25, best: dict[str, Any] | None = None, **scopes:
         "synthetic": True,
         "clients": 3,
         "rounds": 9,
-        "scopes": scopes or {"served": {"last": last, "best": best}},
+        "scopes": scopes or {"deployed": {"final": last, "best": best}},
         "bytes": {"up": 2048, "down": 4096, "up_per_client_round": 1024, "down_per_client_round": 2048},
         "scalars": {"up_per_client_round": 256, "down_per_client_round": 512.0},
         "seconds": {"round_median": seconds, "rounds": 2.5, **{part: float(i) for i, part in enumerate(parts)}},
@@ -53,9 +53,9 @@ def test_a_finished_run(tmp_path: Path) -> None:
     run = written(tmp_path, summary(best={"round": 4, "test": {"nodes": 0.55}}))
     lines = printed(show_run, run)
     assert lines[0] == "fedavg on cora (synthetic): 3 clients, 9 rounds, sgc; test accuracy (%)"
-    assert lines[1].split("  ")[0::1][-1].strip() == "per client"
-    (row,) = [line.split() for line in lines if line.startswith("served ")]
-    assert row == ["served", "50.00", "55.00", "@4", "61.00", "42.00"]
+    assert lines[1].split("  ")[-1].strip() == "per client"
+    (row,) = [line.split() for line in lines if line.startswith("deployed ")]
+    assert row == ["deployed", "50.00", "55.00", "@4", "61.00", "42.00"]
     assert lines[3:] == [
         "0.25 s per round (median), 2.5 s in total",
         "per client and round: 1.0 KiB up, 2.0 KiB down",
@@ -64,8 +64,8 @@ def test_a_finished_run(tmp_path: Path) -> None:
     ]
     assert max(map(len, lines[:-1])) <= 80
     lines = printed(show_run, run, True)
-    (row,) = [line.split() for line in lines if line.startswith("served ")]
-    assert row == ["served", "50.00", "55.00", "@4", "61.00", "42.00", "33.00", "10.00", "45.00", "90.00"]
+    (row,) = [line.split() for line in lines if line.startswith("deployed ")]
+    assert row == ["deployed", "50.00", "55.00", "@4", "61.00", "42.00", "33.00", "10.00", "45.00", "90.00"]
     text = "\n".join(lines)
     for part in (
         "numbers per client and round: 256 up, 512 down; in total 2.0 KiB up, 4.0 KiB down",
@@ -78,11 +78,11 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> None:
     last = {"round": 9, "evaluated": 2, "test": TEST}
-    scopes = {"served": {"last": last, "best": None}, "global": {"last": {}, "best": None}}
+    scopes = {"deployed": {"final": last, "best": None}, "global": {"final": {}, "best": None}}
     lines = printed(show_run, written(tmp_path, summary(**scopes), [{"name": "gcn"}, {"name": "mlp"}], task="graph"))
     assert lines[0].endswith("gcn, mlp; test accuracy (%)")
     assert "per test graph" in lines[1]
-    (row,) = [line.split() for line in lines if line.startswith("served ")]
+    (row,) = [line.split() for line in lines if line.startswith("deployed ")]
     assert row[2] == "-"
     # It ended early.
     assert row[1].endswith("~")
@@ -92,7 +92,7 @@ def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> No
 
 def test_the_newest_rounds(tmp_path: Path) -> None:
     def line(number: int) -> dict[str, Any]:
-        scopes = {"trained": {"val": {"nodes": 0.125}}, "served": {"test": {"nodes": 1.0}}}
+        scopes = {"trained": {"val": {"nodes": 0.125}}, "deployed": {"test": {"nodes": 1.0}}}
         return {
             "round": number, "cohort": [1, 2], "loss": None if number == 12 else 0.5, "seconds": {"round": 0.25},
             "bytes_up": 1024, "bytes_down": 0, **({"scopes": scopes, "evaluated": 2} if number == 11 else {}),
@@ -135,7 +135,7 @@ SWEEP = "      shoal sweep a-1 algorithm=local,fedavg"
     [
         ({}, False, ["next: shoal report a-1", f"{SWEEP} seeds=3"]),
         ({"algorithm": "fedgta"}, False, ["next: shoal report a-1", f"{SWEEP},fedgta seeds=3"]),
-        ({"algorithm": {"name": "fedprox", "mu": 0.1}}, True, ["page: a-1/report/index.html", f"next:{SWEEP[5:]} seeds=3"]),
+        ({"algorithm": {"name": "fedprox", "mu": 1}}, True, ["page: a-1/report/index.html", f"next:{SWEEP[5:]} seeds=3"]),
         ({"model": [{"name": "sgc"}, {"name": "sign"}]}, False, ["next: shoal report a-1"]),
     ],
 )  # fmt: skip
@@ -162,11 +162,11 @@ def of_domains(add: float, auc: float | None = 0.5) -> dict[str, Any]:
 def test_a_row_a_domain(tmp_path: Path) -> None:
     scope = {
         "best": {"round": 4, "test": of_domains(0.0)},
-        "last": {"round": 9, "test": of_domains(0.3, None), "both": of_domains(0.0)},
+        "final": {"round": 9, "test": of_domains(0.3, None), "both": of_domains(0.0)},
         "last_five": {"rounds": [5, 6, 7, 8, 9], **of_domains(0.5)},
     }
-    served = {"last": {"round": 9, "test": TEST}, "best": None}
-    lines = printed(show_run, written(tmp_path, summary(served=served, domains=scope)))
+    deployed = {"final": {"round": 9, "test": TEST}, "best": None}
+    lines = printed(show_run, written(tmp_path, summary(deployed=deployed, domains=scope)))
     start = next(place for place, line in enumerate(lines) if line.startswith("the server's model on the whole graph"))
     assert lines[start + 1].split() == ["test", "domain", "accuracy", "F1", "balanced", "AUC", "majority"]
     labels = ("at best @4", "final @9", "both, mean of 5")
@@ -183,7 +183,7 @@ def test_a_row_a_domain(tmp_path: Path) -> None:
     assert not [line for line in lines if line.startswith("domains ")]
 
     # Without validation.
-    scope = {"best": None, "last": {"round": 2, "test": of_domains(0.0)}, "last_five": {"rounds": []}}
+    scope = {"best": None, "final": {"round": 2, "test": of_domains(0.0)}, "last_five": {"rounds": []}}
     lines = printed(show_run, written(tmp_path / "a", summary(domains=scope)))
     assert not [line for line in lines if line.startswith(("at best @", "both, mean"))]
     assert [line for line in lines if line.startswith("final @2")]

@@ -38,7 +38,7 @@ def test_listed_names_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
         return {row[0].removeprefix("└ "): row[-1] for table in listed(found) for row in table.rows}
 
     first, folder = sweeps[0].rows[0], sweeps[0].folder.name
-    score = f"{100 * first.figures['served.best.test']:.2f} % served"
+    score = f"{100 * first.figures['deployed.best.test']:.2f} % deployed"
     assert whats()[first.path.name] == f"fedavg, seed 0: {score}"
     assert whats()[folder] == "sweep of seed 0,1"
     alone = [each for each in found if each.kind == "run"]
