@@ -3,6 +3,8 @@
 import importlib.metadata
 import json
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -156,30 +158,39 @@ def sweep_command(
 ) -> None:
     """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
     from shoal.engine.config.sections import current_name
-    from shoal.engine.screen.progress import say
     from shoal.engine.studies.study import read_study
 
     scope = _one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
     _show_head_of_study(study)
     # It loads what trains, which takes seconds.
-    from shoal.engine.studies.sweep import Sweep
+    from shoal.engine.studies.sweep import Sweep, show_sweep_plan
 
     sweep = Sweep(study, at_once)
     if dry_run:
-        from shoal.engine.studies.sweep import show_sweep_plan
-
         show_sweep_plan(sweep)
         return
-    try:
+    with _continued_by(sweep.command, lambda: _show_sweep(sweep, page=False)):
         complete = sweep.go()
-    except KeyboardInterrupt:
-        _show_sweep(sweep, page=False)
-        say(f"continue with: {sweep.command}")
-        raise
     _show_sweep(sweep, page)
     if not complete:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _continued_by(command: str, show: Callable[[], None]) -> Iterator[None]:
+    """After an interruption inside of the block shows what is finished, and the command that continues."""
+    from shoal.engine.screen.interrupt import says_last
+    from shoal.engine.screen.progress import say
+
+    line = f"continue with: {command}"
+    with says_last(line):
+        try:
+            yield
+        except KeyboardInterrupt:
+            show()
+            say(line)
+            raise
 
 
 def _show_head_of_study(study: "Study") -> None:
@@ -241,7 +252,8 @@ def reproduce_command(
     if dry_run:
         show_reproduction(read, names, asked)
         return
-    page, complete = reproduce(read, names, asked, at_once)
+    with _continued_by("the same shoal reproduce", lambda: None):
+        page, complete = reproduce(read, names, asked, at_once)
     if page is not None:
         print(f"page: {page}; beside it tables.md, and a CSV of each table")
     if not complete:
@@ -262,7 +274,8 @@ def scale_command(
     from shoal.engine.studies.study_table import on_screen
 
     sweep = scaling_sweep(config, overrides or (), clients, hosts, weak)
-    complete = sweep.go()
+    with _continued_by("the same shoal scale", lambda: print(on_screen(scaling_table(sweep.rows)), end="")):
+        complete = sweep.go()
     print(on_screen(scaling_table(sweep.rows)), end="")
     if any(row.figures for row in sweep.rows):
         print(f"page: {report([sweep.folder], None)}")

@@ -152,7 +152,8 @@ class RunFolder:
 
         Raises ShoalError: it cannot.
         """
-        (self.path / FAILURE).unlink(missing_ok=True)
+        with suppress(OSError):
+            (self.path / FAILURE).unlink()
         self.metrics.run = run_of(self.path) if self.started else new_run(self.path)
         plain = config.plain()
         codes = {code.name: code for _, code in read_all(plain)}

@@ -105,7 +105,8 @@ def end_now(number: int) -> None:
     """Ends all child processes and this one, with status 128 plus the number of the signal."""
     listen_no_more()
     if sys.stderr.isatty():
-        _print(SHOW_CURSOR, end="")
+        # Below a bar, and what the terminal shows of the key.
+        _print(f"{SHOW_CURSOR}\n", end="")
     _print("\n".join(["stopped", *_last]))
     end_children()
     os._exit(128 + number)

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
 from typing import Literal
 
+from shoal.engine.config.names import shown_name
 from shoal.engine.studies.study import Selection, is_seed
 
 Statistic = Literal["mean", "median"]
@@ -54,6 +55,12 @@ def short_key(key: str, keys: Iterable[str]) -> str:
 def others_of(row: Row, key: str = "") -> Key:
     """The columns of a run but seeds and one key."""
     return tuple((name, value) for name, value in row.columns.items() if name != key and not is_seed(name))
+
+
+def label_of(row: Row, varied: Sequence[str]) -> str:
+    """The values of a run, of the keys that vary, in a line."""
+    keys = [key for key in varied if key in row.columns]
+    return ", ".join(f"{short_key(key, varied)} {shown_name(row.columns[key])}" for key in keys)
 
 
 @dataclass(frozen=True)

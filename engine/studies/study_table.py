@@ -10,7 +10,19 @@ from typing import Literal
 from shoal.engine.config.sections import current_name
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
-from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
+from shoal.engine.studies.groups import (
+    Group,
+    Row,
+    Spread,
+    Statistic,
+    baseline_of,
+    grouped,
+    label_of,
+    paired_p,
+    spread_of,
+    varied,
+    varied_in,
+)
 from shoal.engine.studies.means import (
     MEANS,
     SCOPES,
@@ -321,7 +333,7 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
     print(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:
-            print(f"failed: {row.label}: {row.error}")
+            print(f"failed: {label_of(row, list(varied_in(rows)))}: {row.error}")
 
 
 def show_sweep(folder: Path) -> None:

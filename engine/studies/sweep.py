@@ -19,7 +19,7 @@ from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
-from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful, says_last
+from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, others_of
 from shoal.engine.studies.means import validation_by
@@ -63,10 +63,6 @@ class Sweep:
 
         Gives whether all runs of the study are finished. After an interruption, the same sweep continues.
         """
-        with says_last(f"continue with: {self.command}"):
-            return self._go()
-
-    def _go(self) -> bool:
         self._require_set_up()
         write_sweep(self.folder, self.study, self.rows)
         self._view = SweepView(self.rows, self.study.runs, self._parallel)

@@ -49,8 +49,8 @@ class SweepView:
 
     def end(self, place: int) -> None:
         """A run is over; where no table stands, a line says so."""
-        seconds = time.monotonic() - self._running.pop(place, time.monotonic())
-        row = self._rows[place]
+        row, began = self._rows[place], self._running.pop(place, None)
+        seconds = row.figures.get("seconds.rounds", 0.0) if began is None else time.monotonic() - began
         if row.state == FINISHED:
             self._took.setdefault(others_of(row), []).append(seconds)
         if not shows_bars():

@@ -127,6 +127,7 @@ def test_a_store(configure: Callable[..., Config]) -> None:
     assert "r0.5-k2-float32" in rows["hops"]
 
 
+PAGE = "page: a-1/report/index.html"
 SWEEP = "      shoal sweep a-1 algorithm=local,fedavg"
 
 
@@ -135,7 +136,7 @@ SWEEP = "      shoal sweep a-1 algorithm=local,fedavg"
     [
         ({}, False, ["next: shoal report a-1", f"{SWEEP} seeds=3"]),
         ({"algorithm": "fedgta"}, False, ["next: shoal report a-1", f"{SWEEP},fedgta seeds=3"]),
-        ({"algorithm": {"name": "fedprox", "mu": 1}}, True, ["page: a-1/report/index.html", f"next:{SWEEP[5:]} seeds=3"]),
+        ({"algorithm": {"name": "fedprox", "mu": 1}}, True, [PAGE, f"next:{SWEEP[5:]} seeds=3"]),
         ({"model": [{"name": "sgc"}, {"name": "sign"}]}, False, ["next: shoal report a-1"]),
     ],
 )  # fmt: skip

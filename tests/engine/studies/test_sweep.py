@@ -174,7 +174,7 @@ def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable
     assert "Traceback" not in err
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
     assert "no luck" in line
-    assert "algorithm.kind raises" in line
+    assert "kind raises" in line
     assert status("sweep", config, axis, "--at-once", "2") == 1
     (one,), (other,) = (list((tmp_path / root / "sweeps").iterdir()) for root in ("alone", "runs"))
     first, second = read_rows(one), read_rows(other)
