@@ -1,7 +1,6 @@
 """A config as a whole: composed of the options of every component, and read from a file."""
 
 import io
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -190,18 +189,9 @@ def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES)
 
 
 def _with_new_keys(raw: Any) -> Any:
-    """A config by the keys of today; what is there by its bare name is a mapping, which a key of an option adds to."""
     plain = OmegaConf.to_container(raw)
-    if not isinstance(plain, dict):
-        return raw
-    today = {key: _with_name(value) if key in WHOLE else value for key, value in with_new_keys(plain).items()}
-    return raw if today == plain else OmegaConf.create(today)
-
-
-def _with_name(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_name(each) for each in value]
-    return {"name": value} if isinstance(value, str) else value
+    today = with_new_keys(plain) if isinstance(plain, dict) else plain
+    return raw if today is plain else OmegaConf.create(today)
 
 
 def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +226,6 @@ def _lay_over(raw: Any, key: str, value: Any) -> None:
     try:
         if key in WHOLE:
             raw.pop(key, None)
-            value = _with_name(value)
         OmegaConf.update(raw, key, value, force_add=True)
     except UNREADABLE as error:
         raise ShoalError(key, f"cannot be set: {_reason(error)}") from error
@@ -247,12 +236,9 @@ def _override(raw: Any, override: str) -> None:
     key, value = with_new_name(*override.split("=", 1))
     try:
         require_small(value)
-        if key in WHOLE:
+        if key in WHOLE and value.startswith("{"):
             # The options of another name would stay.
             raw.pop(key, None)
-            plain = safe_load(value)
-            if isinstance(plain, str) or (isinstance(plain, list) and all(isinstance(each, str) for each in plain)):
-                value = json.dumps(_with_name(plain))
         raw.merge_with_dotlist([f"{key}={value}"])
     except UNREADABLE as error:
         raise ShoalError(
