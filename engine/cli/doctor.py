@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import psutil
-from rich.table import Table
+from rich.table import Column, Table
 
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.environment import bfloat16_support
@@ -35,12 +35,12 @@ def show_doctor() -> None:
     """Prints what is installed and from where, what is missing and what that disables, and what the machine has."""
     table = Table(title="packages")
     for name in ("package", "version", "from"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name, (version, where) in ((name, _installed(name)) for name in ("shoal", *REQUIRED, *OPTIONAL)):
         lacks = version is None and name in OPTIONAL
         table.add_row(name, version or "missing", f"without it: no {OPTIONAL[name]}" if lacks else where)
     console.print(table)
-    table = Table(title="machine", show_header=False)
+    table = Table("", Column(overflow="fold"), title="machine", show_header=False)
     for name, text in machine().items():
         table.add_row(name, text)
     console.print(table)

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.names import shown_name
@@ -23,7 +23,8 @@ from shoal.storage.options.types import is_own
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
 
-NARROWEST = 80
+# Columns of a terminal, and where there is none.
+NARROWEST = 80 if Console().is_terminal else 100
 # Of classes that have names, and of features.
 SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
 # Of methods to try next, beside the run's own.
@@ -105,7 +106,7 @@ def show_store(place: object, manifest: Manifest) -> None:
     kind = " (synthetic)" if manifest.synthetic else ""
     weighted = ", weighted" if manifest.weighted else ""
     hidden = "" if manifest.pairs is None else " for training, those held out not counted"
-    table = Table(title=f"store {place}", show_header=False)
+    table = Table("", Column(overflow="fold"), title=f"store {place}", show_header=False)
     quality = manifest.quality
     clients = manifest.clients
     entries, nodes, labelled, items = (clients.count(name) for name in ("entries", "nodes", "labelled", "items"))
