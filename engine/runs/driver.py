@@ -79,7 +79,8 @@ class Driver:
         try:
             # Until the first round begins, a signal ends the run immediately.
             done = self._serve(state)
-            with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
+            name, rounds = self.config.name, self.config.rounds
+            with graceful() as interrupt, live_view(name, rounds, done, self._of_study) as view:
                 while done < self.config.rounds and not self._ended_early():
                     try:
                         with self._keeping(done):

@@ -64,9 +64,9 @@ def columns() -> tuple[ProgressColumn, ...]:
 class LiveView:
     """Rounds and clients done, their rate, bytes, hosts, retries, time left."""
 
-    def __init__(self, name: str, rounds: int, done: int, bars: Progress | None) -> None:
-        """Starts after `done` of `rounds`."""
-        self._name, self._rounds, self._bars = name, rounds, bars
+    def __init__(self, name: str, rounds: int, done: int, bars: Progress | None, of_study: bool = False) -> None:
+        """Starts after `done` of `rounds`; the end of a run `of_study` is a line of the study."""
+        self._name, self._rounds, self._bars, self._of_study = name, rounds, bars, of_study
         self._shown = time.monotonic()
         self._retries = 0
         if bars is not None:
@@ -114,7 +114,7 @@ class LiveView:
                 total=clients,
                 note=(visits, *traffic),
             )
-        elif self._due() or self._done == self._rounds:
+        elif self._due() or (self._done == self._rounds and not self._of_study):
             left = (self._rounds - self._done) / rate
             self._print(
                 f"{self._done}/{self._rounds} rounds, {rate:.1f}/s, {left:.0f} s left, "
@@ -137,10 +137,10 @@ class LiveView:
 
 
 @contextmanager
-def live_view(name: str, rounds: int, done: int) -> Iterator[LiveView]:
+def live_view(name: str, rounds: int, done: int, of_study: bool = False) -> Iterator[LiveView]:
     """Shows a run while it is at work."""
     if not shows_bars():
-        yield LiveView(name, rounds, done, None)
+        yield LiveView(name, rounds, done, None, of_study)
         return
     bars = Progress(*columns(), console=console)
     with standing(bars.get_renderable):

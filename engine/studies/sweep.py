@@ -121,6 +121,8 @@ class Sweep:
                     if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
                         self._view.begin(place)
                         running[place] = self._started(place)
+                    else:
+                        self._view.end(place)
                 if not running:
                     break
                 if interrupt.asked and not signalled:
@@ -199,7 +201,6 @@ class Sweep:
         return False
 
     def _failed(self, place: int, line: str) -> None:
-        say(f"failed: {self._view.label(place)}: {line}")
         self.rows[place] = replace(self.rows[place], state=FAILED, error=line)
 
     def _for_the_choice(self) -> list[int]:

@@ -48,15 +48,15 @@ class SweepView:
         self._running[place] = time.monotonic()
 
     def end(self, place: int) -> None:
-        """A run is over; where no table stands, a line says so."""
+        """A run is over; a line says so where no table does, or why it failed."""
         row, began = self._rows[place], self._running.pop(place, None)
         seconds = row.figures.get("seconds.rounds", 0.0) if began is None else time.monotonic() - began
         if row.state == FINISHED:
             self._took.setdefault(others_of(row), []).append(seconds)
-        if not shows_bars():
-            result = "failed" if row.state == FAILED else f"{_score([row])} %, {span(seconds)}"
-            say(f"[{self._counts()[FINISHED] + self._counts()[FAILED]}/{self._runs}] {self.label(place)}: {result}"
-                f"{self._left()}")  # fmt: skip
+        if row.state == FAILED:
+            say(f"{self._done()} {self.label(place)}: failed: {row.error}")
+        elif not shows_bars():
+            say(f"{self._done()} {self.label(place)}: {_score([row])} %, {span(seconds)}{self._left()}")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -117,6 +117,9 @@ class SweepView:
 
     def _counts(self) -> Counter[str]:
         return Counter(row.state for row in self._rows)
+
+    def _done(self) -> str:
+        return f"[{self._counts()[FINISHED] + self._counts()[FAILED]}/{self._runs}]"
 
     def _left(self) -> str:
         seconds = self.seconds_left()

@@ -176,7 +176,7 @@ def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable
     assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}") == 1
     out, err = capsys.readouterr()
     assert "[3/3" in err
-    assert "failed: kind raises: round 1, client 1: " in err
+    assert "kind raises, client 1: failed: round 1, client 1: " in err
     assert "Traceback" not in err
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
     assert "no luck" in line
@@ -216,6 +216,7 @@ def test_sweep_parallel_ended_resumes(config: str, tmp_path: Path, number: signa
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == (128 + signal.SIGINT if number == signal.SIGINT else -number), said
+    assert (f"continue with: shoal sweep {config} " in said.splitlines()[-1]) == (number == signal.SIGINT)
     assert not psutil.wait_procs(below, timeout=60)[1]
     held.unlink()
     sweep = Sweep(Study(config, asked), at_once=2)
