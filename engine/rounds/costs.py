@@ -20,7 +20,7 @@ ON_HOSTS = ("train", "upload", "evaluate")
 class Live:
     """How far a round is: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells.
 
-    While clients are `scored`, visits are those of the evaluation.
+    While clients are `scored`, visits are those of the evaluation, of the model at hand.
     """
 
     round: int
@@ -92,8 +92,8 @@ class Meter:
         self.notes = {name: float(value) if math.isfinite(value) else None for name, value in notes.items()}
 
     def expect(self, visits: int, scored: bool) -> None:
-        """So many more visits are needed; the first that score alone begin an evaluation."""
-        if scored and not self._scored:
+        """So many more visits are needed; those that score alone are counted from 0, of each model by itself."""
+        if scored:
             self._visits = self._expected = 0
         self._scored = scored
         self._expected += visits

@@ -113,7 +113,7 @@ def test_scoring_is_a_phase_of_its_own(terminal: StringIO) -> None:
     meter = Meter(1, [], pool, lives.append)  # type: ignore[arg-type]
     for visits, scored in ((10, False), (300, True), (200, True)):
         meter.expect(visits, scored)
-    assert [(live.expected, live.scored) for live in lives] == [(10, False), (300, True), (500, True)]
+    assert [(live.expected, live.scored) for live in lives] == [(10, False), (300, True), (200, True)]
     with live_view.live_view("name", 3, 0) as view:
         view.watch(lives[-1])
     assert "round 1, scores" in terminal.getvalue()
