@@ -165,7 +165,8 @@ def show_rounds(run: Path, last: int = 10) -> None:
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
     metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
     heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
-    table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %", [], heads)
+    _line(f"{shown_path(run)}: {len(lines)} rounds logged; validation {metric} in %", whole=True)
+    table = _numbers("", [], heads)
     for line in lines[-last:]:
         scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "deployed")}
         values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
