@@ -20,6 +20,7 @@ from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
 from shoal.storage.options.types import is_own
+from shoal.storage.store.client_table import BoundaryRecord
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
 
@@ -54,6 +55,8 @@ def show_run(run: Path, details: bool = False) -> None:
     _line(f"{short(seconds['round_median'])} s per round (median), {short(seconds['rounds'])} s in total{kernels}")
     each = ", ".join(f"{short_size(traffic[f'{way}_per_client_round'])} {way}" for way in ("up", "down"))
     _line(f"per client and round: {each}")
+    if "exchange" in traffic:
+        _line(f"hops over edges between clients: {size(traffic['exchange'])} of sums sent once, before round 1")
     held = ", ".join(f"{process} {short_size(count)}" for process, count in summary["resident_bytes"].items())
     _line(f"peak memory {short_size(summary['peak_memory_bytes'])} ({held} with shared pages)")
     if details:
@@ -141,11 +144,21 @@ def show_store(place: object, manifest: Manifest) -> None:
         **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
         **({"masked": lacking} if (lacking := masks(manifest.identity.get("sparsity", {}))) else {}),
         "hops": ", ".join(manifest.hops) or "none",
+        **{f"cross edges {name}": _cross_edges(manifest, of) for name, of in manifest.boundaries.items()},
         "size": size(clients.files.total) + " of shards",
     }
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
+
+
+def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
+    edges, sums, of_one, known, same = record.counts.sum(0).tolist()
+    of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
+    return (
+        f"{edges // 2:,} undirected, {min(record.counts[:, 0]):,} to {max(record.counts[:, 0]):,} a client{of_class}; "
+        f"{sums:,} sums a hop ({size(record.hop_bytes(manifest.features))}), {of_one:,} of one neighbour"
+    )
 
 
 def _listed(options: Mapping[str, Any]) -> str:
