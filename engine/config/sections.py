@@ -160,6 +160,22 @@ class ParticipationOptions:
 
 
 @dataclass(frozen=True, config=CLOSED)
+class CommunicationOptions:
+    """What clients send of the float tensors of their uploads; see `shoal.engine.rounds.compression`.
+
+    Attributes:
+        upload: All of it (`none`); the numbers of largest magnitude of each tensor's change (`topk`); or the change in
+            one byte a number, rounded at random (`int8`). Tensors of fewer than 256 numbers are sent whole.
+        ratio: Share of the numbers that `topk` sends, rounded down to one or more.
+        error_feedback: Clients keep what was left unsent, and add it to their next upload.
+    """
+
+    upload: Literal["none", "topk", "int8"] = "none"
+    ratio: Annotated[Number, Field(gt=0, le=1)] = 0.01
+    error_feedback: Flag = True
+
+
+@dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
     """When clients are evaluated, and by which metric.
 

@@ -20,7 +20,7 @@ from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import MODEL, Reduce, Tree, Upload
+from shoal.algorithms.protocol import MODEL, Reduce, Tree, Upload, only_trains
 from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded, size_groups
 from shoal.algorithms.training.batched.batched_training import evaluated, outputs
 from shoal.algorithms.training.local_training import bounded_loss
@@ -221,6 +221,14 @@ class ClientResult:
         if self.upload is not None:
             yield from self.upload.entries.values()
             yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
+
+    def named(self) -> Tree:
+        """What the visit gave, by what an error calls it."""
+        found = {f"client.state {name!r}": t for name, t in self.state.items() if not only_trains(name)}
+        if self.upload is not None:
+            found |= {f"upload {name!r}": t for name, t in self.upload.entries.items()}
+            found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in self.upload.weight.items()}
+        return found | {"the loss": torch.as_tensor(self.loss)}
 
     def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
         """The same with other tensors."""

@@ -19,6 +19,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import read_all
+from shoal.engine.config.sections import CommunicationOptions
 from shoal.engine.config.sizes import machine_memory
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
@@ -57,6 +58,7 @@ class Job:
         graphs: Content of the store of these graphs; empty without any.
         training: Content of the store of training nodes, where these are all that training sees; else empty.
         metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
+        communication: How uploads are compressed; None: they are not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
@@ -86,6 +88,7 @@ class Job:
     graphs: str = ""
     training: str = ""
     metric: str = "accuracy"
+    communication: CommunicationOptions | None = None
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
@@ -252,6 +255,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         graphs=graphs,
         training=_training(config, store),
         metric=config.evaluation.metric,
+        communication=None if config.communication.upload == "none" else config.communication,
         in_round=config.participation.count or int(store.clients * config.participation.ratio + 1e-9),
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},

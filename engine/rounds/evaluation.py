@@ -17,7 +17,7 @@ import xxhash
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, ClientTable
-from shoal.algorithms.protocol import Tree, is_moment
+from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.config.sections import ACCURACY, DOMAINS
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.scoring import PARTS, by_client, summarize
@@ -136,7 +136,7 @@ def _holds_own(client: int, next_state: FederationState) -> bool:
     """Whether the client keeps anything that may make its model differ from a download."""
     elsewhere = next_state.kept.get(client)
     names = next_state.clients.get(client, {}) if elsewhere is None else elsewhere.names
-    return client in next_state.inboxes or not all(map(is_moment, names))
+    return client in next_state.inboxes or not all(map(only_trains, names))
 
 
 def _digest(tree: Tree) -> str:

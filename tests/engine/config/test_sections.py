@@ -29,6 +29,7 @@ CLASSES: dict[str, type] = {
     "heterogeneity": sections.HeterogeneityOptions,
     "train": TrainOptions,
     "participation": sections.ParticipationOptions,
+    "communication": sections.CommunicationOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
@@ -56,8 +57,8 @@ KINDS: list[tuple[str, list[Any]]] = [
         ],
     ),
     (
-        "data.row_normalize data.synthetic data.inductive evaluation.domains run.keep_best run.keep_records "
-        "run.client_scores run.tensorboard",
+        "data.row_normalize data.synthetic data.inductive communication.error_feedback evaluation.domains "
+        "run.keep_best run.keep_records run.client_scores run.tensorboard",
         ["perhaps", "true", 1, None],
     ),
     (
@@ -77,10 +78,11 @@ KINDS: list[tuple[str, list[Any]]] = [
         [-0.5, NAN, INF],
     ),
     ("train.momentum train.dropout", [-0.1, 1.0, NAN, INF]),
-    ("participation.ratio", [0.0, 1.1, NAN, True, "1"]),
+    ("participation.ratio communication.ratio", [0.0, 1.1, NAN, True, "1"]),
     (
         "data.dtype data.layout data.split data.edge_weights partition.method partition.balance propagation.dtype "
         "propagation.rows model.init heterogeneity.rule train.optimizer train.opt_state evaluation.metric "
+        "communication.upload "
         "engine.backend engine.trainer engine.device engine.precision engine.on_client_error engine.verify "
         "run.log_format",
         ["another", True],
@@ -144,6 +146,7 @@ TAKEN: dict[str, list[Any]] = {
     "train.dropout": [0.0, 0.999],
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
+    "communication.ratio": [1.0],
     "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
     "engine.retries": [0],
@@ -159,6 +162,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "partition.resolution": {"method": "louvain"},
     "data.name": {"dataset": "files"},
     "train.momentum": {"optimizer": "sgd"},
+    "communication.ratio": {"upload": "topk"},
 }
 
 
