@@ -39,6 +39,7 @@ from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
+from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.protocol_checks import (
     MethodFault,
     ReadOnly,
@@ -105,6 +106,7 @@ class OpenedJob:
         self.guarded = checks_always(self.algorithm) or bool(job.texts)
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
+        self.measures = measures_of(job.metrics, job.own_metrics)
         # Takes what a client received and its state, where uploads are compressed.
         self.compression: Callable[[Tree, Tree], Any] | None = None
         if job.communication is not None:
@@ -225,6 +227,8 @@ class Visit:
             {name: t.to(device, copy=device == CPU) for name, t in trees.get(client_id, {}).items()}
             for trees in (cell.private, cell.inboxes, cell.states)
         )
+        # Filled by `score`, where a callback asks for it.
+        self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
         self._guards = []
         if guard is not None:
             self._guards = [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
@@ -289,9 +293,12 @@ class Visit:
 
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
-        count = score_graph if self.is_graph else score
-        with self._opened.creating:
-            return count(self._opened.algorithm, self.scored, self.received_to_score(), self._opened.job.metric)
+        opened = self._opened
+        with opened.creating:
+            scored, received = self.scored, self.received_to_score()
+            if self.is_graph:
+                return score_graph(opened.algorithm, scored, received, opened.measures)
+            return score(opened.algorithm, scored, received, opened.measures, self.predicted)
 
     @property
     def is_graph(self) -> bool:
@@ -435,7 +442,7 @@ class _CellAtWork:
         seconds["evaluate"] += working_clock() - began
         # 5. Nothing that is read-only was written to.
         visit.end()
-        return ClientResult(client_id, loss, upload, state, counts)
+        return ClientResult(client_id, loss, upload, state, counts, predicted=visit.predicted)
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
@@ -457,6 +464,8 @@ class _CellAtWork:
         if result.counts is not None:
             assert isinstance(result.counts, np.ndarray)
             outcome.scores[result.client] = result.counts
+            if result.predicted:
+                outcome.predicted[result.client] = result.predicted
 
     def _fail(self, client_id: int, error: Exception) -> None:
         """Notes a client that failed; raises a ShoalError if it may not be skipped, or its GPU or data is spoiled."""

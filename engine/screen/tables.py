@@ -11,11 +11,21 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.sections import BOTH, DOMAINS, EVALUATED, RANKINGS
+from shoal.engine.config.sections import BOTH, DOMAINS, EVALUATED
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
-from shoal.engine.records.summary import OF_SAMPLES, PARTS, SAMPLED, chosen, metric_of, scopes_apart
+from shoal.engine.records.summary import (
+    OF_SAMPLES,
+    PARTS,
+    SAMPLED,
+    chosen,
+    metric_of,
+    metrics_in,
+    scopes_apart,
+    shown,
+    weighting_of,
+)
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
 from shoal.storage.store.manifest import Manifest
@@ -64,9 +74,10 @@ def show_run(run: Path) -> None:
     points, why = scopes_apart(summary, config)
     if why:
         _line(f"deployed and global are apart, {points:.1f} points: {why}")
-    if (metric := ranking_of(summary["scopes"])) is not None:
-        console.print(ranking_table(summary["scopes"], metric))
-        _line(OF_RANKINGS)
+    for metric in metrics_of(summary["scopes"]):
+        console.print(metric_table(summary["scopes"], metric))
+    if metrics_of(summary["scopes"]):
+        _line(OF_METRICS)
     if DOMAINS in summary["scopes"]:
         console.print(domain_table(summary["scopes"][DOMAINS]))
         _line(OF_DOMAINS)
@@ -196,7 +207,7 @@ def show_rounds(run: Path, last: int = 10) -> None:
     require_whole_metrics(run)
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
-    metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
+    metric = shown(metric_of(parts[-1] if parts else {}))
     heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
     table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %", [], heads)
     for line in lines[-last:]:
@@ -253,33 +264,33 @@ def domain_table(scope: Mapping[str, Any]) -> Table:
 
 # Columns, by the names of weightings.
 LAST = {"tests": "rows", "clients": "clients", "min": "min", "median": "median", "max": "max"}
-OF_RANKINGS = (
-    "in %, of the test items of each client among themselves, and over the clients whose test\n"
-    "items are of both classes (ranked): last round and the round of the best on validation,\n"
-    "weighted by all items of a client, domains by their plain mean; last round weighted by\n"
-    "test items, plain mean over clients; minimum, median, maximum"
+OF_METRICS = (
+    "in %, of the test items of each client among themselves, and over the clients at which it\n"
+    "is defined (ranked; ROC-AUC and average precision need items of both classes): last round\n"
+    "and the best round on validation, weighted by all items of a client, domains by their\n"
+    "plain mean; last round weighted by test items, plain mean over clients; minimum, median,\n"
+    "maximum"
 )
 
 
-def ranking_of(scopes: Mapping[str, Any]) -> str | None:
-    """The metric of a summary's scopes if that is not accuracy, else None."""
-    found = {metric_of(part) for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)}
-    return next((metric for metric in RANKINGS if metric in found), None)
+def metrics_of(scopes: Mapping[str, Any]) -> list[str]:
+    """The metrics of a summary's scopes beside accuracy."""
+    parts = [part for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)]
+    return list(dict.fromkeys(metric for part in parts for metric in metrics_in(part)))
 
 
-def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
-    """A row a scope of a summary, by the metric of the run."""
-    table = _numbers(f"test {RANKINGS[metric]}", ["scope"], ["final", "best val", *LAST, "ranked"])
+def metric_table(scopes: Mapping[str, Any], metric: str) -> Table:
+    """A row a scope of a summary, by a metric of the run."""
+    table = _numbers(f"test {shown(metric)}", ["scope"], ["final", "best val", *LAST, "ranked"])
     for scope, numbers in scopes.items():
         last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
         if last is None:
             continue
-        mark = _mark(numbers["best"])
-        at_best = _percent(chosen(best, scope)) + f"{mark} @{numbers['best']['round']}" if best else "-"
+        mean, mark = weighting_of(scope), _mark(numbers["best"])
+        at_best = _percent(best[metric][mean]) + f"{mark} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[metric][weighting]) for weighting in LAST.values()]
-        table.add_row(
-            scope, _percent(chosen(last, scope)) + _mark(numbers["final"]), at_best, *rest, str(last[metric]["ranked"])
-        )
+        at_end = _percent(last[metric][mean]) + _mark(numbers["final"])
+        table.add_row(scope, at_end, at_best, *rest, str(last[metric]["ranked"]))
     return table
 
 

@@ -81,8 +81,7 @@ KINDS: list[tuple[str, list[Any]]] = [
     ("participation.ratio communication.ratio", [0.0, 1.1, NAN, True, "1"]),
     (
         "data.dtype data.layout data.split data.edge_weights partition.method partition.balance propagation.dtype "
-        "propagation.rows model.init heterogeneity.rule train.optimizer train.opt_state evaluation.metric "
-        "communication.upload "
+        "propagation.rows model.init heterogeneity.rule train.optimizer train.opt_state communication.upload "
         "engine.backend engine.trainer engine.device engine.precision engine.on_client_error engine.verify "
         "run.log_format",
         ["another", True],
@@ -108,6 +107,7 @@ REFUSED: dict[str, list[Any]] = {
     "heterogeneity.embedding": [10**12],
     "train.batch_size": [2**63],
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
+    "evaluation.metrics": ["auc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
     "engine.cell_size": ["auto4"],
@@ -147,6 +147,7 @@ TAKEN: dict[str, list[Any]] = {
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
     "communication.ratio": [1.0],
+    "evaluation.metrics": [("accuracy",), ("f1", "/my.py:ECE", "roc_auc")],
     "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
     "engine.retries": [0],
