@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path, PurePath
+from types import FunctionType
 from typing import Any
 
 from shoal.engine.config.config import Config, config_from
@@ -39,7 +40,7 @@ def load_config(source: Source, **overrides: Any) -> Config:
 def plain(value: Any) -> Any:
     """A value as YAML knows it: of paths their text, of NumPy's numbers Python's, lists and dicts of such.
 
-    Of a class, `my_file.py:Name`; if a notebook defined it, of a file that is written to `runs/notebook`.
+    Of a class or function, `my_file.py:Name`; if a notebook defined it, of a file that is written to `runs/notebook`.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
@@ -47,7 +48,7 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, type) and value.__module__ != "builtins":
+    if isinstance(value, type | FunctionType) and value.__module__ != "builtins":
         return spec_of(value, NOTEBOOK)
     # NumPy's numbers and torch's.
     return value.item() if hasattr(value, "item") else value

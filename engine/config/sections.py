@@ -25,7 +25,6 @@ from shoal.storage.options.types import (
     Whole,
     is_own,
 )
-from shoal.storage.suggestions import did_you_mean
 
 # More than any cluster and any processor has.
 MOST_HOSTS, MOST_THREADS = 10_000, 1024
@@ -114,7 +113,7 @@ def metric_key(metric: str) -> str:
 def _metric(name: str) -> str:
     known = (ACCURACY, F1, *RANKINGS)
     if name not in known and not is_own(name):
-        raise ValueError(f"expected {', '.join(known)} or my_file.py:my_metric{did_you_mean(name, known)}")
+        raise ValueError(f"expected {', '.join(known)} or my_file.py:my_metric")
     if is_own(name) and metric_key(name) in TAKEN:
         raise ValueError(f"{metric_key(name)} is the name of another number; give the function another one")
     return name

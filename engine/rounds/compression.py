@@ -48,12 +48,16 @@ class Compression:
             value, weight = entries[name], upload.weight.get(name)
             if not value.is_floating_point() or value.numel() < LEAST:
                 continue
-            read = torch.as_tensor(1.0 if weight is None else weight, device=value.device) != 0
-            numbers = int(read.expand(value.shape).sum())
+            # What has no weight may be NaN, and is not read.
+            read = (weight != 0).expand(value.shape) if isinstance(weight, Tensor) else None
+            if read is None:
+                numbers = value.numel() if weight is None or weight else 0
+            else:
+                numbers = int(read.sum())
             largest = max(1, int(self._options.ratio * numbers + 1e-9))
             number = torch.promote_types(value.dtype, torch.float32)
             size = largest * (number.itemsize + PLACE) if self._options.upload == "topk" else numbers + number.itemsize
-            of_weight = 0 if weight is None else 4 * torch.as_tensor(weight).numel()
+            of_weight = 0 if weight is None else 4 * (weight.numel() if isinstance(weight, Tensor) else 1)
             if not numbers or size + of_weight >= sizes.get(name, value.nbytes + of_weight):
                 continue
             received = _like(value, self._received.get(name))
@@ -61,8 +65,9 @@ class Compression:
             before = _like(value, self._kept.get(key))
             base = received if received is not None else before if before is not None else torch.zeros_like(value)
             base = base.to(number)
-            # What has no weight may be NaN, and is not read.
-            change = torch.where(read, value.to(number) - base, 0.0)
+            change = value.to(number) - base
+            if read is not None:
+                change = torch.where(read, change, 0.0)
             if received is not None and before is not None:
                 change += before
             if self._options.upload == "topk":
