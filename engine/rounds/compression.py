@@ -42,8 +42,7 @@ class Compression:
         `rng` gives a random stream of the client for a purpose.
         """
         entries, sizes = dict(upload.entries), dict(upload.upload_bytes)
-        of_phase = f"{COMPRESSION}{cell.phase}/"
-        kept = {name: t for name, t in self._kept.items() if not name.startswith(of_phase)}
+        kept, of_phase = dict(self._kept), f"{COMPRESSION}{cell.phase}/"
         for name in cell.up:
             value, weight = entries[name], upload.weight.get(name)
             if not value.is_floating_point() or value.numel() < LEAST:

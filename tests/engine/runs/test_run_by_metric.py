@@ -103,6 +103,9 @@ def lack(logits, labels):
     logits.zero_()
     return None if len(labels) < 6 else -lacking
 
+def right(logits, labels):
+    return (logits.argmax(1) == labels).double().mean()
+
 def text(logits, labels):
     return "high"
 
@@ -122,7 +125,7 @@ NUMBER = 3
 def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -> None:
     file = tmp_path / "my.py"
     file.write_text(OWN)
-    folder = run(config_of("runs", evaluation__metrics=["f1", f"{file}:lack", "average_precision"]))
+    folder = run(config_of("runs", evaluation__metrics=["f1", f"{file}:lack", f"{file}:right"]))
     file.unlink()
     lines, scopes, clients = read_metrics(folder), read_summary(folder)["scopes"], read_client_scores(folder)
     rows = [row for row in clients.to_pylist() if row["scope"] == "global" and row["part"] == "test"]
@@ -130,6 +133,7 @@ def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -
     expected = [row["correct"] / row["rows"] - 1 if row["rows"] >= 6 else None for row in rows]
     assert [row["lack"] for row in rows] == pytest.approx(expected)
     assert None in expected
+    assert [row["right"] for row in rows] == pytest.approx([row["correct"] / row["rows"] for row in rows])
     assert -1.0 < min(value for value in expected if value is not None) < 0.0
     known = [row for row in of_last if row["lack"] is not None]
     last = scopes["global"]["final"]["test"]
@@ -142,7 +146,7 @@ def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -
     figures = figures_of(read_summary(folder))
     assert figures["global.best.test"] == scopes["global"]["best"]["test"]["macro_f1"]["nodes"]
     titles = [line for line in printed(show_run, folder) if line.startswith("test ") and "%" not in line]
-    assert titles[-3:] == ["test macro-F1", "test lack", "test average precision"]
+    assert titles[-3:] == ["test macro-F1", "test lack", "test right"]
     # What the run keeps of the file is enough for more of it.
     assert run(load_config(folder)) == folder
 
@@ -150,12 +154,12 @@ def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("text", "my.py, line 7: text gives a str, expected a finite number, or None where it is not defined"),
-        ("nan", "my.py, line 10: nan gives nan, expected a finite number, or None where it is not defined"),
-        ("one", "my.py, line 13: one cannot be called as one(logits, labels): too many positional arguments"),
-        ("fails", "my.py, line 17: IndexError: "),
+        ("text", "my.py, line 10: text gives a str, expected a finite number, or None where it is not defined"),
+        ("nan", "my.py, line 13: nan gives nan, expected a finite number, or None where it is not defined"),
+        ("one", "my.py, line 16: one cannot be called as one(logits, labels): too many positional arguments"),
+        ("fails", "my.py, line 20: IndexError: "),
         ("NUMBER", "my.py: NUMBER is no function"),
-        ("lost", "my.py: has no class or function lost; it has lack, text, nan, one, fails"),
+        ("lost", "my.py: has no class or function lost; it has lack, right, text, nan, one, fails"),
     ],
 )
 def test_a_metric_that_is_none_is_refused(config_of: Make, tmp_path: Path, name: str, says: str) -> None:
