@@ -60,6 +60,8 @@ from shoal.storage.store.view import Cache, View
 
 # Bytes of the states of a cell after which it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
+# Views whose graph and features lie in memory.
+PARTS_IN_MEMORY = 16
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class OpenedJob:
 
             return OpenViews(open_view, most)
 
-        most = most_views() // (2 if job.training else 1)
+        job.require_room([of for of in (store, training, graphs) if of is not None], cache.limit)
+        most = (PARTS_IN_MEMORY if job.computes_parts else most_views()) // (2 if job.training else 1)
         self.views = views(training, most)
         self.scored_views = views(store, most) if job.training else self.views
         built = job.build_models(store, self.algorithm)

@@ -1,12 +1,13 @@
 """Stored hops and their computation: the section `propagation` of a config."""
 
 import re
-from typing import Annotated, Literal
+from dataclasses import field, fields, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from shoal.storage.options.types import CLOSED, Number, Whole
+from shoal.storage.options.types import CLOSED, Number, Positive, Seed, Whole
 
 # After far fewer steps all rows of a connected graph are nearly equal.
 MOST_HOPS = 1000
@@ -21,8 +22,10 @@ class PropagationOptions:
         r: Exponent of the normalisation, in [0, 1]: 0.5 is symmetric, 0 averages over a node and its
             neighbours, 1 divides what a node sends by its degree.
         dtype: How a hop is stored, `float32` or `float16`; sums are always float32.
-        rows: Which rows are kept, `all` or `labelled`. With the latter a client sees its labelled nodes, their
+        rows: Which rows a client sees, `all` or `labelled`. With the latter it sees its labelled nodes, their
             neighbours and the edges among these only: label propagation is limited to them, hops are not.
+        keep: What lies on disk: hops of `all` rows that a client sees, of `labelled` rows alone, or `none`. Others are
+            computed when a visit reads them, to the same bits, and cached. It changes no number.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -32,23 +35,90 @@ class PropagationOptions:
     r: Annotated[Number, Field(ge=0, le=1)] = 0.5
     dtype: Literal["float32", "float16"] = "float32"
     rows: Literal["all", "labelled"] = "all"
+    keep: Literal["all", "labelled", "none"] = "all"
 
     @property
     def name(self) -> str:
-        """Folder of these hops inside a store, such as `r0.5-k3-float32`."""
-        return f"r{self.r}-k{self.hops}-{self.dtype}" + ("" if self.rows == "all" else f"-{self.rows}")
+        """Name of these hops, such as `r0.5-k3-float32`."""
+        rows = "" if self.rows == "all" else f"-{self.rows}"
+        return f"r{self.r}-k{self.hops}-{self.dtype}{rows}" + (f"-keep-{self.keep}" if self.computed else "")
 
     @property
-    def stored(self) -> bool:
-        """Whether anything is stored: the features themselves are in the shards."""
+    def boundaries(self) -> str | None:
+        """Name of the edges between clients that they run over; None: over none."""
+        return None
+
+    @property
+    def used(self) -> bool:
+        """Whether there are any: the features themselves are in the shards."""
         return self.hops > 0 or self.rows != "all"
+
+    @property
+    def computed(self) -> bool:
+        """Whether hops of some rows are computed when they are read."""
+        return self.hops > 0 and self.keep != "all"
+
+    @property
+    def folder(self) -> str | None:
+        """Folder, inside a store, of what lies on disk of these hops; None: nothing does."""
+        if not self.used or (self.computed and self.keep == "none"):
+            return None
+        # Hops of labelled rows are the same whatever else a client sees.
+        return (replace(self, rows="all") if self.computed else self).name
+
+
+@dataclass(frozen=True, config=CLOSED)
+class CrossEdges:
+    """Which edges between clients hops run over.
+
+    Attributes:
+        share: Share of the undirected edges between clients that are kept; what a smaller share keeps a larger one
+            keeps, too.
+        seed: Of what is kept.
+        min_neighbours: A client gets the sum over the neighbours that a node has at another client if these are so
+            many or more; fewer count as cut. A sum over one is that neighbour's row.
+    """
+
+    share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    seed: Seed = 0
+    min_neighbours: Positive = 1
+
+    @property
+    def name(self) -> str:
+        """Folder of the files of these edges inside a store, such as `share0.5-seed0-min1`."""
+        return f"share{self.share}-seed{self.seed}-min{self.min_neighbours}"
+
+
+@dataclass(frozen=True, config=CLOSED)
+class CrossPropagation(PropagationOptions):
+    """Hops that run over edges between clients, too."""
+
+    cross: CrossEdges = field(default_factory=CrossEdges)
+
+    @property
+    def boundaries(self) -> str:
+        return self.cross.name
+
+    @property
+    def name(self) -> str:
+        """Folder of these hops inside a store."""
+        return f"{super().name}-cross-{self.cross.name}"
+
+
+def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
+    """Hops that run over edges between clients, too, of a choice of these by its name."""
+    share, seed, least = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)", name).groups()  # type: ignore[union-attr]
+    edges = CrossEdges(float(share), int(seed), int(least))
+    return CrossPropagation(**{each.name: getattr(own, each.name) for each in fields(own)}, cross=edges)
 
 
 def propagation_of(name: str) -> PropagationOptions:
     """The kernel of a name; the inverse of `PropagationOptions.name`."""
-    found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(-labelled)?", name)
+    own, _, cross = name.partition("-cross-")
+    if cross:
+        return over_cross_edges(propagation_of(own), cross)
+    found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(-labelled)?(?:-keep-(labelled|none))?", name)
     assert found is not None, name
-    r, hops, dtype, labelled = found.groups()
-    return PropagationOptions(
-        int(hops), float(r), "float16" if dtype == "float16" else "float32", "labelled" if labelled else "all"
-    )
+    r, hops, dtype, labelled, keep = found.groups()
+    kept: Any = {"dtype": dtype, "rows": "labelled" if labelled else "all", "keep": keep or "all"}
+    return PropagationOptions(int(hops), float(r), **kept)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,10 @@ from shoal.storage.store.client_table import Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard
 from shoal.storage.store.split import Split, open_split
+
+if TYPE_CHECKING:
+    from shoal.storage.graph.cross_edges import Boundary
+    from shoal.storage.store.computed_hops import ComputedHops
 
 IDS = Path("nodes") / "ids.arrow"
 WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"
@@ -39,6 +43,11 @@ def split_path(split: str, clients: int | range) -> Path:
 def hops_path(propagation: str, clients: int | range) -> Path:
     """Path of the hops of some clients inside a store, or of those of one."""
     return Path("hops") / propagation / _name(clients)
+
+
+def boundary_path(edges: str, clients: int | range) -> Path:
+    """Path of the edges of some clients to others inside a store, or of those of one, of a choice of edges."""
+    return Path("boundaries") / edges / _name(clients)
 
 
 def _name(clients: int | range) -> str:
@@ -139,11 +148,20 @@ class Store:
         with pa.OSFile(str(path)) as file:
             return pa.ipc.open_file(file).read_all()["id"].combine_chunks()
 
-    def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
+    def data(
+        self, split: str, propagation: str | None, client: int
+    ) -> tuple[Shard, Split, "list[Rows] | ComputedHops"]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep."""
         shard, rows = self.shard(client), self.split(split, client)
         if propagation is None:
             return shard, rows, []
+        options = propagation_of(propagation)
+        if options.computed:
+            # What computes hops takes a third of a second to load.
+            from shoal.storage.store.computed_hops import open_computed
+
+            file = None if options.folder is None else self.hops_file(options.folder, client)
+            return open_computed(shard, rows, options, file)
         file = self.hops_file(propagation, client)
         if "row" in file.names:
             return only_labelled(file, shard, rows)
@@ -163,6 +181,16 @@ class Store:
             raise ShoalError(self.path, f"no hops {propagation!r}; run `shoal prepare` on the config")
         shape = self._count("nodes", client), propagation_of(propagation)
         return self._open(client, self.manifest.hops[propagation], partial(hops_path, propagation), open_hops, *shape)
+
+    def boundary(self, edges: str, client: int) -> "Boundary":
+        """Maps a client's edges to other clients, of a choice of edges by its name."""
+        if edges not in self.manifest.boundaries:
+            raise ShoalError(self.path, f"no edges between clients {edges!r}; run `shoal prepare` on the config")
+        # Runs do not read them.
+        from shoal.storage.store.boundary import open_boundary
+
+        files, nodes = self.manifest.boundaries[edges].files, self.manifest.clients.count("nodes")
+        return self._open(client, files, partial(boundary_path, edges), open_boundary, nodes, client)
 
     def _open(self, client: int, files: Files, place: Place, open_data: Callable[..., T], *shape: object) -> T:
         """Opens the data of a client, the first time with the limits that its numbers must keep."""
@@ -198,6 +226,7 @@ class Store:
         kinds: list[tuple[Place, Files]] = [(shard_path, self.manifest.clients.files)]
         kinds += [(partial(split_path, name), split.files) for name, split in self.manifest.splits.items()]
         kinds += [(partial(hops_path, name), files) for name, files in self.manifest.hops.items()]
+        kinds += [(partial(boundary_path, name), each.files) for name, each in self.manifest.boundaries.items()]
         for place, files in kinds:
             for clients, record in files.files():
                 yield place(clients), record

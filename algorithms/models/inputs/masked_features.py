@@ -70,12 +70,12 @@ def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] 
     are the same to rounding. None: so many rows of the stored hops take less time, or smoothing is not what made them.
     """
     options = data.propagation
-    if options is None or options.dtype != "float32" or options.rows != "all" or not any(hops):
+    if options is None or options.dtype != "float32" or options.rows != "all" or options.boundaries or not any(hops):
         return None
     if data.device.type != "cpu" or data.nodes > MOST_NODES or data.edge_weight is not None:
         return None
     x = data.hop(0)
-    stored = sum(_multiplications(data.hop(k)) for k in hops) * rows / max(data.nodes, 1)
+    stored = sum(_multiplications(data.hop(k) if data.is_sparse(k) else x) for k in hops) * rows / max(data.nodes, 1)
     if stored < GAIN * (_multiplications(x) + max(hops) * (data.entries + data.nodes)):
         return None
     smoothing: SparseMatrix = data.cache(("smoothing", options.r), lambda: smoothing_over(*data.csr, options.r))
