@@ -19,6 +19,7 @@ from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_rounds, show_run
 from shoal.engine.studies.means import figures_of
+from shoal.engine.studies.plain_names import score_name
 from shoal.storage.errors import ShoalError
 
 Make = Callable[..., Config]
@@ -145,6 +146,7 @@ def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -
     assert scopes["global"]["best"]["round"] == values.index(max(values)) + 1
     figures = figures_of(read_summary(folder))
     assert figures["global.best.test"] == scopes["global"]["best"]["test"]["macro_f1"]["nodes"]
+    assert score_name("global.best.test", figures) == "test macro-F1 (%) of the global model at best validation"
     titles = [line for line in printed(show_run, folder) if line.startswith("test ") and "%" not in line]
     assert titles[-3:] == ["test macro-F1", "test lack", "test right"]
     # What the run keeps of the file is enough for more of it.
