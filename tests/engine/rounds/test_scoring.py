@@ -26,7 +26,7 @@ from shoal.engine.rounds.scoring import (
     average_precisions,
     macro_f1,
     mean_auc,
-    predicted_classes,
+    scores_of,
     summarize,
     twice_wins,
 )
@@ -98,7 +98,7 @@ class Says(Algorithm):
 def classes_of(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[[object], list[int]]:
     """Classes that two rows are predicted to be of, of three."""
     client = make_client(make_view(2, [], [0, 1], [], 3), nn.Linear(1, 1))
-    return lambda scores: predicted_classes(Says(scores), client, None, "all", 2).tolist()
+    return lambda scores: scores_of(Says(scores), client, None, "all", 2).argmax(1).tolist()
 
 
 def test_the_largest_score_wins(classes_of: Callable[[object], list[int]]) -> None:
