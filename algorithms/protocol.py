@@ -26,9 +26,13 @@ def moments_key(model: str, moment: str = "") -> str:
     return f"{model}.opt.{moment}"
 
 
-def is_moment(key: str) -> bool:
-    """Whether an entry of a client's state is a moment of an optimizer, which no evaluation reads."""
-    return ".opt." in key
+# Where a client's state holds what compression of its uploads needs, before phase and entry.
+COMPRESSION = "compression/"
+
+
+def only_trains(key: str) -> bool:
+    """Whether no evaluation reads an entry of a client's state: a moment of an optimizer, or of compression."""
+    return ".opt." in key or key.startswith(COMPRESSION)
 
 
 class Reduce(Enum):

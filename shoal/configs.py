@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path, PurePath
+from types import FunctionType
 from typing import Any
 
 from shoal.engine.config.config import Config, config_from
@@ -73,7 +74,7 @@ def _keys_of(graph: Graph) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A value as YAML knows it: of paths their text, of NumPy's numbers Python's, lists and dicts of such.
 
-    Of a class, `my_file.py:Name`; if a notebook defined it, of a file that is written to `runs/notebook`.
+    Of a class or function, `my_file.py:Name`; if a notebook defined it, of a file that is written to `runs/notebook`.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
@@ -81,7 +82,7 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, type) and value.__module__ != "builtins":
+    if isinstance(value, type | FunctionType) and value.__module__ != "builtins":
         return spec_of(value, NOTEBOOK)
     if type(value).__module__.startswith("torch_geometric."):
         raise ShoalError("data", "clients' graphs go through shoal.from_clients(list), a graph through shoal.from_pyg")

@@ -159,8 +159,8 @@ class Run:
 
         Returns:
             `round` int32, `scope` and `part` (dictionaries of text: `deployed`, `test`), `client`, `rows` and `correct`
-            int32 (items of the part, and how many were predicted rightly), `f1` float64 (macro-F1), the metric of the
-            run under its name, float64, if it is not accuracy, and `accuracy` float64. Shares of 1.
+            int32 (items of the part, and how many were predicted rightly), `f1` float64 (macro-F1), other
+            metrics of the run under their names, float64, and `accuracy` float64. Shares of 1.
 
         Raises:
             ShoalError: The run kept none (`run.client_scores`).

@@ -48,14 +48,15 @@ class SCAFFOLD(FedAvg):
         return {**state, "c": torch.zeros_like(ctx.initial)}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        got = yield Ask("train", dict.fromkeys(server, Reduce.MEAN), shared=dict(server))
+        up = {"w": Reduce.MEAN} | ({"change": Reduce.MEAN} if "c" in server else {})
+        got = yield Ask("train", up, shared=dict(server))
         if got.weights["w"] > 0:
             # With eta = 1 the mean itself, not rounded once more.
             server["w"] = got["w"] if self.eta == 1 else server["w"] + self.eta * (got["w"] - server["w"])
         if "c" in server:
             able = sum(info.train > 0 for info in ctx.clients)
-            share = float(got.weights["c"]) / max(able, 1)
-            server["c"] = server["c"] + share * got["c"]
+            share = float(got.weights["change"]) / max(able, 1)
+            server["c"] = server["c"] + share * got["change"]
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if self.variate == "off" or not client.info.train:
@@ -82,4 +83,4 @@ class SCAFFOLD(FedAvg):
         if self.variate == "off":
             return plain
         change = received.get("change", torch.zeros_like(client.model.w))
-        return Upload({**plain.entries, "c": change}, {**plain.weight, "c": float(client.info.train > 0)})
+        return Upload({**plain.entries, "change": change}, {**plain.weight, "change": float(client.info.train > 0)})

@@ -3,7 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # Listing runs loads no NumPy.
+    import numpy as np
 
 Line = Mapping[str, Any]
 
@@ -37,6 +41,25 @@ class Running:
         self.stopped = self.stopped or why
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """What a client's model predicted for its items of a part.
+
+    Attributes:
+        scope: Whose model: `trained`, `deployed` or `global`.
+        client: Its number.
+        part: `val` or `test`.
+        predicted: Classes, int16, or int32 where there are more, `[items]`.
+        label: True classes, of the same type, `[items]`.
+    """
+
+    scope: str
+    client: int
+    part: str
+    predicted: "np.ndarray"
+    label: "np.ndarray"
+
+
 @dataclass
 class Callback:
     """Base of a callback; a subclass is a dataclass of its options, and replaces what it needs.
@@ -53,6 +76,13 @@ class Callback:
 
     def after_evaluation(self, run: Running, line: Line) -> None:
         """After each round that ends with an evaluation, behind `after_round`."""
+
+    def after_predictions(self, run: Running, line: Line, predictions: Sequence[Predictions]) -> None:
+        """After each round in which clients were evaluated, last; hosts send predictions to who replaces this alone.
+
+        A model that is the one of an earlier evaluation, to the bit, is not evaluated again, and not in it: a client's
+        `deployed` model where it is `trained` or `global`, too. Models of `trained` are evaluated after their training.
+        """
 
     def end(self, run: Running, summary: Line | None) -> None:
         """At the end, in whatever way: `summary` is that of a finished run, and None of one that did not finish."""

@@ -4,11 +4,11 @@ import importlib
 import importlib.util
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
-from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.callbacks.callback import Callback, Line, Predictions, Running
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import LOGGERS
 from shoal.storage.errors import ShoalError
@@ -81,6 +81,11 @@ def _class(name: str) -> tuple[type[Callback], UserCode | None]:
     return cls, code
 
 
+def asks_for_predictions(callbacks: Mapping[str, Callback]) -> bool:
+    """Whether one of them replaces `after_predictions`."""
+    return any(type(each).after_predictions is not Callback.after_predictions for each in callbacks.values())
+
+
 class Calls:
     """The callbacks of one run, by the names that messages use; `running` is the run as they see it."""
 
@@ -98,6 +103,11 @@ class Calls:
         self._each("after_round", lambda callback: callback.after_round(self.running, line))
         if "scopes" in line:
             self._each("after_evaluation", lambda callback: callback.after_evaluation(self.running, line))
+
+    def predicted(self, line: Line, found: Sequence[tuple[str, int, str, Any]]) -> None:
+        """What clients predicted in a round, as the server gives it; a callback that may end the run raises."""
+        predictions = [Predictions(scope, client, part, *both) for scope, client, part, both in found]
+        self._each("after_predictions", lambda callback: callback.after_predictions(self.running, line, predictions))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """At the end of a run, once; of a finished one a failed callback raises, if it does more than write."""

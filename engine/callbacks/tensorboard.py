@@ -10,7 +10,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from shoal.engine.callbacks.callback import Callback, Line, Running
 from shoal.engine.config.sections import DOMAINS
-from shoal.engine.records.summary import chosen, metric_of, weighting_of
+from shoal.engine.records.summary import metrics_in, weighting_of
 
 
 @dataclass
@@ -53,8 +53,9 @@ def _scalars(line: Line) -> dict[str, float]:
     for scope, parts in line.get("scopes", {}).items():
         for part, numbers in parts.items():
             scalars[f"accuracy_{part}/{scope}"] = numbers[weighting_of(scope)]
-            if (value := chosen(numbers, scope)) is not None:
-                scalars[f"{metric_of(numbers)}_{part}/{scope}"] = value
+            for metric in metrics_in(numbers):
+                if (value := numbers[metric][weighting_of(scope)]) is not None:
+                    scalars[f"{metric}_{part}/{scope}"] = value
             if scope == DOMAINS:
                 scalars |= _of_domains(part, numbers)
     return scalars

@@ -17,7 +17,7 @@ import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from torch import Tensor
 
-from shoal.algorithms.protocol import Tree, is_moment
+from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.cluster.mixing import LEAST_OF_A_BLOCK
 from shoal.engine.messages.cell import Cell, Kept, Outcome
 from shoal.engine.records.checkpoint import PART_BYTES, address_of, write_clients
@@ -58,7 +58,7 @@ def with_states(cell: Cell, values: Sequence[Any]) -> Cell:
 
     states: dict[int, Tree] = {client: values[one.ref] for client, one in cell.kept.items()}
     if not cell.phase:
-        states = {i: {name: t for name, t in tree.items() if not is_moment(name)} for i, tree in states.items()}
+        states = {i: {name: t for name, t in tree.items() if not only_trains(name)} for i, tree in states.items()}
     inboxes = {client: {entry: whole(row) for entry, row in box.items()} for client, box in cell.inboxes.items()}
     return replace(cell, states={**cell.states, **states}, inboxes=inboxes, kept={})
 

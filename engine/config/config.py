@@ -29,6 +29,7 @@ from shoal.engine.config.config_text import (
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import located
 from shoal.engine.config.sections import (
+    CommunicationOptions,
     DataConfig,
     EngineConfig,
     EvaluationConfig,
@@ -92,6 +93,7 @@ class Config(BaseModel):
     train: TrainOptions = TrainOptions()
     algorithm: Annotated[Named, BeforeValidator(_method)]
     participation: ParticipationOptions = ParticipationOptions()
+    communication: CommunicationOptions = CommunicationOptions()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()

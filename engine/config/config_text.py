@@ -23,7 +23,8 @@ LONGEST_WITH_INTERPOLATION = 1000
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Earlier names of keys: the key of today, in the same section, and of its values those that were renamed, too.
 RENAMED: dict[str, tuple[str, dict[str, str]]] = {
-    "engine.path": ("engine.trainer", {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"})
+    "engine.path": ("engine.trainer", {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"}),
+    "evaluation.metric": ("evaluation.metrics", {}),
 }
 _announced: set[str] = set()
 

@@ -110,6 +110,12 @@ RULES = (
     ),
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
     Rule(("participation.at_least",), "participation.trace", "a file", lambda c: c.participation.trace is not None),
+    Rule(
+        ("communication.upload",), "algorithm.name", "with uploads",
+        lambda c: c.algorithm.name not in ("local", "global"), given="none",
+    ),
+    _one_of("communication.ratio", "communication.upload", "topk"),
+    _one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
     _one_of("ray.address", "engine.backend", "ray"),

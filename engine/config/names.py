@@ -1,7 +1,7 @@
 """Names of user code in a config, and its files in a run folder."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ PLACES = (
     ("model", "readout"),
     ("partition", "method"),
     ("data", "dataset"),
+    ("evaluation", "metrics"),
     ("callbacks", "name"),
 )
 
@@ -26,6 +27,11 @@ def read_all(plain: dict[str, Any]) -> list[tuple[str, UserCode]]:
     """All user code that a config names, with its key. Raises ShoalError: a file cannot be read."""
     names = [(key, holder[last]) for key, holder, last in _places(plain) if is_own(str(holder[last]))]
     return [(key, read_user_code(key, name)) for key, name in names]
+
+
+def own_among(key: str, names: Iterable[str]) -> dict[str, UserCode]:
+    """The user code among the names of a key, by name; raises as `read_all`."""
+    return {name: read_user_code(key, name) for name in names if is_own(name)}
 
 
 def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:

@@ -62,6 +62,10 @@ def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
             {key: _without_place(value) for key, value in model.items() if key != "pretrained"}
             for model in values["model"]
         ]
+    metrics = values.get("evaluation.metrics", ())
+    if len(metrics) == 1 and not is_own(metrics[0]):
+        # Runs by one metric have the names that they had when there could only be one.
+        values["evaluation.metric"] = values.pop("evaluation.metrics")[0]
     for number, callback in enumerate(steering(values.pop("callbacks", ()))):
         values |= flatten(callback, f"callbacks.{number}.")
     return values

@@ -12,7 +12,19 @@ from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import SplitOptions
-from shoal.storage.options.types import CLOSED, FilePath, Flag, Name, Number, Place, Positive, Seed, Size, Whole
+from shoal.storage.options.types import (
+    CLOSED,
+    FilePath,
+    Flag,
+    Name,
+    Number,
+    Place,
+    Positive,
+    Seed,
+    Size,
+    Whole,
+    is_own,
+)
 
 # More than any cluster and any processor has.
 MOST_HOSTS, MOST_THREADS = 10_000, 1024
@@ -20,8 +32,18 @@ MOST_HOSTS, MOST_THREADS = 10_000, 1024
 LONGEST_WAIT = 1e9
 
 # Metrics of a run; those that rank items, as tables call them.
-ACCURACY, ROC_AUC, AVERAGE_PRECISION = "accuracy", "roc_auc", "average_precision"
+ACCURACY, F1, ROC_AUC, AVERAGE_PRECISION = "accuracy", "f1", "roc_auc", "average_precision"
 RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
+# Macro-F1 of clients among the numbers of a part, where `f1` is that of all items; and the metric that chooses.
+MACRO_F1, CHOSEN_BY = "macro_f1", "metric"
+# Names that a metric of the user's cannot have: those of other numbers beside it.
+TAKEN = frozenset(
+    (
+        *("accuracy", "auc", "average_precision", "balanced", "client", "clients", "constant", "constant_class"),
+        *("correct", "domains", "f1", "f1_clients", "macro_f1", "majority", "max", "median", "metric", "min", "nodes"),
+        *("part", "roc_auc", "round", "rows", "scope"),
+    )
+)
 # The scope of whole graphs, and its part: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
 # Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
@@ -81,6 +103,41 @@ class DatasetPlaces:
     overlay: FilePath | None = None
     path: Paths | None = None
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=60)] | None = None
+
+
+def metric_key(metric: str) -> str:
+    """The name of a metric among the numbers of a part: of a user's own that of its function."""
+    return MACRO_F1 if metric == F1 else metric.rpartition(":")[2]
+
+
+def _metric(name: str) -> str:
+    known = (ACCURACY, F1, *RANKINGS)
+    if name not in known and not is_own(name):
+        raise ValueError(f"expected {', '.join(known)} or my_file.py:my_metric")
+    if is_own(name) and metric_key(name) in TAKEN:
+        raise ValueError(f"{metric_key(name)} is the name of another number; give the function another one")
+    return name
+
+
+def _different(metrics: tuple[str, ...]) -> tuple[str, ...]:
+    keys = [metric_key(name) for name in metrics]
+    if len(set(keys)) < len(keys):
+        raise ValueError("each metric once, and functions with different names")
+    return metrics
+
+
+def _listed(value: Any) -> Any:
+    """One metric given by itself."""
+    return (value,) if isinstance(value, str) else value
+
+
+MOST_METRICS = 100
+Metrics = Annotated[
+    tuple[Annotated[Name, AfterValidator(_metric)], ...],
+    Field(min_length=1, max_length=MOST_METRICS),
+    AfterValidator(_different),
+    BeforeValidator(_listed),
+]
 
 
 def _kind(value: Any) -> Any:
@@ -169,8 +226,24 @@ class ParticipationOptions:
 
 
 @dataclass(frozen=True, config=CLOSED)
+class CommunicationOptions:
+    """What clients send of the float tensors of their uploads; see `shoal.engine.rounds.compression`.
+
+    Attributes:
+        upload: All of it (`none`); the numbers of largest magnitude of each tensor's change (`topk`); or the change in
+            one byte a number, rounded at random (`int8`). Tensors of fewer than 256 numbers are sent whole.
+        ratio: Share of the numbers that `topk` sends, rounded down to one or more.
+        error_feedback: Clients keep what was left unsent, and add it to their next upload.
+    """
+
+    upload: Literal["none", "topk", "int8"] = "none"
+    ratio: Annotated[Number, Field(gt=0, le=1)] = 0.01
+    error_feedback: Flag = True
+
+
+@dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
-    """When clients are evaluated, and by which metric.
+    """When clients are evaluated, and by which metrics.
 
     Attributes:
         every: Rounds between evaluations; the last round always ends with one. The best round is one of these, and
@@ -178,14 +251,15 @@ class EvaluationConfig:
         clients: Who is evaluated before the last round, after which all are: `all`; the clients of that round
             (`cohort`); or so many, drawn anew for every evaluation. The best round is then the best of samples.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
-        metric: Chooses the best round, and is shown with accuracy: for two classes `roc_auc`, the area under the
-            ROC curve, or `average_precision`, each of a client's items among themselves.
+        metrics: One or several, of each client's items among themselves; the first chooses the best round, the one
+            with its largest value. `accuracy`, which is always there; `f1`, macro-F1; for two classes `roc_auc`, the
+            area under the ROC curve, and `average_precision`; and functions of your own, `my_file.py:ECE`.
     """
 
     every: Positive = 5
     clients: Positive | Literal["all", "cohort"] = "all"
     domains: Flag = True
-    metric: Literal["accuracy", "roc_auc", "average_precision"] = "accuracy"
+    metrics: Metrics = (ACCURACY,)
 
 
 @dataclass(frozen=True, config=CLOSED)

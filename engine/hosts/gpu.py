@@ -20,11 +20,10 @@ from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import MODEL, Reduce, Tree, Upload
+from shoal.algorithms.protocol import MODEL, Reduce, Tree, Upload, only_trains
 from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded, size_groups
 from shoal.algorithms.training.batched.batched_training import evaluated, outputs
 from shoal.algorithms.training.local_training import bounded_loss
-from shoal.engine.config.sections import ACCURACY
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.reduction import require_numbers
@@ -83,7 +82,7 @@ class Deferred:
     def scores_later(self, visit: Visited) -> bool:
         """Takes what a client predicts, or what that needs; False: it is to be scored now."""
         opened = self._opened
-        if opened.job.metric != ACCURACY or visit.is_graph:
+        if opened.measures or opened.job.predictions or visit.is_graph:
             return False
         received, client = visit.received_to_score(), visit.scored
         scored: Scored
@@ -204,6 +203,7 @@ class ClientResult:
         state: What it keeps.
         counts: Of its predictions, where it was evaluated; a tensor as `counts_of` gives it.
         checked: Entries of the upload that are known to be finite; they lie on the device.
+        predicted: Predicted classes and labels by part, where a callback asks for them; see `scoring.score`.
     """
 
     client: int
@@ -212,6 +212,7 @@ class ClientResult:
     state: Tree
     counts: np.ndarray | Tensor | None
     checked: frozenset[str] = frozenset()
+    predicted: Mapping[str, np.ndarray] | None = None
 
     def tensors(self) -> Iterator[Tensor]:
         """All of them, wherever they are."""
@@ -220,6 +221,14 @@ class ClientResult:
         if self.upload is not None:
             yield from self.upload.entries.values()
             yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
+
+    def named(self) -> Tree:
+        """What the visit gave, by what an error calls it."""
+        found = {f"client.state {name!r}": t for name, t in self.state.items() if not only_trains(name)}
+        if self.upload is not None:
+            found |= {f"upload {name!r}": t for name, t in self.upload.entries.items()}
+            found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in self.upload.weight.items()}
+        return found | {"the loss": torch.as_tensor(self.loss)}
 
     def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
         """The same with other tensors."""

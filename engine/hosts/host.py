@@ -7,7 +7,8 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
-from shoal.algorithms.protocol import MODEL, Tree, Upload, is_moment, parameters_key
+from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
@@ -38,58 +39,29 @@ from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
+from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.protocol_checks import (
     MethodFault,
     ReadOnly,
     checks_always,
     require_form,
     require_loss,
+    require_same,
     require_state,
     require_unwritten,
-    same_bits,
 )
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import FetchError, ShoalError
-from shoal.storage.store.cache import OpenViews
+from shoal.storage.store.cache import OpenViews, most_views
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
 from shoal.storage.store.view import Cache, View
 
 # Bytes of the states of a cell after which it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
-# Shard and hops; what is kept of a split is a copy.
-MAPS_OF_A_VIEW = 2
-MAX_MAPS = Path("/proc/sys/vm/max_map_count")
-USUAL_MAX_MAPS = 65_530
 # Views whose graph and features lie in memory.
 PARTS_IN_MEMORY = 16
-
-
-def most_views() -> int:
-    """How many views may be open in a process: half of its maps are for them, the rest for libraries and memory."""
-    allowed = int(MAX_MAPS.read_text()) if MAX_MAPS.exists() else USUAL_MAX_MAPS
-    return max(1, allowed // 2 // MAPS_OF_A_VIEW)
-
-
-def require_same(first: ClientResult, second: ClientResult, opened: "OpenedJob", cell: Cell) -> None:
-    """Raises MethodFault if two visits of a client from the same values differ in a bit; names the first entry."""
-    one, other = (_by_name(result) for result in (first, second))
-    for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other or not same_bits(one[name], other[name]):
-            raise MethodFault(
-                f"{opened.where(cell, first.client)} is not deterministic: {name} differs when the same visit is made "
-                "again; draw from client.rng(purpose), keep what changes in client.state, and read no clock"
-            )
-
-
-def _by_name(result: ClientResult) -> Tree:
-    """What a visit gives, by what an error calls it."""
-    found = {f"client.state {name!r}": t for name, t in result.state.items() if not is_moment(name)}
-    if result.upload is not None:
-        found |= {f"upload {name!r}": t for name, t in result.upload.entries.items()}
-        found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in result.upload.weight.items()}
-    return found | {"the loss": torch.as_tensor(result.loss)}
 
 
 @dataclass(frozen=True)
@@ -136,6 +108,13 @@ class OpenedJob:
         self.guarded = checks_always(self.algorithm) or bool(job.texts)
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
+        self.measures = measures_of(job.metrics, job.own_metrics)
+        # Takes what a client received and its state, where uploads are compressed.
+        self.compression: Callable[[Tree, Tree], Any] | None = None
+        if job.communication is not None:
+            from shoal.engine.rounds.compression import Compression
+
+            self.compression = partial(Compression, job.communication)
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
         training, of_graphs = job.open_training(store), job.graph_infos(graphs)
@@ -251,9 +230,13 @@ class Visit:
             {name: t.to(device, copy=device == CPU) for name, t in trees.get(client_id, {}).items()}
             for trees in (cell.private, cell.inboxes, cell.states)
         )
+        # Filled by `score`, where a callback asks for it.
+        self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
         self._guards = []
         if guard is not None:
             self._guards = [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
+        received = {**shared, **private}
+        self._compression = opened.compression and opened.compression({**received, **inbox}, state)
         models = {}
         for name, flat in kind.models.items():
             w = state.get(kind.keys[name])
@@ -263,7 +246,7 @@ class Visit:
                 w = opened.job.initial(kind.built[name], name, client_id).to(device)
             models[name] = ClientModel(flat, view, random if name == MODEL else random_of(random, name), w)
         self.client = Client(info, view, models, state, inbox, random)
-        self.received: Received = self._receive({**shared, **private})
+        self.received: Received = self._receive(received)
 
     def _receive(self, down: Tree) -> Received:
         algorithm = self._opened.algorithm
@@ -305,14 +288,20 @@ class Visit:
                     require_state(client.state, self._kind.shapes)
         except BaseException as error:
             raise_named(algorithm, "upload", error)
-        entries = self._snapshot(upload.entries)
-        return Upload(entries, upload.weight, upload.upload_bytes), self._snapshot(client.state)
+        sent, state = replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
+        if self._compression is not None:
+            sent, kept = self._compression.sent(sent, self._cell, client.rng)
+            state |= kept
+        return sent, state
 
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
-        count = score_graph if self.is_graph else score
-        with self._opened.creating:
-            return count(self._opened.algorithm, self.scored, self.received_to_score(), self._opened.job.metric)
+        opened = self._opened
+        with opened.creating:
+            scored, received = self.scored, self.received_to_score()
+            if self.is_graph:
+                return score_graph(opened.algorithm, scored, received, opened.measures)
+            return score(opened.algorithm, scored, received, opened.measures, self.predicted)
 
     @property
     def is_graph(self) -> bool:
@@ -404,7 +393,8 @@ class _CellAtWork:
                 if client_id == cell.again and trained is None and deferred is None:
                     # Nothing that the second visit writes reaches the first one's result.
                     first = result.mapped(torch.clone)
-                    require_same(first, self.visit_client(client_id, None), self._opened, cell)
+                    second = self.visit_client(client_id, None)
+                    require_same(first.named(), second.named(), self._opened.where(cell, client_id))
                     result = first
                 # On a GPU results are taken later, with those of others.
                 (self._take if deferred is None else deferred.keep)(result)
@@ -455,7 +445,7 @@ class _CellAtWork:
         seconds["evaluate"] += working_clock() - began
         # 5. Nothing that is read-only was written to.
         visit.end()
-        return ClientResult(client_id, loss, upload, state, counts)
+        return ClientResult(client_id, loss, upload, state, counts, predicted=visit.predicted)
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
@@ -477,6 +467,8 @@ class _CellAtWork:
         if result.counts is not None:
             assert isinstance(result.counts, np.ndarray)
             outcome.scores[result.client] = result.counts
+            if result.predicted:
+                outcome.predicted[result.client] = result.predicted
 
     def _fail(self, client_id: int, error: Exception) -> None:
         """Notes a client that failed; raises a ShoalError if it may not be skipped, or its GPU or data is spoiled."""

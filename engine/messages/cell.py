@@ -105,6 +105,7 @@ class Outcome:
         halved: How often clients that were to be trained in one batch did not fit into the memory of a device.
         busy: Seconds of a host in a process of its own, all in all, without `kernels`.
         printed: What code printed in its process, by client, and how many lines more; on the first outcome of a call.
+        predicted: Predicted classes and labels of the evaluated clients, by part, where a callback asks for them.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -124,6 +125,7 @@ class Outcome:
     halved: int = 0
     busy: float = 0.0
     printed: tuple[Sequence[tuple[int | None, str]], int] = ((), 0)
+    predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
 
 
 def one_by_one(cell: Cell) -> list[Cell]:

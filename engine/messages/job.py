@@ -18,7 +18,8 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
-from shoal.engine.config.names import read_all
+from shoal.engine.config.names import own_among, read_all
+from shoal.engine.config.sections import ACCURACY, CommunicationOptions
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
@@ -56,7 +57,10 @@ class Job:
         domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
         graphs: Content of the store of these graphs; empty without any.
         training: Content of the store of training nodes, where these are all that training sees; else empty.
-        metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
+        metrics: What models are evaluated by, accuracy always; the first chooses rounds.
+        own_metrics: The user's functions among them, by name.
+        predictions: A callback asks for what evaluated clients predict.
+        communication: How uploads are compressed; None: they are not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
@@ -85,7 +89,10 @@ class Job:
     domains: tuple[str, ...] = ()
     graphs: str = ""
     training: str = ""
-    metric: str = "accuracy"
+    metrics: tuple[str, ...] = (ACCURACY,)
+    own_metrics: Mapping[str, UserCode] = field(default_factory=dict)
+    communication: CommunicationOptions | None = None
+    predictions: bool = False
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
@@ -285,7 +292,9 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         domains=domains,
         graphs=graphs,
         training=_training(config, store),
-        metric=config.evaluation.metric,
+        metrics=config.evaluation.metrics,
+        own_metrics=own_among("evaluation.metrics", config.evaluation.metrics),
+        communication=None if config.communication.upload == "none" else config.communication,
         in_round=config.participation.count or int(store.clients * config.participation.ratio + 1e-9),
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},

@@ -8,6 +8,7 @@ from shoal.algorithms.methods.registry.load import describe, load, weighing_meth
 from shoal.algorithms.models.build import backbone
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.engine.config.config import Config
+from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import sources
 from shoal.engine.screen.progress import say
@@ -58,12 +59,11 @@ def require_task(config: Config, dataset: str, labels: str) -> None:
 
 def require_metric(config: Config, dataset: str, classes: int) -> None:
     """Refuses a metric of two classes where there is another number of them."""
-    metric = config.evaluation.metric
-    # Whether there is an edge are two classes, whatever those of the nodes are.
-    if metric != "accuracy" and classes != 2 and config.task != "edge":
-        raise ShoalError(
-            "evaluation.metric", f"{metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
-        )
+    for metric in RANKINGS.keys() & set(config.evaluation.metrics):
+        # Whether there is an edge are two classes, whatever those of the nodes are.
+        if classes != 2 and config.task != "edge":
+            found = f"{metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
+            raise ShoalError("evaluation.metrics", found)
 
 
 def require_known(config: Config) -> None:

@@ -139,7 +139,7 @@ def read_client_scores(run: Path) -> pa.Table:
 
     Returns:
         `round` int32, `scope` and `part` (dictionaries of text: `deployed`, `test`), `client`, `rows` and `correct`
-        int32, `f1` float64 (macro-F1), and the metric of the run under its name, float64, if it is not accuracy.
+        int32, `f1` float64 (macro-F1), and other metrics of the run under their names, float64.
     """
     path = run / CLIENT_SCORES
     noted = noted_digests(run, CLIENT_SCORES)

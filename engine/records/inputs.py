@@ -68,10 +68,10 @@ def _user_code(config: Config) -> dict[str, str]:
     # A name that is none is found here.
     require_method_name(config.algorithm.name)
     found = {key: code.identity for key, code in read_all(config.plain()) if not key.startswith("callbacks.")}
-    names = config.data.dataset
-    if "data.dataset" in found and not isinstance(names, str):
-        several = [read_user_code("data.dataset", name).identity if is_own(name) else name for name in names]
-        found["data.dataset"] = text_digest(str(several))
+    for key, names in (("data.dataset", config.data.dataset), ("evaluation.metrics", config.evaluation.metrics)):
+        if key in found and not isinstance(names, str):
+            several = [read_user_code(key, name).identity if is_own(name) else name for name in names]
+            found[key] = text_digest(str(several))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.algorithms.methods.registry.names import beside_parameters
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED, RANKINGS
+from shoal.engine.config.sections import ACCURACY, BOTH, CHOSEN_BY, DOMAINS, EVALUATED, MACRO_F1, RANKINGS
 from shoal.engine.messages.environment import environment
 from shoal.storage.store.manifest import Manifest
 
@@ -30,8 +30,19 @@ def weighting_of(scope: str, weighting: str = NODES) -> str:
 
 
 def metric_of(numbers: Mapping[str, Any]) -> str:
-    """The metric of the run that the numbers of a part are from."""
-    return next((metric for metric in RANKINGS if metric in numbers), ACCURACY)
+    """The metric that chooses rounds, by its name among the numbers of a part."""
+    # Numbers of before there were several metrics do not say so.
+    return numbers.get(CHOSEN_BY) or next((metric for metric in RANKINGS if metric in numbers), ACCURACY)
+
+
+def metrics_in(numbers: Mapping[str, Any]) -> list[str]:
+    """Names of the metrics beside accuracy among the numbers of a part."""
+    return [name for name, found in numbers.items() if isinstance(found, Mapping) and "ranked" in found]
+
+
+def shown(metric: str) -> str:
+    """A metric as tables call it."""
+    return {**RANKINGS, MACRO_F1: "macro-F1"}.get(metric, metric)
 
 
 def chosen(numbers: Mapping[str, Any], scope: str, weighting: str = NODES) -> float | None:
@@ -139,6 +150,8 @@ def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found = [table[name] for table in tables if table.get(name) is not None]
         if isinstance(newest, dict):
             means[name] = _mean_of(found)
+        elif isinstance(newest, str):
+            means[name] = newest
         else:
             means[name] = newest if name == "constant_class" or not found else fmean(found)
     return means

@@ -8,16 +8,17 @@ import torch
 
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, ClientInfo
-from shoal.engine.config.sections import ACCURACY, AVERAGE_PRECISION, BOTH, DOMAINS
+from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS
 from shoal.engine.rounds.scoring import (
     CORRECT,
     KINDS,
+    NO_MEASURES,
     PARTS,
     SUPPORT,
+    Measure,
     counted,
     macro_f1,
     mean_auc,
-    ranks,
     scores_of,
     summarize,
     twice_wins,
@@ -26,38 +27,39 @@ from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.store.manifest import DomainRecord
 
 PARTS_OF_GRAPHS = (*PARTS, BOTH)
-# Where the area under the ROC curve is the metric of the run, these are its ranks, too.
 WINS = KINDS
 
 
-def score_graph(algorithm: Algorithm, client: Client, received: Received, metric: str = ACCURACY) -> np.ndarray:
-    """Counts of a whole graph, int64 `[3, 4, C]`: as those of `score`, and what `twice_wins` gives.
-
-    With the metric `average_precision` there is a fifth kind behind them, what `ranks` gives.
-    """
+def score_graph(
+    algorithm: Algorithm, client: Client, received: Received, measures: Mapping[str, Measure] = NO_MEASURES
+) -> np.ndarray:
+    """Counts of a whole graph, int64 `[3, 4, C]`: as those of `score`, and what `twice_wins` gives before measures."""
     classes = client.info.classes
-    precise = metric == AVERAGE_PRECISION
-    counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + 1 + precise, classes), dtype=np.int64)
+    kept = [twice_wins, *measures.values()]
+    counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + len(kept), classes), dtype=np.int64)
     found = [(torch.empty(0, classes), torch.empty(0, dtype=torch.int64))]
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
             scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
             counts[part, :WINS] = counted(label, scores.argmax(1), classes)
-            counts[part, WINS:] = _ranks(scores, label, precise)
+            counts[part, WINS:] = [measure(scores, label) for measure in kept]
             found.append((scores.detach().double().cpu(), label.cpu()))
     counts[-1, :WINS] = counts[:-1, :WINS].sum(0)
     scores, label = (torch.cat(of_parts) for of_parts in zip(*found))
-    counts[-1, WINS:] = _ranks(scores, label, precise)
+    if len(label):
+        counts[-1, WINS:] = [measure(scores, label) for measure in kept]
     return counts
 
 
 class Domains:
     """The domains of a federation; `graphs` are the numbers under which whole graphs are evaluated, if they are."""
 
-    def __init__(self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo], metric: str = ACCURACY) -> None:
-        """Takes a store's domains, the sizes of their whole graphs where these are evaluated, and the run's metric."""
-        self._records, self._metric = records, metric
+    def __init__(
+        self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo], metrics: Sequence[str] = (ACCURACY,)
+    ) -> None:
+        """Takes a store's domains, the sizes of their whole graphs where these are evaluated, and the run's metrics."""
+        self._records, self._metrics = records, metrics
         self._items = {info.client: info.items for info in graphs}
         self.graphs = list(self._items)
 
@@ -70,7 +72,7 @@ class Domains:
             the accuracy of the best class for all domains (`constant`), a mean over domains, and that class
             (`constant_class`); and by domain the numbers of `rates`.
         """
-        result = summarize(scores, [self._items[i] for i in sorted(scores)], PARTS_OF_GRAPHS, self._metric)
+        result = summarize(scores, [self._items[i] for i in sorted(scores)], PARTS_OF_GRAPHS, self._metrics)
         named = {self._records[place].name: scores[i] for place, i in enumerate(self.graphs) if i in scores}
         for part, table in result.items():
             of_part = {name: counts[PARTS_OF_GRAPHS.index(part)] for name, counts in named.items()}
@@ -129,12 +131,6 @@ def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
         **ranked,
         "majority": float(support_C.max() / rows),
     }
-
-
-def _ranks(scores_NC: torch.Tensor, label_N: torch.Tensor, precise: bool) -> np.ndarray:
-    """What `twice_wins` gives, and, where it is asked for, average precision, int64 `[1 or 2, C]`."""
-    wins = twice_wins(scores_NC, label_N)
-    return np.stack([wins, ranks(AVERAGE_PRECISION, scores_NC, label_N)] if precise else [wins])
 
 
 def _rates_of(counts: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:

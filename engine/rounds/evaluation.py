@@ -17,8 +17,8 @@ import xxhash
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, ClientTable
-from shoal.algorithms.protocol import Tree, is_moment
-from shoal.engine.config.sections import ACCURACY, DOMAINS
+from shoal.algorithms.protocol import Tree, only_trains
+from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.scoring import PARTS, by_client, summarize
 from shoal.engine.rounds.state import FederationState, ScoreTable
@@ -42,13 +42,13 @@ class Evaluator:
         algorithm: Algorithm,
         infos: Sequence[ClientInfo],
         domains: Domains | None = None,
-        metric: str = ACCURACY,
+        metrics: Sequence[str] = (ACCURACY,),
     ) -> None:
-        """Of a method, on clients of these sizes, which may come from several domains, by the metric of the run."""
+        """Of a method, on clients of these sizes, which may come from several domains, by the metrics of the run."""
         self._keeps_model = algorithm.client_models != "global"
         self._items_N = ClientTable.of(infos).items
         self._everyone = np.arange(len(infos))
-        self._domains, self._metric = domains, metric
+        self._domains, self._metrics = domains, metrics
 
     def evaluate(self, exchange: Scorer, global_model: Tree, only: Sequence[int] | None = None) -> dict[str, Any]:
         """Evaluates every client, or `only` some, whose model may have changed; gives all weightings by scope of these.
@@ -83,7 +83,7 @@ class Evaluator:
     def _summarize(self, scope: str, counts: ScoreTable) -> dict[str, Any]:
         if scope == DOMAINS and self._domains is not None:
             return self._domains.summarize_graphs(counts)
-        found = summarize(counts, self._items_N[counts.clients], metric=self._metric)
+        found = summarize(counts, self._items_N[counts.clients], metrics=self._metrics)
         if self._domains is not None:
             self._domains.add_to(found, counts)
         return found
@@ -136,7 +136,7 @@ def _holds_own(client: int, next_state: FederationState) -> bool:
     """Whether the client keeps anything that may make its model differ from a download."""
     elsewhere = next_state.kept.get(client)
     names = next_state.clients.get(client, {}) if elsewhere is None else elsewhere.names
-    return client in next_state.inboxes or not all(map(is_moment, names))
+    return client in next_state.inboxes or not all(map(only_trains, names))
 
 
 def _digest(tree: Tree) -> str:
@@ -152,12 +152,12 @@ def _digest(tree: Tree) -> str:
 Columns = dict[str, np.ndarray | pa.Array]
 
 
-def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metric: str = ACCURACY) -> Columns:
+def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metrics: Sequence[str] = (ACCURACY,)) -> Columns:
     """A row for every client with rows of a part, by scope, part and number; whole graphs are left out.
 
     Returns:
         `scope` and `part` (dictionaries of text), `client`, `rows` and `correct` int32, `f1` float64 (macro-F1), and
-        another metric than accuracy under its name, float64, NaN where it is not defined.
+        other metrics than these under their names, float64, NaN where one is not defined.
     """
     found: list[dict[str, np.ndarray]] = []
     names = sorted(scopes.keys() - {DOMAINS})
@@ -165,7 +165,7 @@ def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metric: str = 
         table = ScoreTable.of(scopes[scope])
         if not table:
             continue
-        numbers = by_client(table, metric)
+        numbers = by_client(table, metrics)
         for place in range(len(PARTS)):
             scored = numbers.rows_BP[:, place] > 0
             columns = {
@@ -176,9 +176,8 @@ def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metric: str = 
                 "correct": numbers.correct_BP[scored, place].astype(np.int32),
                 "f1": numbers.f1_BP[scored, place],
             }
-            if metric != ACCURACY:
-                columns[metric] = numbers.value_BP[scored, place]
-            found.append(columns)
+            others = {key: value_BP[scored, place] for key, value_BP in numbers.values_BP.items() if key != MACRO_F1}
+            found.append(columns | others)
     if not found:
         return {}
     joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}

@@ -101,6 +101,16 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(first, second)
 
 
+def require_same(one: Tree, other: Tree, where: str) -> None:
+    """Raises MethodFault if two visits of a client from the same values differ in a bit; names the first entry."""
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other or not same_bits(one[name], other[name]):
+            raise MethodFault(
+                f"{where} is not deterministic: {name} differs when the same visit is made "
+                "again; draw from client.rng(purpose), keep what changes in client.state, and read no clock"
+            )
+
+
 def named(value: Any) -> str:
     """A value in an error: None, or what type it has."""
     return "None" if value is None else f"a {type(value).__name__}"

@@ -70,6 +70,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
         merged.states.update(single.states)
         merged.kept.update(single.kept)
         merged.scores.update(single.scores)
+        merged.predicted.update(single.predicted)
         merged.sums.update(single.sums)
         for name, spent in single.seconds.items():
             merged.seconds[name] = merged.seconds.get(name, 0.0) + spent

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.algorithms.client import ClientInfo, ClientTable
-from shoal.algorithms.protocol import Tree, is_moment
+from shoal.algorithms.protocol import Tree, only_trains
 from shoal.algorithms.rng import key
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Kept
@@ -176,7 +176,7 @@ def evaluation_cell(
     kept: Mapping[int, Kept] | None = None,
 ) -> Cell:
     """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
-    models = {i: {name: t for name, t in states[i].items() if not is_moment(name)} for i in ids if i in states}
+    models = {i: {name: t for name, t in states[i].items() if not only_trains(name)} for i in ids if i in states}
     elsewhere = {i: kept[i] for i in ids if i in kept} if kept else {}
     return Cell(
         round_number,
@@ -189,7 +189,7 @@ def evaluation_cell(
         inboxes={i: inboxes[i] for i in ids if i in inboxes},
         score=frozenset(ids),
         cost=cost,
-        kept={i: one for i, one in elsewhere.items() if not all(map(is_moment, one.names))},
+        kept={i: one for i, one in elsewhere.items() if not all(map(only_trains, one.names))},
     )
 
 

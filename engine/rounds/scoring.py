@@ -1,7 +1,7 @@
 """From predictions to the numbers of a table: counts per client and class, summed up in several weightings."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, raise_named
-from shoal.engine.config.sections import ACCURACY, ROC_AUC
+from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, RANKINGS, ROC_AUC, metric_key
 from shoal.engine.rounds.protocol_checks import kind, named
 from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.errors import ShoalError
@@ -72,23 +72,39 @@ def _margins(scores_NC: Tensor, label_N: Tensor) -> Iterator[tuple[int, np.ndarr
         yield c, (scores_NC[:, c] - others_NC.logsumexp(1)).numpy(), label == c
 
 
-def ranks(metric: str, scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
-    """What is kept of the scores of a part, int64 `[C]`: what `twice_wins` gives, or the bits of average precisions."""
-    if metric == ROC_AUC:
-        return twice_wins(scores_NC, label_N)
+# What is kept of the scores of a part, none negative, int64 `[C]`, from scores `[N, C]` and labels `[N]`.
+Measure = Callable[[Tensor, Tensor], np.ndarray]
+
+
+def precision_bits(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
+    """The bits of average precisions, int64 `[C]`."""
     return average_precisions(scores_NC, label_N).view(np.int64)
 
 
-def ranked(metric: str, support_B2: np.ndarray, ranks_B2: np.ndarray) -> np.ndarray:
-    """The metric of every client, float64 `[B]`; NaN where not both classes occur.
+def measured(metrics: Sequence[str]) -> list[str]:
+    """The metrics that counts do not tell."""
+    return [metric for metric in metrics if metric not in (ACCURACY, F1)]
 
-    `support_B2` counts the rows of class 0 and 1, `ranks_B2` is what `ranks` gave, both int64.
+
+def kept_of_own(value: float, classes: int) -> np.ndarray:
+    """A value of a user's metric, which may be NaN, as counts keep it: the bits of its magnitude, and 1 if negative."""
+    kept_C = np.zeros(classes, dtype=np.int64)
+    kept_C[0], kept_C[1] = np.float64(abs(value)).view(np.int64), value < 0
+    return kept_C
+
+
+def values_of(metric: str, support_BC: np.ndarray, kept_BC: np.ndarray) -> np.ndarray:
+    """A metric of every client, float64 `[B]`, NaN where it is not defined: of a ranking where not both classes occur.
+
+    `support_BC` counts the rows of classes, `kept_BC` is what its `Measure` gave, both int64.
     """
-    pairs_B = support_B2[:, 0] * support_B2[:, 1]
+    if metric not in RANKINGS:
+        return np.where(kept_BC[:, 1] > 0, -1.0, 1.0) * kept_BC[:, 0].copy().view(np.float64)
+    pairs_B = support_BC[:, 0] * support_BC[:, 1]
     if metric == ROC_AUC:
-        value_B = ranks_B2[:, 1] / np.maximum(2 * pairs_B, 1)
+        value_B = kept_BC[:, 1] / np.maximum(2 * pairs_B, 1)
     else:
-        value_B = ranks_B2[:, 1].copy().view(np.float64)
+        value_B = kept_BC[:, 1].copy().view(np.float64)
     return np.where(pairs_B > 0, value_B, np.nan)
 
 
@@ -115,23 +131,35 @@ def over_clients(value_B: np.ndarray, items_B: np.ndarray, rows_B: np.ndarray) -
 
 
 PARTS = ("val", "test")
+NO_MEASURES: Mapping[str, Measure] = {}
 SUPPORT, PREDICTED, CORRECT = range(3)
 KINDS = 3
 
 
-def score(algorithm: Algorithm, client: Client, received: Received, metric: str = ACCURACY) -> np.ndarray:
+def score(
+    algorithm: Algorithm,
+    client: Client,
+    received: Received,
+    measures: Mapping[str, Measure] = NO_MEASURES,
+    predicted: dict[str, np.ndarray] | None = None,
+) -> np.ndarray:
     """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
 
-    With another metric than accuracy there is a fourth kind behind them, what `ranks` gives.
+    Behind these three kinds is one for each of the `measures`. The predicted class and the label of every row, `[2, N]`
+    by part, are put into `predicted`.
     """
-    counts = np.zeros((2, KINDS + (metric != ACCURACY), client.info.classes), dtype=np.int64)
+    counts = np.zeros((2, KINDS + len(measures), client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
             scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
-            counts[part, :KINDS] = counted(label, scores.argmax(1), client.info.classes)
-            if metric != ACCURACY:
-                counts[part, KINDS] = ranks(metric, scores, label)
+            class_N = scores.argmax(1)
+            counts[part, :KINDS] = counted(label, class_N, client.info.classes)
+            for place, measure in enumerate(measures.values(), KINDS):
+                counts[part, place] = measure(scores, label)
+            if predicted is not None:
+                narrow = torch.int16 if client.info.classes < 2**15 else torch.int32
+                predicted[name] = torch.stack([class_N, label]).to(narrow).cpu().numpy()
     return counts
 
 
@@ -194,19 +222,20 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
 
 
 class ByClient(NamedTuple):
-    """Numbers of B clients by part P, `[B, P]`: rows and rightly predicted ones int64, macro-F1 and the metric float64;
-    and the counts of all of them together, int64 `[P, 3, C]`.
+    """Numbers of B clients by part P, `[B, P]`: rows and rightly predicted ones int64, macro-F1 and metrics, but
+    accuracy, float64; and the counts of all of them together, int64 `[P, 3, C]`.
     """
 
     rows_BP: np.ndarray
     correct_BP: np.ndarray
     f1_BP: np.ndarray
-    value_BP: np.ndarray
+    values_BP: dict[str, np.ndarray]
     pooled_PKC: np.ndarray
 
 
-def by_client(table: ScoreTable, metric: str = ACCURACY) -> ByClient:
-    """Numbers of the clients of a table, which has some, by part; of accuracy the metric is rightly predicted rows."""
+def by_client(table: ScoreTable, metrics: Sequence[str] = (ACCURACY,)) -> ByClient:
+    """Numbers of the clients of a table, which has some, by part; metrics by their names among the numbers."""
+    kept = measured(metrics)
     blocks: list[tuple[np.ndarray, ...]] = []
     pooled: Any = 0
     for counts_BPKC in table.blocks():
@@ -214,35 +243,38 @@ def by_client(table: ScoreTable, metric: str = ACCURACY) -> ByClient:
         right_BP = counts_BPKC[:, :, CORRECT].sum(2)
         of_parts = [counts_BPKC[:, part] for part in parts]
         f1_BP = np.stack([macro_f1(counts_B3C) for counts_B3C in of_parts], 1)
-        values = [right_BP] if metric == ACCURACY else []
-        values = values or [np.stack([ranked(metric, counts[:, SUPPORT], counts[:, -1]) for counts in of_parts], 1)]
+        values = [
+            np.stack([values_of(metric, counts[:, SUPPORT], counts[:, place]) for counts in of_parts], 1)
+            for place, metric in enumerate(kept, -len(kept))
+        ]
         blocks.append((counts_BPKC[:, :, SUPPORT].sum(2), right_BP, f1_BP, *values))
         pooled = pooled + counts_BPKC[:, :, :KINDS].sum(0)
-    rows_BP, correct_BP, f1_BP, value_BP = (np.concatenate(of_blocks) for of_blocks in zip(*blocks))
-    return ByClient(rows_BP, correct_BP, f1_BP, value_BP, pooled)
+    rows_BP, correct_BP, f1_BP, *values = (np.concatenate(of_blocks) for of_blocks in zip(*blocks))
+    of_metric = {**dict(zip(kept, values)), F1: f1_BP}
+    return ByClient(rows_BP, correct_BP, f1_BP, {metric_key(m): of_metric[m] for m in metrics if m != ACCURACY}, pooled)
 
 
 def summarize(
     scores: Mapping[int, np.ndarray],
     items_B: Sequence[int] | np.ndarray,
     parts: Sequence[str] = PARTS,
-    metric: str = ACCURACY,
+    metrics: Sequence[str] = (ACCURACY,),
 ) -> dict[str, Any]:
     """All weightings of one scope, from counts by client, `[parts, 3, C]`, and rows or graphs of each, ascending.
 
     Accuracy of a client without rows of a part is undefined; such a client has no weight there. After rightly
-    predicted rows there may be more kinds of counts, of which those of another metric than accuracy are the last.
+    predicted rows there may be more kinds of counts, of which those of metrics are the last.
 
     Returns:
         For every part with rows: accuracy weighted by all items (`nodes`, as OpenFGL and FedGTA's code), by evaluated
         rows (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
-        clients (`f1_clients`); minimum, median, maximum over clients; another metric under its name, as `over_clients`
-        gives it.
+        clients (`f1_clients`); minimum, median, maximum over clients. With other metrics than accuracy these, too, as
+        `over_clients` gives them, and which one chooses rounds (`metric`).
     """
     result: dict[str, Any] = {}
     if not scores:
         return result
-    found = by_client(ScoreTable.of(scores), metric)
+    found = by_client(ScoreTable.of(scores), metrics)
     for part, name in enumerate(parts):
         scored = found.rows_BP[:, part] > 0
         if not scored.any():
@@ -259,6 +291,8 @@ def summarize(
             "median": float(np.median(accuracy)),
             "max": float(accuracy.max()),
         }
-        if metric != ACCURACY:
-            result[name][metric] = over_clients(found.value_BP[scored, part], size, rows)
+        for key, value_BP in found.values_BP.items():
+            result[name][key] = over_clients(value_BP[scored, part], size, rows)
+        if found.values_BP:
+            result[name][CHOSEN_BY] = metric_key(metrics[0])
     return result

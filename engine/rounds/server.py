@@ -40,6 +40,8 @@ from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")
+# Scope, client, part, and predicted classes and labels `[2, items]`.
+Predicted = tuple[str, int, str, np.ndarray]
 
 
 class Server:
@@ -79,9 +81,9 @@ class Server:
         self._batched = BATCHED in trainers
         self._cell_size = cell_size_of(plan.cell_size, trainers)
         records = store.manifest.domains
-        domains = Domains(records, self.graphs, job.metric) if records else None
+        domains = Domains(records, self.graphs, job.metrics) if records else None
         self._scored = job.infos(store)
-        self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metric)
+        self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics)
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -140,6 +142,8 @@ class Server:
         line = meter.line(exchange.cohort, scopes)
         if scopes is not None and sample is not None:
             line[EVALUATED] = len(sample)
+        if exchange.predicted:
+            line["predicted"] = exchange.predicted
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
@@ -213,7 +217,7 @@ class Server:
 
     def client_scores(self) -> Columns:
         """The newest scores of every client, or of the sample; see `shoal.engine.rounds.evaluation`."""
-        return client_scores(newest(self.state, self.schedule.sample(self.state.round)), self.job.metric)
+        return client_scores(newest(self.state, self.schedule.sample(self.state.round)), self.job.metrics)
 
     def _set_up(self) -> Tree:
         try:
@@ -272,6 +276,7 @@ class Exchange:
     Attributes:
         cohort: Clients of the round, ascending; those that fail are taken out.
         reply: What the method's last request gave; None before the first.
+        predicted: What clients predicted, where a callback asks for it.
     """
 
     def __init__(
@@ -297,6 +302,7 @@ class Exchange:
         self.reply: Replies | Tensor | None = None
         # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
         self._held: dict[str, Uploads | None] = {}
+        self.predicted: list[Predicted] = []
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
@@ -345,6 +351,7 @@ class Exchange:
                 trained.change(dict.fromkeys(outcome.ids))
                 self._meter.trained(outcome)
             trained.change(outcome.scores)
+        self._take_predicted("trained", outcomes)
         if losses := [loss for outcome in outcomes for loss in outcome.losses if math.isfinite(loss)]:
             next_state.first_losses.setdefault(ask.phase, max(losses))
         answered = [outcome for outcome in outcomes if outcome.ids]
@@ -394,7 +401,8 @@ class Exchange:
             )
             for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
-        _, _, tables = self._run(cells, download)
+        outcomes, _, tables = self._run(cells, download)
+        self._take_predicted("global" if fresh else "deployed", outcomes)
         return ScoreTable().with_counts(*tables)
 
     def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums, list[ScoreTable]]:
@@ -423,6 +431,10 @@ class Exchange:
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)
         return [outcomes[position] for position in range(len(cells))], sums, [*tables, ScoreTable(counts)]
+
+    def _take_predicted(self, scope: str, outcomes: Sequence[Outcome]) -> None:
+        found = {i: of_parts for outcome in outcomes for i, of_parts in outcome.predicted.items()}
+        self.predicted += [(scope, i, part, both) for i in sorted(found) for part, both in found[i].items()]
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
         """A client that fails takes no further part in the round and is as it was before it."""

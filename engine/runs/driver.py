@@ -85,13 +85,15 @@ class Driver:
                     try:
                         with self._keeping(done):
                             line = self.backend.round(self._watching(view, interrupt, done))
-                        done = line["round"]
+                        done, predicted = line["round"], line.pop("predicted", ())
                         self._record(line)
                         if self._best:
                             self._best.note(line, self._current)
                         view.advance(line)
                         with self._keeping(done):
                             self._calls.after(line)
+                            if predicted:
+                                self._calls.predicted(line, predicted)
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         interrupt.asked |= limit is not None and now - began > limit
                         last = done == self.config.rounds or self._ended_early() or interrupt.asked

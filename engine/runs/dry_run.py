@@ -226,7 +226,8 @@ def expected(plan: RunPlan) -> Expected:
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
     # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
     personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
-    states, share = moments + personal, len(cohort) / clients
+    unsent = config.communication.upload != "none" and config.communication.error_feedback
+    states, share = moments + personal + unsent, len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
     on_ray = config.engine.backend == "ray"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.method_errors import code_of
-from shoal.algorithms.protocol import MODEL, Tree, is_moment, parameters_key
+from shoal.algorithms.protocol import MODEL, Tree, only_trains, parameters_key
 from shoal.engine.config.config import load_config
 from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.job import Job, make_job
@@ -226,7 +226,7 @@ def _read_by_predict(state: FederationState, global_model: Tree, names: Iterable
         found.update({f"round/{number:06d}/download/{name}": t for name, t in tree.items() if name != "w"})
     for kind, trees in (("state", state.clients), ("inbox", state.inboxes)):
         for client, tree in trees.items():
-            kept = [name for name in tree if not is_moment(name) and name not in parameters]
+            kept = [name for name in tree if not only_trains(name) and name not in parameters]
             found.update({f"client/{client:05d}/{kind}/{name}": tree[name] for name in kept})
     return found
 

@@ -10,12 +10,14 @@ from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
+from shoal.engine.config.names import own_among
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
+from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts, require_sample
 from shoal.storage.store.store import Store
 
@@ -48,6 +50,8 @@ class RunPlan:
         callbacks = load_callbacks(config) if trains else {}
         if trains:
             config.train.require_rates(config.rounds)
+            metrics = config.evaluation.metrics
+            measures_of(metrics, own_among("evaluation.metrics", metrics))
         device = device_choice(config)
         require_known(config)
         rounds = plan_of(config, algorithm.centralized or not trains)

@@ -7,9 +7,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.algorithms.protocol import MODEL
+from shoal.engine.callbacks.calls import asks_for_predictions
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.run_identity import steering
@@ -99,6 +101,7 @@ def run(
             sizes = f"{graph.nodes:,} nodes, {graph.features} features, {graph.classes} classes"
             show({"graph": f"{graph.name}{kind}: {sizes}"})
         job = make_job(config, store, folder.path.name)
+        job = replace(job, predictions=asks_for_predictions(plan.callbacks))
         # Files that were first downloaded now count, too.
         read |= _published(config)
         read |= inputs.of_stores(job.content, job.graphs, job.training, config.propagation.keep)

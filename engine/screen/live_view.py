@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-from shoal.engine.config.sections import EVALUATED, RANKINGS
+from shoal.engine.config.sections import ACCURACY, EVALUATED
 from shoal.engine.config.sizes import size
-from shoal.engine.records.summary import SAMPLED, chosen, metric_of
+from shoal.engine.records.summary import SAMPLED, chosen, metric_of, shown
 from shoal.engine.rounds.costs import Live
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars, standing
 
@@ -159,8 +159,8 @@ def _reached(line: dict[str, Any]) -> list[str]:
     for scope in sorted(scopes, key=lambda scope: scope != FIRST_SCOPE):
         numbers = scopes[scope]
         if "val" in numbers:
-            value, ranking = chosen(numbers["val"], scope), RANKINGS.get(metric_of(numbers["val"]))
-            name = f"{scope} val {ranking}" if ranking else f"{scope} val"
+            value, metric = chosen(numbers["val"], scope), metric_of(numbers["val"])
+            name = f"{scope} val" if metric == ACCURACY else f"{scope} val {shown(metric)}"
             mark = SAMPLED if EVALUATED in line else ""
             parts.append(f"{name} -" if value is None else f"{name} {100 * value:.1f}{mark} %")
     parts += [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]

@@ -11,11 +11,21 @@ from rich.table import Column, Table
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.names import shown_name
-from shoal.engine.config.sections import BOTH, DOMAINS, EVALUATED, RANKINGS
+from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
-from shoal.engine.records.summary import OF_SAMPLES, PARTS, SAMPLED, chosen, metric_of, scopes_apart
+from shoal.engine.records.summary import (
+    OF_SAMPLES,
+    PARTS,
+    SAMPLED,
+    chosen,
+    metric_of,
+    metrics_in,
+    scopes_apart,
+    shown,
+    weighting_of,
+)
 from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
@@ -40,9 +50,10 @@ def show_run(run: Path, details: bool = False) -> None:
     """The table that a finished run ends with; with `details` spreads over clients, and the seconds of parts."""
     summary = read_summary(run)
     config = load_config(run)
-    metric = ranking_of(summary["scopes"])
-    _line(f"{title_of_run(summary, config)}; test {RANKINGS[metric] if metric else 'accuracy'} (%)")
-    console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
+    of_run = f"{title_of_run(summary, config)}; "
+    for number, metric in enumerate(metrics_of(summary["scopes"])):
+        _line(f"{'' if number else of_run}test {shown(metric)} (%)")
+        console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
     points, why = scopes_apart(summary, config)
@@ -176,7 +187,7 @@ def show_rounds(run: Path, last: int = 10) -> None:
     require_whole_metrics(run)
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
-    metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
+    metric = shown(metric_of(parts[-1] if parts else {}))
     heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
     _line(f"{shown_path(run)}: {len(lines)} rounds logged; validation {metric} in %", whole=True)
     table = _numbers("", [], heads)
@@ -227,10 +238,11 @@ def domain_table(scope: Mapping[str, Any]) -> Table:
     return table
 
 
-def ranking_of(scopes: Mapping[str, Any]) -> str | None:
-    """The metric of a summary's scopes if that is not accuracy, else None."""
-    found = {metric_of(part) for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)}
-    return next((metric for metric in RANKINGS if metric in found), None)
+def metrics_of(scopes: Mapping[str, Any]) -> list[str]:
+    """The metrics of a summary's scopes: the one that chooses rounds, then the others beside accuracy."""
+    parts = [part for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)]
+    first = [metric_of(part) for part in parts[:1]] or [ACCURACY]
+    return list(dict.fromkeys((*first, *(metric for part in parts for metric in metrics_in(part)))))
 
 
 # Columns, by the names of weightings: of the final round, and more of them with details.
@@ -238,25 +250,29 @@ FINAL = {"per test {item}": "rows", "per client": "clients"}
 SPREAD = {"F1": "f1", "min": "min", "median": "median", "max": "max"}
 
 
-def score_table(scopes: Mapping[str, Any], metric: str | None, item: str = "node", details: bool = False) -> Table:
-    """A row a scope of a summary: test scores by a ranking `metric`, or accuracy; with `details` those over clients."""
+def score_table(scopes: Mapping[str, Any], metric: str, item: str = "node", details: bool = False) -> Table:
+    """A row a scope of a summary: test scores by a metric; with `details` those over clients."""
+    accuracy = metric == ACCURACY
     columns = {**FINAL, **(SPREAD if details else {})}
-    if metric is not None:
+    if not accuracy:
         columns = {head: name for head, name in columns.items() if name != "f1"}
-    heads = ["final", "at best validation", *(head.format(item=item) for head in columns), *["ranked"] * bool(metric)]
+    heads = ["final", "at best validation", *(head.format(item=item) for head in columns), *["ranked"] * (not accuracy)]
     if details:
         # All of them have room on 80 columns.
         heads[1:4] = ["at best val", f"test {item}", "client"]
     table = _numbers("", ["model"], heads)
     for scope, numbers in scopes.items():
         last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
-        if last is None or (scope == DOMAINS and metric is None):
+        if last is None or (scope == DOMAINS and accuracy):
             continue
-        marks = {moment: _mark(numbers[moment]) for moment in ("final", "best")}
-        at_best = f"{_percent(chosen(best, scope))}{marks['best']} @{numbers['best']['round']}" if best else "-"
-        held = last if metric is None else last[metric]
-        rest = [_percent(held[name]) for name in columns.values()] + ([str(held["ranked"])] if metric else [])
-        table.add_row(scope, _percent(chosen(last, scope)) + marks["final"], at_best, *rest)
+        marks, mean = {moment: _mark(numbers[moment]) for moment in ("final", "best")}, weighting_of(scope)
+        held = last if accuracy else last[metric]
+        at_best = "-"
+        if best is not None:
+            value = (best if accuracy else best[metric])[mean]
+            at_best = f"{_percent(value)}{marks['best']} @{numbers['best']['round']}"
+        rest = [_percent(held[name]) for name in columns.values()] + ([] if accuracy else [str(held["ranked"])])
+        table.add_row(scope, _percent(held[mean]) + marks["final"], at_best, *rest)
     return table
 
 

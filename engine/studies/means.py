@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from shoal.engine.config.sections import EVALUATED, RANKINGS
+from shoal.engine.config.sections import EVALUATED
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
@@ -71,9 +71,12 @@ def comparable(figure: str, rows: Sequence[Row]) -> bool:
     """Whether equal predictions of all runs would have equal figures, however many clients hold the items."""
     if not several_clients(rows) or figure.startswith("domains."):
         return True
-    ranked = any(f"{figure}.{metric}.{POOLED}" in row.figures for row in rows for metric in RANKINGS)
     parts = figure.split(".")
-    return not (ranked or parts[-1] in OF_CLIENTS or any(metric in parts for metric in RANKINGS))
+    if is_short(figure):
+        # Accuracy has its means beside it; of another metric they are one part deeper, each of clients by themselves.
+        of_accuracy = [{row.figures.get(f"{figure}.{mean}") for mean in MEANS} for row in rows]
+        return all(row.figures.get(figure) in found for row, found in zip(rows, of_accuracy))
+    return parts[-1] not in OF_CLIENTS and (len(parts) != 5 or parts[3] == "domains")
 
 
 def by_one_mean(rows: Sequence[Row], mean: str | None = None) -> tuple[list[Row], str]:

@@ -1,11 +1,12 @@
 """What tables and figures call keys, values and scores: plain words, methods as their papers write them, own labels."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.algorithms.models.names import BACKBONES
-from shoal.engine.config.sections import RANKINGS
-from shoal.engine.records.summary import POOLED
+from shoal.engine.config.sections import ACCURACY
+from shoal.engine.records.summary import NODES, POOLED, shown
 from shoal.engine.studies.groups import Group
 from shoal.storage.errors import ShoalError
 from shoal.storage.suggestions import did_you_mean_name
@@ -58,9 +59,18 @@ def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False
     moment, _, part = rest.partition(".")
     if scope not in MODELS or moment not in MOMENTS or part not in SAMPLES:
         return figure
-    ranked = [name for metric, name in RANKINGS.items() if f"{figure}.{metric}.{POOLED}" in figures]
-    text = f"{SAMPLES[part]} {ranked[0] if ranked else 'accuracy'} (%)"
+    text = f"{SAMPLES[part]} {shown(_metric_of(figure, figures))} (%)"
     return text if short else f"{text} {MODELS[scope]} {MOMENTS[moment]}"
+
+
+def _metric_of(figure: str, figures: Mapping[str, float]) -> str:
+    """The metric that a short figure is of, of which it is one of the means; accuracy has its means beside it."""
+    value, means = figures.get(figure), (NODES, POOLED, "clients")
+    if value in [figures.get(f"{figure}.{mean}", math.nan) for mean in means]:
+        return ACCURACY
+    others = dict.fromkeys(n.split(".")[3] for n in figures if n.startswith(f"{figure}.") and n.count(".") == 4)
+    same = [of for of in others if value in [figures.get(f"{figure}.{of}.{mean}", math.nan) for mean in means]]
+    return next(iter([*same, *others]), ACCURACY)
 
 
 class PlainNames:

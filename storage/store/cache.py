@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -16,6 +17,10 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # Of the limit, for entries that only pass.
 PASSING_SHARE = 1 / 8
+# Shard and hops; what is kept of a split is a copy.
+MAPS_OF_A_VIEW = 2
+MAX_MAPS = Path("/proc/sys/vm/max_map_count")
+USUAL_MAX_MAPS = 65_530
 
 
 @dataclass
@@ -206,6 +211,12 @@ def ahead(make: Callable[[], T]) -> "Future[T]":
 @cache
 def _keeper(name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=name)
+
+
+def most_views() -> int:
+    """How many views may be open in a process: half of its maps are for them, the rest for libraries and memory."""
+    allowed = int(MAX_MAPS.read_text()) if MAX_MAPS.exists() else USUAL_MAX_MAPS
+    return max(1, allowed // 2 // MAPS_OF_A_VIEW)
 
 
 V = TypeVar("V")

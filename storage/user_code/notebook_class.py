@@ -8,7 +8,7 @@ import symtable
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from shoal.storage.errors import ShoalError
@@ -19,8 +19,8 @@ from shoal.storage.user_code.local_imports import TAKEN
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-def spec_of(cls: type, folder: Path) -> str:
-    """Name of a class in a config: `my_file.py:Name`.
+def spec_of(cls: type | FunctionType, folder: Path) -> str:
+    """Name of a class, or of a function, in a config: `my_file.py:Name`.
 
     Of a class of a notebook, a file is written in `folder` with its text and all that it uses: imports, functions,
     classes, and plain values. Raises ShoalError: there is no text of it, or it uses what no text can hold.

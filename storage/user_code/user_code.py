@@ -127,8 +127,11 @@ def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
         ) from error
     cls = getattr(module, name, None)
     if cls is None:
-        found = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        raise ShoalError(file, f"has no class {name}; it has {', '.join(found) or 'none'}")
+        body = ast.parse(source).body
+        classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+        functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+        kind, found = ("class", classes) if classes else ("class or function", functions)
+        raise ShoalError(file, f"has no {kind} {name}; it has {', '.join(found) or 'none'}")
     return cls
 
 

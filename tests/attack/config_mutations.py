@@ -60,7 +60,7 @@ KEYS = [
     "algorithm.name", "algorithm.eps", "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio",
     "participation.count", "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains",
     "evaluation.clients",
-    "evaluation.metric", "engine.backend", "engine.hosts", "engine.threads", "engine.trainer", "engine.device",
+    "evaluation.metrics", "engine.backend", "engine.hosts", "engine.threads", "engine.trainer", "engine.device",
     "engine.precision", "engine.cell_size", "engine.memory_limit", "engine.cell_timeout", "engine.retries",
     "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_gpus", "ray.address", "run.root",
     "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records", "run.client_scores", "run.max_seconds",
@@ -72,7 +72,7 @@ NAMES = {
         "cora", "sbm", "digits", "files", "arxiv-like", "papers100m-like", "Reddit", "photo", "nci1", "collab",
         "ogbg-molhiv", "ogbg-molpcba", "induced-edge", "sbm-graphs",
     ],
-    "evaluation.metric": ["accuracy", "roc_auc", "average_precision"],
+    "evaluation.metrics": ["accuracy", "roc_auc", "average_precision"],
     "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp", "sign", "s2gc", "gbp", "transformer"],
     "algorithm.name": [*METHODS],
 }  # fmt: skip

@@ -30,6 +30,7 @@ CONFIG: dict[str, Any] = {
     "train": {"epochs": 24},
     "algorithm": {"name": "fedgta", "eps": 0.8},
     "participation": {"ratio": 0.6},
+    "communication": {"upload": "topk", "ratio": 0.1},
     "evaluation": {"every": 2},
     "engine": {"backend": "local"},
     "resources": {"cpus_per_host": 0.3},

@@ -21,7 +21,7 @@ from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
 
-NAMES = {"model": "Residual", "partitioner": "ByDegree", "dataset": "Moons", "method": "TrimmedMean"}
+NAMES = {"model": "Residual", "partitioner": "ByDegree", "dataset": "Moons", "method": "TrimmedMean", "metric": "ECE"}
 ROUNDS = 4
 GRAPHS: dict[str, Any] = {
     "task": "graph",
@@ -49,7 +49,7 @@ def plain(own: Path) -> dict[str, Any]:
         "model": {"name": place["model"], "hidden": 8},
         "algorithm": {"name": place["method"], "trim": 0.2},
         "participation": {"ratio": 0.9},
-        "evaluation": {"every": 2},
+        "evaluation": {"every": 2, "metrics": ["accuracy", place["metric"]]},
     }
 
 

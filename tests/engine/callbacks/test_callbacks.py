@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,45 @@ def test_tensorboard_is_on_by_default(configure: Configure) -> None:
     assert list(load_callbacks(configure("csv", **{"run.tensorboard": True}))) == ["tensorboard", "csv"]
     assert list(load_callbacks(configure("csv", "tensorboard", **{"run.tensorboard": True}))) == ["csv", "tensorboard"]
     assert list(load_callbacks(configure("csv"))) == ["csv"]
+
+
+SEEN = """
+from dataclasses import dataclass, field
+from shoal import Callback
+
+@dataclass
+class Seen(Callback):
+    found: dict = field(default_factory=dict, init=False)
+
+    def after_predictions(self, run, line, predictions):
+        for each in predictions:
+            right = (int((each.predicted == each.label).sum()), len(each.label), str(each.label.dtype))
+            assert self.found.setdefault((line["round"], each.scope, each.part, each.client), right) == right
+
+    def end(self, run, summary):
+        SEEN.append(self.found)
+
+SEEN = []
+"""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_predictions_are_those_that_were_counted(configure: Configure, tmp_path: Path, method: str) -> None:
+    file = tmp_path / "seen.py"
+    file.write_text(SEEN)
+    name = f"{file}:Seen"
+    folder = run(configure(name, algorithm=method, participation={"count": 2}))
+    (found,) = vars(sys.modules[type(load_callbacks(configure(name))[name]).__module__])["SEEN"]
+    counted = {}
+    for row in read_client_scores(folder).to_pylist():
+        key = (row["round"], row["scope"], row["part"], row["client"])
+        counted[key] = (row["correct"], row["rows"], "int16")
+    # A client's model is trained in a round before the one that is evaluated, or in that.
+    assert {key[:1] + key[2:] for key in found} >= {(6, part, i) for part in ("val", "test") for i in range(2)}
+    for (number, scope, part, client), right in found.items():
+        assert counted[number + number % 2, scope, part, client] == right
+    scopes = {"trained", "deployed", "global"} if method == "fedavg" else {"trained", "deployed"}
+    assert {scope for _, scope, _, _ in found} == scopes
 
 
 STOPPING = {"name": "early_stopping"}

@@ -77,7 +77,7 @@ def test_recorded_defaults_are_those_of_today() -> None:
         {"task": "node"},
         {"model": {"name": "gamlp", "pretrained": None}},
         {"resources": {"server_gpus": 0.0, "gpus_per_host": 1.0}},
-        {"evaluation": {"domains": True, "metric": "accuracy"}},
+        {"evaluation": {"domains": True, "metrics": "accuracy"}},
         {"data": {"dataset": "sbm", "sparsity": {"edges": 0.0}, "inductive": False}},
         {"callbacks": ["csv", "wandb"]},
         {"engine": {"hosts": 7}},

@@ -29,6 +29,7 @@ CLASSES: dict[str, type] = {
     "heterogeneity": sections.HeterogeneityOptions,
     "train": TrainOptions,
     "participation": sections.ParticipationOptions,
+    "communication": sections.CommunicationOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
@@ -56,8 +57,8 @@ KINDS: list[tuple[str, list[Any]]] = [
         ],
     ),
     (
-        "data.row_normalize data.synthetic data.inductive evaluation.domains run.keep_best run.keep_records "
-        "run.client_scores run.tensorboard",
+        "data.row_normalize data.synthetic data.inductive communication.error_feedback evaluation.domains "
+        "run.keep_best run.keep_records run.client_scores run.tensorboard",
         ["perhaps", "true", 1, None],
     ),
     (
@@ -77,11 +78,11 @@ KINDS: list[tuple[str, list[Any]]] = [
         [-0.5, NAN, INF],
     ),
     ("train.momentum train.dropout", [-0.1, 1.0, NAN, INF]),
-    ("data.cross_share participation.ratio", [0.0, 1.1, NAN, True, "1"]),
+    ("data.cross_share participation.ratio communication.ratio", [0.0, 1.1, NAN, True, "1"]),
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state evaluation.metric engine.backend engine.trainer engine.device engine.precision "
+        "train.opt_state communication.upload engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
     ),
@@ -106,6 +107,7 @@ REFUSED: dict[str, list[Any]] = {
     "heterogeneity.embedding": [10**12],
     "train.batch_size": [2**63],
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
+    "evaluation.metrics": ["auc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
     "engine.cell_size": ["auto4"],
@@ -144,6 +146,8 @@ TAKEN: dict[str, list[Any]] = {
     "train.dropout": [0.0, 0.999],
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
+    "communication.ratio": [1.0],
+    "evaluation.metrics": [("accuracy",), ("f1", "/my.py:ECE", "roc_auc")],
     "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
     "engine.retries": [0],
@@ -159,6 +163,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "partition.resolution": {"method": "louvain"},
     "data.name": {"dataset": "files"},
     "train.momentum": {"optimizer": "sgd"},
+    "communication.ratio": {"upload": "topk"},
 }
 
 

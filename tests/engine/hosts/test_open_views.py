@@ -10,9 +10,9 @@ import pytest
 from support.errors import refused
 from support.small_cells import require_same_tree, tensors_of
 
-from shoal.engine.hosts.host import MAPS_OF_A_VIEW, OpenViews
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.server import Server
+from shoal.storage.store.cache import MAPS_OF_A_VIEW, OpenViews
 from shoal.storage.store.store import Store, shard_path
 from shoal.storage.store.view import Cache, View
 

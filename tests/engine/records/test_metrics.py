@@ -145,7 +145,7 @@ def test_columns_by_hand() -> None:
 def test_another_metric() -> None:
     """Twice the area counts wins of class 1 over class 0, and halves for draws."""
     counts = np.array([[[2, 2], [2, 2], [2, 1], [0, 7]], [[2, 0], [2, 0], [2, 0], [0, 0]]])
-    found = client_scores({"global": {0: counts}}, "roc_auc")
+    found = client_scores({"global": {0: counts}}, ["roc_auc"])
     assert found["part"].tolist() == ["val", "test"]
     assert found["roc_auc"][0] == 7 / 8
     assert np.isnan(found["roc_auc"][1])

@@ -182,8 +182,12 @@ def test_hosts_have_cells_and_end_together(hosts: int, more: int) -> None:
     assert max(load) <= 1.1 * clients / hosts + 1
 
 
-def test_moments_stay_behind_at_an_evaluation() -> None:
-    states = {1: {"model.w": W, "model.opt.step": W, "c": W}, 2: {"copilot.opt.step": W}, 7: {"model.w": W}}
+def test_what_only_trains_stays_behind_at_an_evaluation() -> None:
+    states = {
+        1: {"model.w": W, "model.opt.step": W, "compression/train/left/w": W, "c": W},
+        2: {"copilot.opt.step": W},
+        7: {"model.w": W},
+    }
     cell = evaluation_cell(3, [1, 2, 4], states, {2: {"w": W}, 9: {"w": W}}, 1.0)
     assert {i: set(tree) for i, tree in cell.states.items()} == {1: {"model.w", "c"}, 2: set()}
     assert set(cell.inboxes) == {2}

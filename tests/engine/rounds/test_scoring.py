@@ -18,6 +18,7 @@ from support.plain_fedavg import dense_sgc
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Received
+from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.scoring import (
     CORRECT,
     PREDICTED,
@@ -25,8 +26,7 @@ from shoal.engine.rounds.scoring import (
     average_precisions,
     macro_f1,
     mean_auc,
-    predicted_classes,
-    ranks,
+    scores_of,
     summarize,
     twice_wins,
 )
@@ -98,7 +98,7 @@ class Says(Algorithm):
 def classes_of(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[[object], list[int]]:
     """Classes that two rows are predicted to be of, of three."""
     client = make_client(make_view(2, [], [0, 1], [], 3), nn.Linear(1, 1))
-    return lambda scores: predicted_classes(Says(scores), client, None, "all", 2).tolist()
+    return lambda scores: scores_of(Says(scores), client, None, "all", 2).argmax(1).tolist()
 
 
 def test_the_largest_score_wins(classes_of: Callable[[object], list[int]]) -> None:
@@ -203,7 +203,7 @@ def expected_over(metric: str, clients: list[tuple[np.ndarray, np.ndarray, int]]
 def counts_of(metric: str, label: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Counts of one part of a client."""
     support = np.bincount(label, minlength=2)
-    last = ranks(metric, torch.from_numpy(scores).reshape(-1, 2), torch.from_numpy(label))
+    last = measures_of([metric], {})[metric](torch.from_numpy(scores).reshape(-1, 2), torch.from_numpy(label))
     return np.stack([support, support, support, last])
 
 
@@ -217,7 +217,7 @@ def test_metric_of_clients_is_that_of_scikit_learn(metric: str, clients: list[tu
         drawn.append((np.array([row[2] for row in rows], dtype=np.int64), scores, items))
     counts = {3 * i: counts_of(metric, label, scores)[None] for i, (label, scores, _) in enumerate(drawn)}
     items_of = [items for _, _, items in drawn]
-    found = summarize(counts, items_of, ["test"], metric)
+    found = summarize(counts, items_of, ["test"], [metric])
     if not any(len(label) for label, _, _ in drawn):
         assert found == {}
         return
@@ -226,7 +226,7 @@ def test_metric_of_clients_is_that_of_scikit_learn(metric: str, clients: list[tu
     json.dumps(found, allow_nan=False)
     # The rest is what it is without.
     plain = summarize({i: of[:, :3] for i, of in counts.items()}, items_of, ["test"])
-    assert {key: value for key, value in found["test"].items() if key != metric} == plain["test"]
+    assert {key: value for key, value in found["test"].items() if key not in (metric, "metric")} == plain["test"]
 
 
 def of_nodes(graph: Any, nodes: slice, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -247,7 +247,7 @@ def assert_numbers(found: dict[str, Any], metric: str, rows: list[Any]) -> None:
 @BOTH
 def test_metric_of_every_scope_of_whole_rounds(start: Start, two_classes: Any, metric: str) -> None:
     graphs = two_classes.graphs
-    server, plain = start({**two_classes.keys, "evaluation.metric": metric}), start(two_classes.keys)
+    server, plain = start({**two_classes.keys, "evaluation.metrics": metric}), start(two_classes.keys)
     for _ in range(3):
         scopes, without = server.round()["scopes"], plain.round()["scopes"]
     assert scopes.keys() == {"trained", "deployed", "global", "domains"}
@@ -264,5 +264,5 @@ def test_metric_of_every_scope_of_whole_rounds(start: Start, two_classes: Any, m
     assert metric not in json.dumps(without)
     for scope in scopes.values():
         for part in scope.values():
-            del part[metric]
+            del part[metric], part["metric"]
     assert scopes == without

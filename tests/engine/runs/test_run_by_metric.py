@@ -1,5 +1,6 @@
 """A run by another metric than accuracy: its best round, its tables, stopped and resumed; and what is refused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,18 @@ import pytest
 from support.errors import refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from shoal.engine.config.config import Config, parse_config
+from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_rounds, show_run
 from shoal.engine.studies.means import figures_of
+from shoal.engine.studies.plain_names import score_name
+from shoal.storage.errors import ShoalError
 
 Make = Callable[..., Config]
 
@@ -26,7 +30,7 @@ def config_of(configure: Make, two_classes: Any, tmp_path: Path) -> Make:
     def config_of(name: str, **keys: Any) -> Config:
         own = {"run.root": str(tmp_path / name), "run.checkpoint_every": 1, "data.store": str(tmp_path / "store")}
         given = {key.replace("__", "."): value for key, value in keys.items()}
-        return configure({**two_classes.keys, **own, "rounds": 5, "evaluation.metric": "roc_auc", **given})
+        return configure({**two_classes.keys, **own, "rounds": 5, "evaluation.metrics": "roc_auc", **given})
 
     return config_of
 
@@ -93,6 +97,79 @@ def test_metric_undefined_is_a_dash(config_of: Make, capsys: pytest.CaptureFixtu
     assert not [tag for tag in events.Tags()["scalars"] if "roc_auc" in tag]
 
 
+OWN = """
+def lack(logits, labels):
+    lacking = (logits.argmax(1) != labels).float().mean()
+    logits.zero_()
+    return None if len(labels) < 6 else -lacking
+
+def right(logits, labels):
+    return (logits.argmax(1) == labels).double().mean()
+
+def text(logits, labels):
+    return "high"
+
+def nan(logits, labels):
+    return logits.sum() * float("nan")
+
+def one(logits):
+    return 1.0
+
+def fails(logits, labels):
+    return logits[labels.max() + 99]
+
+NUMBER = 3
+"""
+
+
+def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text(OWN)
+    folder = run(config_of("runs", evaluation__metrics=["f1", f"{file}:lack", f"{file}:right"]))
+    file.unlink()
+    lines, scopes, clients = read_metrics(folder), read_summary(folder)["scopes"], read_client_scores(folder)
+    rows = [row for row in clients.to_pylist() if row["scope"] == "global" and row["part"] == "test"]
+    of_last = [row for row in rows if row["round"] == 5]
+    expected = [row["correct"] / row["rows"] - 1 if row["rows"] >= 6 else None for row in rows]
+    assert [row["lack"] for row in rows] == pytest.approx(expected)
+    assert None in expected
+    assert [row["right"] for row in rows] == pytest.approx([row["correct"] / row["rows"] for row in rows])
+    assert -1.0 < min(value for value in expected if value is not None) < 0.0
+    known = [row for row in of_last if row["lack"] is not None]
+    last = scopes["global"]["final"]["test"]
+    assert last["lack"]["clients"] == pytest.approx(sum(row["lack"] for row in known) / len(known))
+    assert (last["lack"]["ranked"], last["macro_f1"]["ranked"]) == (len(known), len(of_last))
+    assert last["macro_f1"]["clients"] == pytest.approx(last["f1_clients"])
+    # The first of them chooses.
+    values = [line["scopes"]["global"]["val"]["macro_f1"]["nodes"] for line in lines]
+    assert scopes["global"]["best"]["round"] == values.index(max(values)) + 1
+    figures = figures_of(read_summary(folder))
+    assert figures["global.best.test"] == scopes["global"]["best"]["test"]["macro_f1"]["nodes"]
+    assert score_name("global.best.test", figures) == "test macro-F1 (%) of the global model at best validation"
+    titles = [line for line in printed(show_run, folder) if line.startswith("test ") and "%" not in line]
+    assert titles[-3:] == ["test macro-F1", "test lack", "test right"]
+    # What the run keeps of the file is enough for more of it.
+    assert run(load_config(folder)) == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("text", "my.py, line 10: text gives a str, expected a finite number, or None where it is not defined"),
+        ("nan", "my.py, line 13: nan gives nan, expected a finite number, or None where it is not defined"),
+        ("one", "my.py, line 16: one cannot be called as one(logits, labels): too many positional arguments"),
+        ("fails", "my.py, line 20: IndexError: "),
+        ("NUMBER", "my.py: NUMBER is no function"),
+        ("lost", "my.py: has no class or function lost; it has lack, right, text, nan, one, fails"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused(config_of: Make, tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "my.py").write_text(OWN)
+    with pytest.raises(ShoalError, match=re.escape(says)) as caught:
+        run(config_of("runs", evaluation__metrics=["accuracy", f"{tmp_path}/my.py:{name}"]))
+    assert ("round 1, client " in caught.value.line) == (name in ("text", "nan", "fails"))
+
+
 @pytest.mark.parametrize(
     ("dataset", "says"),
     [
@@ -106,14 +183,14 @@ def test_metric_undefined_is_a_dash(config_of: Make, capsys: pytest.CaptureFixtu
 def test_more_classes_are_refused_before_a_graph_is_made(dataset: str | list[str], says: str) -> None:
     clients = 10 if isinstance(dataset, str) else [1, 1]
     plain = {"name": "a", "data": {"dataset": dataset}, "partition": {"clients": clients}, "algorithm": "fedavg"}
-    with refused("evaluation.metric", says=says):
-        require_known(parse_config({**plain, "evaluation": {"metric": "roc_auc"}}, "test"))
+    with refused("evaluation.metrics", says=says):
+        require_known(parse_config({**plain, "evaluation": {"metrics": "roc_auc"}}, "test"))
 
 
 @pytest.mark.parametrize("look", [prepare, show_plan])
 def test_metric_is_refused_of_a_graph_and_its_store(configure: Make, tmp_path: Path, look: Callable[..., Any]) -> None:
     store = {"data.store": str(tmp_path / "store")}
     for _ in range(2):
-        with refused("evaluation.metric", says="dataset 'files' has 4"):
-            look(configure({**store, "evaluation.metric": "roc_auc"}))
+        with refused("evaluation.metrics", says="dataset 'files' has 4"):
+            look(configure({**store, "evaluation.metrics": "roc_auc"}))
         prepare(configure(store))

@@ -1,0 +1,102 @@
+"""What clients send of the float tensors of their uploads, in front of any method: a few numbers, or a byte a number.
+
+A tensor that a client received under the same name in this visit, in a download or its inbox, is sent as the change
+from it, which the server knows. What the change lacks is added to that of the next upload (error feedback: Seide et
+al., Interspeech 2014; with the largest numbers Stich et al., Sparsified SGD with memory, NeurIPS 2018, and Sattler et
+al., Robust and communication-efficient federated learning, 2019).
+
+A tensor that was not received, as a prototype, is sent as the change from what the server has of it by the uploads
+before, zero at first, which both sides keep (EF21: Richtarik et al., NeurIPS 2021).
+
+Whatever reduces uploads sees whole tensors: what the server makes of the message. Axis: N numbers of a tensor.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.protocol import COMPRESSION, Tree, Upload
+from shoal.engine.config.sections import CommunicationOptions
+from shoal.engine.messages.cell import Cell
+
+# Numbers of a tensor; a smaller one, as a count of every class, is sent whole.
+LEAST = 256
+# Bytes of a number's place.
+PLACE = 4
+# Steps of int8 on each side of zero.
+STEPS = 127
+
+
+class Compression:
+    """That of the upload of one visit."""
+
+    def __init__(self, options: CommunicationOptions, received: Tree, state: Tree) -> None:
+        """Takes its own entries out of what the client kept."""
+        self._options, self._received = options, received
+        self._kept = {name: state.pop(name) for name in list(state) if name.startswith(COMPRESSION)}
+
+    def sent(self, upload: Upload, cell: Cell, rng: Callable[[str], torch.Generator]) -> tuple[Upload, Tree]:
+        """The upload as the server will have it, with the bytes that were sent, and what the client keeps for the next.
+
+        `rng` gives a random stream of the client for a purpose.
+        """
+        entries, sizes = dict(upload.entries), dict(upload.upload_bytes)
+        kept, of_phase = dict(self._kept), f"{COMPRESSION}{cell.phase}/"
+        for name in cell.up:
+            value, weight = entries[name], upload.weight.get(name)
+            if not value.is_floating_point() or value.numel() < LEAST:
+                continue
+            # What has no weight may be NaN, and is not read.
+            read = (weight != 0).expand(value.shape) if isinstance(weight, Tensor) else None
+            if read is None:
+                numbers = value.numel() if weight is None or weight else 0
+            else:
+                numbers = int(read.sum())
+            largest = max(1, int(self._options.ratio * numbers + 1e-9))
+            number = torch.promote_types(value.dtype, torch.float32)
+            size = largest * (number.itemsize + PLACE) if self._options.upload == "topk" else numbers + number.itemsize
+            of_weight = 0 if weight is None else 4 * (weight.numel() if isinstance(weight, Tensor) else 1)
+            if not numbers or size + of_weight >= sizes.get(name, value.nbytes + of_weight):
+                continue
+            received = _like(value, self._received.get(name))
+            key = f"{of_phase}{'left' if received is not None else 'sent'}/{name}"
+            before = _like(value, self._kept.get(key))
+            base = received if received is not None else before if before is not None else torch.zeros_like(value)
+            base = base.to(number)
+            change = value.to(number) - base
+            if read is not None:
+                change = torch.where(read, change, 0.0)
+            if received is not None and before is not None:
+                change += before
+            if self._options.upload == "topk":
+                coded = largest_of(change, largest)
+            else:
+                coded = rounded(change, rng(f"{of_phase}{name}"))
+            entries[name], sizes[name] = (base + coded).to(value.dtype), size + of_weight
+            if self._options.error_feedback:
+                kept[key] = change - coded if received is not None else entries[name]
+        return Upload(entries, upload.weight, sizes), kept
+
+
+def _like(value: Tensor, other: Tensor | None) -> Tensor | None:
+    """Another tensor, if it is a float tensor of the same shape."""
+    return other if other is not None and other.shape == value.shape and other.is_floating_point() else None
+
+
+def largest_of(change: Tensor, count: int) -> Tensor:
+    """The change with its `count` numbers of largest magnitude, and zeros; NaN counts as the largest."""
+    flat = change.reshape(-1)
+    place = flat.abs().topk(count, sorted=False).indices
+    return torch.zeros_like(flat).scatter_(0, place, flat[place]).view_as(change)
+
+
+def rounded(change: Tensor, rng: torch.Generator) -> Tensor:
+    """The change in multiples of its largest magnitude over 127, each up or down at random so that its mean is kept.
+
+    That is QSGD (Alistarh et al., NeurIPS 2017, section 3) with the maximum norm and 127 levels.
+    """
+    step = change.abs().amax() / STEPS
+    step = torch.where(step == 0, 1.0, step)
+    drawn = torch.rand(change.shape, generator=rng, device=change.device, dtype=change.dtype)
+    return torch.floor(change / step + drawn).clamp(-STEPS, STEPS) * step

@@ -1,0 +1,56 @@
+"""What is kept of scores for metrics that counts do not tell: of rankings, and of functions of the user's own.
+
+Such a function is of one client's items of a part: `def ECE(logits, labels) -> float`.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from shoal.engine.config.sections import AVERAGE_PRECISION, ROC_AUC
+from shoal.engine.rounds.protocol_checks import named
+from shoal.engine.rounds.scoring import Measure, kept_of_own, measured, precision_bits, twice_wins
+from shoal.storage.user_code.user_code import UserCode
+
+KEY = "evaluation.metrics"
+OURS: Mapping[str, Measure] = {ROC_AUC: twice_wins, AVERAGE_PRECISION: precision_bits}
+
+
+def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str, Measure]:
+    """What is kept for the metrics that counts do not tell, by their names, in their order; raises as `own_metric`."""
+    return {metric: own_metric(own[metric]) if metric in own else OURS[metric] for metric in measured(metrics)}
+
+
+def own_metric(code: UserCode) -> Measure:
+    """The function, giving what counts keep of a value. Raises ShoalError: it is none, or takes other arguments."""
+    function, name = code.load(), code.name.rpartition(":")[2]
+    if not callable(function):
+        raise code.fault(KEY, f"{name} is no function; write def {name}(logits, labels)")
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError) as error:
+        raise code.fault(KEY, f"{name} cannot be called as {name}(logits, labels): {error}") from None
+
+    def measure(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
+        # Copies: it may write into what it is given.
+        with code.at_work(KEY):
+            value = function(scores_NC.detach().float().clone(), label_N.clone())
+        number = math.nan if value is None else _number(value)
+        if number is None or (value is not None and not math.isfinite(number)):
+            found = number or named(value)
+            raise code.fault(KEY, f"{name} gives {found}, expected a finite number, or None where it is not defined")
+        return kept_of_own(number, scores_NC.shape[1])
+
+    return measure
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a tensor or array without axes, as a float; None: it is neither."""
+    if getattr(value, "shape", None) == ():
+        value = value.item()
+    return float(value) if isinstance(value, Real) else None
