@@ -26,6 +26,7 @@ class FixedHops(nn.Module):
     Attributes:
         inputs: Hops that are read.
         weights: w_k of these hops.
+        has_gradient_formulas: As of `Coupled`.
         one_weight: All hops are multiplied by one weight before anything else is done with them.
     """
 
@@ -58,6 +59,8 @@ class FixedHops(nn.Module):
 class MLP(FixedHops):
     """MLP on the features, which sees no edge."""
 
+    has_gradient_formulas = True
+
     def __init__(self, *shape: Any, layers: int = 2, **options: Any) -> None:
         super().__init__(*shape, layers=layers, **options)
 
@@ -67,6 +70,8 @@ class MLP(FixedHops):
 
 class SGC(FixedHops):
     """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b; more layers make an MLP."""
+
+    has_gradient_formulas = True
 
     def hop_weights(self, hops: int) -> dict[int, float]:
         return {hops: 1.0}

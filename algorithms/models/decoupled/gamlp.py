@@ -41,6 +41,8 @@ class GAMLP(nn.Module):
     sparse, their weighted rows are not formed either: the first layer of the MLP is applied to every hop.
     """
 
+    has_gradient_formulas = True
+
     def __init__(
         self,
         features: int,

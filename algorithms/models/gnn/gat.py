@@ -30,6 +30,7 @@ class GAT(Coupled):
     """
 
     operator = "attention"
+    has_gradient_formulas = True
     papers_head = "conv"
 
     def __init__(self, *shape: Any, hidden: int = 64, heads: int = 8, **options: Any) -> None:

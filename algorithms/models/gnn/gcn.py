@@ -27,6 +27,7 @@ class GCN(Coupled):
     """
 
     operator = "symmetric"
+    has_gradient_formulas = True
     weighs_edges = True
     in_batches = True
     papers_head = "conv"

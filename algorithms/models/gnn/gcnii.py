@@ -24,6 +24,7 @@ class GCNII(Coupled):
     """
 
     operator = "symmetric"
+    has_gradient_formulas = True
     first = ("lift.weight",)
     weighs_edges = True
     in_batches = True

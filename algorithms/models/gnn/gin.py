@@ -24,6 +24,7 @@ class GIN(Coupled):
     """
 
     operator = "sum"
+    has_gradient_formulas = True
     first = ("convs.0.nn.0.weight",)
     in_batches = True
 
