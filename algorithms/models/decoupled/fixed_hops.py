@@ -35,6 +35,13 @@ class FixedHops(nn.Module):
     def __init__(
         self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 1, hidden: int = 64
     ) -> None:
+        """See above.
+
+        Args:
+            features, classes, hops, dropout: See above.
+            layers: Number of linear layers.
+            hidden: Width of the layers but the last.
+        """
         super().__init__()
         weights = self.hop_weights(hops)
         self.inputs = tuple(weights)
@@ -87,6 +94,11 @@ class S2GC(FixedHops):
     """
 
     def __init__(self, *shape: Any, alpha: Share = 0.05, **options: Any) -> None:
+        """As for `FixedHops`.
+
+        Args:
+            alpha: Share of the features in every term.
+        """
         self.alpha = alpha
         super().__init__(*shape, **options)
 
@@ -106,6 +118,11 @@ class GBP(FixedHops):
     """
 
     def __init__(self, *shape: Any, layers: int = 2, beta: Part = 0.1, **options: Any) -> None:
+        """As for `FixedHops`.
+
+        Args:
+            beta: Probability of a restart; 1 reads the features alone.
+        """
         self.beta = beta
         super().__init__(*shape, layers=layers, **options)
 

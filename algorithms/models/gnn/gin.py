@@ -29,7 +29,11 @@ class GIN(Coupled):
     in_batches = True
 
     def __init__(self, *shape: Any, norm: Norm = "layer", **options: Any) -> None:
-        """As for `Coupled`."""
+        """As for `Coupled`.
+
+        Args:
+            norm: `layer` normalises what a layer sums up, `none` keeps its size.
+        """
         self.norm = norm
         super().__init__(*shape, **options)
 

@@ -63,7 +63,19 @@ class Coupled(nn.Module):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range."""
+        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range.
+
+        Args:
+            features: Width F of the features; `classes` is the number of classes.
+            hops: Not read.
+            dropout: Probability that a hidden activation is dropped.
+            hidden: Width of the layers.
+            layers: Number of layers that pass messages.
+            head: `linear` classifier, `relu` before it, or `conv`: the last layer is the classifier. The default
+                depends on the method.
+            fanouts: Neighbours drawn in a training step, one number a layer, the last layer's first, -1 for all; null:
+                the whole graph.
+        """
         super().__init__()
         if layers < 1:
             raise ShoalError("model.layers", f"must be at least 1, found {layers}")
