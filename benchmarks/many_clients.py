@@ -127,7 +127,7 @@ def measured(clients: int, cohort: int, classes: int, evaluated: int | str) -> l
         (evaluations if "scopes" in line else plain).append(time.process_time() - began - pool.seconds)
     grown = held() - before - started
     tensors = server.state.to_tensors()[0].values()
-    table: ScoreTable = server.state.scores["served"]
+    table: ScoreTable = server.state.scores["deployed"]
     scored = sum(t.nbytes for t in table.to_tensors().values()) / len(table)
     with tempfile.TemporaryDirectory() as folder:
         scores = ClientScores(Path(folder))

@@ -16,11 +16,11 @@ class StopAt(shoal.Callback):
 
     Attributes:
         accuracy: So high, a share of 1.
-        scope: `served`, `trained` or `global`.
+        scope: `deployed`, `trained` or `global`.
     """
 
     accuracy: float = 0.9
-    scope: str = "served"
+    scope: str = "deployed"
 
     def after_evaluation(self, run: shoal.Running, line: Mapping[str, Any]) -> None:
         """Looks at the accuracy, weighted by all items of a client."""

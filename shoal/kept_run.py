@@ -24,7 +24,7 @@ def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
 
     - `round` int64, `cohort` list<int64>: the clients that took part
     - `loss` float64: mean of the cohort's training losses
-    - `<scope>.<part>.<weighting>` float64, as `served.test.nodes`: accuracies, shares of 1, of evaluated rounds
+    - `<scope>.<part>.<weighting>` float64, as `deployed.test.nodes`: accuracies, shares of 1, of evaluated rounds
     - `scalars_up`, `scalars_down` float64: as papers count, four bytes each; `hosts.alive`, `hosts.of` int64
     - `bytes_up`, `bytes_down` int64: sent by clients, to clients; `seconds.<part>` float64; `memory.<process>` int64,
       bytes; `retries` int64; `notes.<name>` float64: what the method notes
@@ -39,7 +39,7 @@ def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
     return table.append_column("cohort", cohorts)
 
 
-Best = Literal["served", "global"] | None
+Best = Literal["deployed", "global"] | None
 
 
 class Run:
@@ -86,7 +86,7 @@ class Run:
         """The scores of every client at every evaluation, a row for each round, scope, part and client.
 
         Returns:
-            `round` int32, `scope` and `part` (dictionaries of text: `served`, `test`), `client`, `rows` and `correct`
+            `round` int32, `scope` and `part` (dictionaries of text: `deployed`, `test`), `client`, `rows` and `correct`
             int32 (items of the part, and how many were predicted rightly), `f1` float64 (macro-F1), the metric of the
             run under its name, float64, if it is not accuracy, and `accuracy` float64. Shares of 1.
 
@@ -105,9 +105,9 @@ class Run:
 
         Returns:
             A row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train, 2
-            validation, 3 test), and the predicted class, int32, in every scope, `served` and `global`. In graph tasks
+            validation, 3 test), and the predicted class, int32, in every scope, `deployed` and `global`. In graph tasks
             `graph` instead of `node`, in edge tasks `source` and `target`. Where classes have names, which are those of
-            the user's labels, also `label_name`, `served_name` and `global_name`, categories. Nodes with ids of their
+            the user's labels, also `label_name`, `deployed_name` and `global_name`, categories. Nodes with ids of their
             own, as those of tables, also have `id`, int64 or text, and in edge tasks `source_id` and `target_id`.
 
         Raises:

@@ -24,7 +24,7 @@ class Sweep:
     Attributes:
         path: Folder of the sweep: its tables, and links to its runs; `shoal report` makes a page of it.
         table: A row a run, in the order of the axes: the keys that vary (text), `state` (`finished` or `failed`),
-            `error`, `run` (its folder), and every number of its summary (float64), as `served.best.test`, a share.
+            `error`, `run` (its folder), and every number of its summary (float64), as `deployed.best.test`, a share.
             `mean` is the mean over clients of all such scores: `nodes`, or `rows` where numbers of clients differ.
         complete: Whether all runs are finished.
     """

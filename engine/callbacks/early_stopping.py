@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.config.sections import current_name
 from shoal.engine.records.metrics import numbers_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Number, Positive
@@ -19,14 +20,14 @@ class EarlyStopping(Callback):
     Its state follows from the metrics of the run alone, so that a resumed run ends in the same round.
 
     Attributes:
-        figure: Any number of a line of metrics by its dotted name, as `served.val.nodes` or `loss`; rounds that do not
-            have it do not count.
+        figure: Any number of a line of metrics by its dotted name, as `deployed.val.nodes` or `loss`; rounds that do
+            not have it do not count.
         patience: How often it may not improve before the run ends.
         mode: `max` if larger values are better, `min` if smaller ones are.
         min_delta: By how much more than this it must change to be an improvement.
     """
 
-    figure: str = "served.val.nodes"
+    figure: str = "deployed.val.nodes"
     patience: Positive = 10
     mode: Literal["max", "min"] = "max"
     min_delta: Annotated[Number, Field(ge=0)] = 0.0
@@ -47,7 +48,7 @@ class EarlyStopping(Callback):
         """Raises a ShoalError if no round up to the first evaluation has the number."""
         if self._best is None:
             found = numbers_of(line)
-            if self.figure not in found:
+            if current_name(self.figure) not in found:
                 raise ShoalError(
                     "callbacks",
                     "early_stopping.figure",
@@ -56,7 +57,7 @@ class EarlyStopping(Callback):
                 )
 
     def _count(self, run: Running, line: Line) -> None:
-        value = numbers_of(line).get(self.figure)
+        value = numbers_of(line).get(current_name(self.figure))
         if value is None:
             return
         sign = 1 if self.mode == "max" else -1

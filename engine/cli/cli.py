@@ -162,15 +162,16 @@ def sweep_command(
         str | None, typer.Option(help="A key whose value validation chooses, with the first seeds.")
     ] = None,
     choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
-    choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "served",
+    choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "deployed",
     at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
     page: Annotated[bool, typer.Option("--report", help="Write the page of the sweep at its end.")] = False,
 ) -> None:
     """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
+    from shoal.engine.config.sections import current_name
     from shoal.engine.screen.progress import say
     from shoal.engine.studies.study import read_study
 
-    scope = _one_of("--choose-by", choose_by, "trained", "served", "global", "domains")
+    scope = _one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
     # Read before what trains is loaded, which takes seconds.
     combinations = len(study.configs)
@@ -259,7 +260,7 @@ def scale_command(
 @app.command("table")
 def table_command(
     paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
-    figure: Annotated[list[str] | None, typer.Option(help="As served.best.test or any number of a summary.")] = None,
+    figure: Annotated[list[str] | None, typer.Option(help="As deployed.best.test or any number of a summary.")] = None,
     rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas.")] = None,
     columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
     statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
@@ -388,14 +389,15 @@ def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -
 def export_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run folder.")],
     best: Annotated[
-        str | None, typer.Option(help="served or global: the best validation round of that scope, not the last.")
+        str | None, typer.Option(help="deployed or global: the best validation round of that scope, not the last.")
     ] = None,
 ) -> None:
     """Write the final models (safetensors) and the prediction of every item (Arrow)."""
+    from shoal.engine.config.sections import current_name
     from shoal.engine.runs.export import export
     from shoal.engine.screen.tables import console
 
-    scope = None if best is None else _one_of("--best", best, "served", "global")
+    scope = None if best is None else _one_of("--best", current_name(best), "deployed", "global")
     console.print(f"written: {export(_possible(run), scope)}", soft_wrap=True)
 
 

@@ -1,5 +1,6 @@
 """Sections of a config whose options belong to the engine."""
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,22 @@ RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
 DOMAINS, BOTH = "domains", "both"
 # Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
 EVALUATED = "evaluated"
+# Names of scopes and moments that earlier versions wrote, and today's.
+OLD_SCOPES, OLD_MOMENTS = {"served": "deployed"}, {"last": "final"}
+
+
+def current_name(figure: str) -> str:
+    """The dotted name of a number as it is today: `deployed.final.test` for `served.last.test`."""
+    scope, *rest = figure.split(".")
+    if rest and scope in ("trained", "global", DOMAINS, *OLD_SCOPES, *OLD_SCOPES.values()):
+        rest[0] = OLD_MOMENTS.get(rest[0], rest[0])
+    return ".".join((OLD_SCOPES.get(scope, scope), *rest))
+
+
+def current_scopes(scopes: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of scopes by today's names of these."""
+    return {OLD_SCOPES.get(scope, scope): numbers for scope, numbers in scopes.items()}
+
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"

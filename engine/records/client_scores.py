@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from shoal.engine.config.sections import OLD_SCOPES
 from shoal.engine.records.metrics import noted_digests, require_noted, write_whole
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
@@ -137,7 +138,7 @@ def read_client_scores(run: Path) -> pa.Table:
     Raises ShoalError: the run kept none, or the file cannot be read or is of another run.
 
     Returns:
-        `round` int32, `scope` and `part` (dictionaries of text: `served`, `test`), `client`, `rows` and `correct`
+        `round` int32, `scope` and `part` (dictionaries of text: `deployed`, `test`), `client`, `rows` and `correct`
         int32, `f1` float64 (macro-F1), and the metric of the run under its name, float64, if it is not accuracy.
     """
     path = run / CLIENT_SCORES
@@ -155,7 +156,16 @@ def read_client_scores(run: Path) -> pa.Table:
         raise ShoalError(path, f"{error}; bring the file back, or remove it and do without it") from None
     if not batches:
         raise ShoalError(path, "no scores of clients; the run was made with run.client_scores=false, or before them")
-    return pa.Table.from_batches(batches)
+    table = pa.Table.from_batches(batches).unify_dictionaries()
+    place = table.schema.get_field_index("scope")
+    scopes = table["scope"].dictionary_encode().chunks
+    return table.set_column(place, "scope", pa.chunked_array([_current(chunk) for chunk in scopes]))
+
+
+def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Scopes by today's names of these."""
+    names = [OLD_SCOPES.get(name, name) for name in scopes.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(scopes.indices, pa.array(names, scopes.dictionary.type))
 
 
 def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:

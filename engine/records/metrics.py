@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.config.run_identity import flatten
+from shoal.engine.config.sections import current_scopes
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -40,7 +41,7 @@ class Metrics:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The lines so far, without their seals and the name of the run."""
-        return [_plain(line)[0] for line in self._lines]
+        return [_current(_plain(line)[0]) for line in self._lines]
 
     @property
     def text(self) -> str:
@@ -115,9 +116,13 @@ def _not_finite(value: Any, key: str = "") -> Iterator[str]:
 
 
 def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by dotted name, those of scopes without a word before them, as `served.test.nodes`."""
+    """The numbers of a line by dotted name, those of scopes without a word before them, as `deployed.test.nodes`."""
     flat = {name.removeprefix(SCOPES): value for name, value in flatten(line).items()}
     return {name: v for name, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def _current(line: dict[str, Any]) -> dict[str, Any]:
+    return line | {"scopes": current_scopes(line["scopes"])} if "scopes" in line else line
 
 
 def _plain(line: str | bytes) -> tuple[dict[str, Any], str | None]:
@@ -148,7 +153,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 known.add(found)
             if plain["round"] != number:
                 raise ValueError(f"written for round {plain['round']}")
-            result.append(plain)
+            result.append(_current(plain))
         except ValueError as error:
             fault = "is damaged" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else f"was {error}"
             raise ShoalError(

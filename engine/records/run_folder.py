@@ -15,6 +15,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.config_text import CONFIG, new_run, require_same_run, run_of, with_new_keys, with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, renamed
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
+from shoal.engine.config.sections import OLD_MOMENTS, current_scopes
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
 from shoal.engine.records.inputs import contents, differences
@@ -202,7 +203,7 @@ def read_summary(run: Path) -> dict[str, Any]:
     try:
         summary = unsealed(read_bytes(path))
         require_same_run(run, summary.pop(OF_RUN, None))
-        return summary
+        return _current(summary)
     except FileNotFoundError as error:
         raise ShoalError(run, f"no readable {SUMMARY}, so no finished run ({error.strerror})") from error
     except OSError as error:
@@ -212,6 +213,13 @@ def read_summary(run: Path) -> dict[str, Any]:
         raise ShoalError(
             path, f"{fault}; delete it, and --resume writes it again from the newest checkpoint"
         ) from error
+
+
+def _current(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary by today's names of scopes and moments."""
+    for scope, numbers in (scopes := current_scopes(summary.get("scopes", {}))).items():
+        scopes[scope] = {OLD_MOMENTS.get(moment, moment): of_moment for moment, of_moment in numbers.items()}
+    return summary | {"scopes": scopes}
 
 
 def require_whole_metrics(run: Path) -> None:

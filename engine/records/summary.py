@@ -57,13 +57,15 @@ def numbers_in(line: Mapping[str, Any], scope: str) -> dict[str, Any]:
 
 
 def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str]:
-    """Points between `served` and `global`, the more of last and best rounds, and why; no reason up to `APART`."""
+    """Points between `deployed` and `global`, the more of last and best rounds, and why; no reason up to `APART`."""
     points = 0.0
-    for moment in ("last", "best"):
-        tests = [((summary["scopes"].get(scope) or {}).get(moment) or {}).get("test") for scope in ("served", "global")]
-        served, of_server = (None if test is None else chosen(test, "") for test in tests)
-        if served is not None and of_server is not None:
-            points = max(points, 100 * abs(served - of_server))
+    for moment in ("final", "best"):
+        tests = [
+            ((summary["scopes"].get(scope) or {}).get(moment) or {}).get("test") for scope in ("deployed", "global")
+        ]
+        deployed, of_server = (None if test is None else chosen(test, "") for test in tests)
+        if deployed is not None and of_server is not None:
+            points = max(points, 100 * abs(deployed - of_server))
     if points <= APART:
         return points, ""
     taking_part = config.participation
@@ -71,9 +73,9 @@ def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str
     some = taking_part.ratio < 1 if taking_part.count is None else taking_part.count < summary["clients"]
     missed = some or taking_part.trace is not None or summary.get("left_out", {}).get("visits")
     return points, (
-        f"served is the model that each client downloaded in its own last round{own}; "
+        f"deployed is the model that each client downloaded in its own last round{own}; "
         f"global is the server's model now, for all clients{of_all}"
-        + ("; who missed rounds holds an earlier model, or the initial one" if missed else "")
+        + ("; a client that missed rounds holds an earlier model, or the initial one" if missed else "")
     )
 
 
@@ -84,7 +86,7 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
     for scope in scored[-1]["scopes"] if scored else ():
         best = best_round(scored, scope)
         scopes[scope] = {
-            "last": numbers_in(scored[-1], scope),
+            "final": numbers_in(scored[-1], scope),
             "best": numbers_in(best, scope) if best else None,
         }
         if scope == DOMAINS:

@@ -1,6 +1,6 @@
 """Which clients are evaluated at the end of a round, with which model; the others keep their counts.
 
-A scope holds the newest counts of every client: `trained` those from the end of its last local training, `served`
+A scope holds the newest counts of every client: `trained` those from the end of its last local training, `deployed`
 those of what it would deploy now, `global` those of the server's model, `domains` those of that model on the whole
 graphs that clients come from. A model that is the one of the last evaluation, to the bit, is not evaluated again.
 
@@ -56,10 +56,10 @@ class Evaluator:
         `exchange.next_state` gets the scores. `global_model` is what the server has or shares of one; empty if nothing.
         """
         next_state = exchange.next_state
-        served = next_state.scores.setdefault("served", ScoreTable())
+        deployed = next_state.scores.setdefault("deployed", ScoreTable())
         asked = self._everyone if only is None else np.array(only, dtype=np.int64)
         touched = np.fromiter(next_state.touched, dtype=np.int64)
-        stale = asked[np.isin(asked, touched) | ~np.isin(asked, served.clients)]
+        stale = asked[np.isin(asked, touched) | ~np.isin(asked, deployed.clients)]
         newest_N = np.zeros(len(self._everyone), dtype=np.int64)
         newest_N[np.fromiter(next_state.newest, dtype=np.int64)] = np.fromiter(next_state.newest.values(), np.int64)
         if "w" in global_model:
@@ -68,7 +68,7 @@ class Evaluator:
         else:
             known, scope = self._deploy_what_they_trained(stale, next_state), "trained"
         # One that fails now has no counts, rather than old ones.
-        served = served.only(stale, others=True)
+        deployed = deployed.only(stale, others=True)
         tables = [next_state.scores.get(scope, ScoreTable()).only(known)]
         stale = stale[~np.isin(stale, known)]
         order = np.argsort(newest_N[stale], kind="stable")
@@ -76,7 +76,7 @@ class Evaluator:
         groups = np.split(stale[order], starts[1:])
         for number, group in zip(rounds.tolist(), groups):
             tables.append(exchange.score(group.tolist(), next_state.downloads.get(number, {})))
-        next_state.scores["served"] = served.with_counts(*tables)
+        next_state.scores["deployed"] = deployed.with_counts(*tables)
         next_state.touched = {} if only is None else _without(next_state.touched, only)
         return {scope: self._summarize(scope, counts) for scope, counts in newest(next_state, only).items()}
 
@@ -120,8 +120,8 @@ def newest(state: FederationState, only: Sequence[int] | None = None) -> dict[st
     """The newest counts by scope, of all clients or `only` some; one that never trained is `trained` with what it was
     given.
     """
-    served, trained = (state.scores.get(scope, ScoreTable()) for scope in ("served", "trained"))
-    found = {**state.scores, "trained": served.with_counts(trained)}
+    deployed, trained = (state.scores.get(scope, ScoreTable()) for scope in ("deployed", "trained"))
+    found = {**state.scores, "trained": deployed.with_counts(trained)}
     if only is None:
         return found
     return {scope: table if scope == DOMAINS else table.only(np.array(only)) for scope, table in found.items()}

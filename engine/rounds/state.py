@@ -12,6 +12,7 @@ from scipy.sparse import csr_array, vstack
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
+from shoal.engine.config.sections import current_scopes
 from shoal.engine.messages.cell import Kept
 from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import ShoalError
@@ -291,7 +292,7 @@ def read_scores(tensors: Mapping[str, Any]) -> Scores:
         else:
             # Of a checkpoint of before there were columns.
             found[scope] = ScoreTable(zip(tensors[f"scored/{scope}"].tolist(), np.asarray(counts)))
-    return found
+    return current_scopes(found)
 
 
 def on_disk(trees: Mapping[int, Tree]) -> dict[int, Tree]:

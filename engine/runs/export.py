@@ -32,7 +32,7 @@ from shoal.storage.store.store import Store
 
 MODELS, PREDICTIONS, OF_DOMAINS = "models.safetensors", "predictions.arrow", "predictions-domains.arrow"
 # Columns that hold classes.
-CLASSES = {"label", "served", "global", "domains"}
+CLASSES = {"label", "deployed", "global", "domains"}
 BESIDE = "beside.safetensors"
 
 
@@ -42,7 +42,7 @@ def export(run: Path, best: str | None = None) -> Path:
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
     personal models; those that a method names are below their names.
 
-    What else `served` and `global` are predicted from is in `beside.safetensors`, if anything: where clients have no
+    What else `deployed` and `global` are predicted from is in `beside.safetensors`, if anything: where clients have no
     models of their own, a model that a client deploys and that is not the server's, under `round/<number>/` of the
     round that it is from, or `client/<number>/` if it is this client's alone, and `round`, int32 `[clients]`, the round
     of every client, 0 before its first; for a method with a `predict` of its own also all that this may read, under
@@ -80,9 +80,9 @@ def export(run: Path, best: str | None = None) -> Path:
                 elif personal:
                     models.update(_named(visit, f"client/{client_id:05d}/"))
                 else:
-                    served = dict(_named(visit, ""))
+                    deployed = dict(_named(visit, ""))
             if not personal:
-                _keep_apart(models, beside, served, client_id, state.newest.get(client_id, 0))
+                _keep_apart(models, beside, deployed, client_id, state.newest.get(client_id, 0))
             rows.append(columns)
             step.advance()
     with replacing(out / MODELS) as unfinished:
@@ -94,7 +94,7 @@ def export(run: Path, best: str | None = None) -> Path:
             write_tensors(unfinished, {**beside, "round": torch.tensor(rounds, dtype=torch.int32)})
     names, ids = store.manifest.label_names, store.ids()
     _write(out / PREDICTIONS, with_ids(_joined(rows), ids), names)
-    graphs = job.open_graphs(store) if best != "served" else None
+    graphs = job.open_graphs(store) if best != "deployed" else None
     if graphs is not None:
         _write(out / OF_DOMAINS, with_ids(_of_domains(host, job, graphs, state, global_model), ids), names)
     return out
@@ -182,7 +182,7 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
     """The client in every scope that a finished run still has; one at a time, they share the host's models."""
     own = evaluation_cell(state.round, [client], state.clients, state.inboxes)
     download = state.downloads.get(state.newest.get(client, 0), {})
-    yield "served", host.visit(client, own, download)
+    yield "deployed", host.visit(client, own, download)
     if current:
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 
@@ -209,15 +209,15 @@ def _read_by_predict(state: FederationState, global_model: Tree, names: Iterable
     return found
 
 
-def _keep_apart(models: Tree, beside: Tree, served: Tree, client: int, number: int) -> None:
+def _keep_apart(models: Tree, beside: Tree, deployed: Tree, client: int, number: int) -> None:
     """Keeps the model that a client deploys, once for all clients of a round, if it is not the server's."""
-    served = {name: t for name, t in served.items() if f"global/{name}" in models}
-    if all(torch.equal(models[f"global/{name}"], t) for name, t in served.items()):
+    deployed = {name: t for name, t in deployed.items() if f"global/{name}" in models}
+    if all(torch.equal(models[f"global/{name}"], t) for name, t in deployed.items()):
         return
     of_round = f"round/{number:06d}/"
-    if any(not torch.equal(beside.get(of_round + name, t), t) for name, t in served.items()):
+    if any(not torch.equal(beside.get(of_round + name, t), t) for name, t in deployed.items()):
         of_round = f"client/{client:05d}/"
-    beside.update({of_round + name: t for name, t in served.items()})
+    beside.update({of_round + name: t for name, t in deployed.items()})
 
 
 def _named(visit: Visit, prefix: str, received: bool = False) -> Iterator[tuple[str, Tensor]]:

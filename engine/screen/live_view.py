@@ -20,7 +20,7 @@ from shoal.engine.rounds.costs import Live
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
 
 # Most runs are about the model that a client would deploy.
-FIRST_SCOPE = "served"
+FIRST_SCOPE = "deployed"
 LONGEST_NAME = 20
 
 

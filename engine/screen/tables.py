@@ -35,7 +35,7 @@ CAPTION = (
     "test accuracy in %: last round and best validation round, weighted by all {items} of\n"
     "a client; last round weighted by test {items}, plain mean over clients, macro-F1;\n"
     "minimum, median, maximum over clients. trained: after the last local step;\n"
-    "served: what a client would deploy now; global: the server's model"
+    "deployed: what a client would deploy now; global: the server's model"
 )
 
 
@@ -48,22 +48,22 @@ def show_run(run: Path) -> None:
         f"{config.algorithm.name} on {summary['dataset']}{kind}: {summary['clients']} clients, "
         f"{summary['rounds']} rounds, {', '.join(model.name for model in config.models())}"
     )
-    table = _numbers(title, ["scope"], ["last", "best val", "tests", "clients", "F1", "min", "median", "max"])
+    table = _numbers(title, ["scope"], ["final", "best val", "tests", "clients", "F1", "min", "median", "max"])
     for scope, numbers in summary["scopes"].items():
-        last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
+        last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
         if last is None or scope == DOMAINS:
             continue
-        marks = {moment: _mark(numbers[moment]) for moment in ("last", "best")}
+        marks = {moment: _mark(numbers[moment]) for moment in ("final", "best")}
         at_best = f"{_percent(best['nodes'])}{marks['best']} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
-        table.add_row(scope, _percent(last["nodes"]) + marks["last"], at_best, *rest)
+        table.add_row(scope, _percent(last["nodes"]) + marks["final"], at_best, *rest)
     console.print(table)
     _line(CAPTION.format(items=ITEMS[config.task]))
-    if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("last", "best")))):
+    if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
     points, why = scopes_apart(summary, config)
     if why:
-        _line(f"served and global are apart, {points:.1f} points: {why}")
+        _line(f"deployed and global are apart, {points:.1f} points: {why}")
     if (metric := ranking_of(summary["scopes"])) is not None:
         console.print(ranking_table(summary["scopes"], metric))
         _line(OF_RANKINGS)
@@ -197,10 +197,10 @@ def show_rounds(run: Path, last: int = 10) -> None:
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
     metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
-    heads = ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down")
+    heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
     table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %", [], heads)
     for line in lines[-last:]:
-        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "served")}
+        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "deployed")}
         values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
         table.add_row(
             str(line["round"]),
@@ -234,7 +234,7 @@ OF_DOMAINS = (
 def domain_table(scope: Mapping[str, Any]) -> Table:
     """A row a domain, their mean, and the best constant class: of the best round, the last, the last five."""
     table = _numbers("the server's model on the whole graph of every domain", ["rounds", "domain"], list(RATES))
-    best, last, five = scope["best"], scope["last"], scope["last_five"]
+    best, last, five = scope["best"], scope["final"], scope["last_five"]
     rounds = five["rounds"]
     blocks = [
         (f"best val @{best['round']}, test" if best else "", (best or {}).get("test")),
@@ -263,22 +263,22 @@ OF_RANKINGS = (
 
 def ranking_of(scopes: Mapping[str, Any]) -> str | None:
     """The metric of a summary's scopes if that is not accuracy, else None."""
-    found = {metric_of(part) for scope in scopes.values() for part in scope["last"].values() if isinstance(part, dict)}
+    found = {metric_of(part) for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)}
     return next((metric for metric in RANKINGS if metric in found), None)
 
 
 def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
     """A row a scope of a summary, by the metric of the run."""
-    table = _numbers(f"test {RANKINGS[metric]}", ["scope"], ["last", "best val", *LAST, "ranked"])
+    table = _numbers(f"test {RANKINGS[metric]}", ["scope"], ["final", "best val", *LAST, "ranked"])
     for scope, numbers in scopes.items():
-        last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
+        last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
         if last is None:
             continue
         mark = _mark(numbers["best"])
         at_best = _percent(chosen(best, scope)) + f"{mark} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[metric][weighting]) for weighting in LAST.values()]
         table.add_row(
-            scope, _percent(chosen(last, scope)) + _mark(numbers["last"]), at_best, *rest, str(last[metric]["ranked"])
+            scope, _percent(chosen(last, scope)) + _mark(numbers["final"]), at_best, *rest, str(last[metric]["ranked"])
         )
     return table
 

@@ -101,7 +101,7 @@ def _of_run(path: Path, mean: str) -> tuple[str, str]:
     if not finished(path):
         return ("unfinished" if started(path) else "not begun"), what
     figures = figures_by(path, mean)
-    scope = next((scope for scope in ("served", "trained", "global") if f"{scope}.best.test" in figures), None)
+    scope = next((scope for scope in ("deployed", "trained", "global") if f"{scope}.best.test" in figures), None)
     reached = "" if scope is None else f": {100 * figures[f'{scope}.best.test']:.2f} % {scope}"
     return "finished", what + reached
 

@@ -12,8 +12,8 @@ from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
 from shoal.engine.studies.groups import Key, Row, grouped, others_of
 
-SCOPES = ("trained", "served", "global", "domains")
-MOMENTS = ("best", "last")
+SCOPES = ("trained", "deployed", "global", "domains")
+MOMENTS = ("best", "final")
 PARTS = ("val", "test")
 Mean = Literal["nodes", "rows", "clients"]
 MEANS: Mapping[str, str] = {
@@ -28,8 +28,8 @@ OF_CLIENTS = (NODES, "clients", "f1_clients", "min", "median", "max")
 def figures_of(summary: Mapping[str, Any], mean: str = NODES) -> dict[str, float]:
     """Every number of a summary under its dotted name.
 
-    What stands for a part of a scope has a short name, too: `served.best.test` is the metric of the run at the best
-    validation round, by a mean over clients, and `served.best.round` that round.
+    What stands for a part of a scope has a short name, too: `deployed.best.test` is the metric of the run at the best
+    validation round, by a mean over clients, and `deployed.best.round` that round.
     """
     found = {name: float(value) for name, value in numbers_of(summary).items()}
     for scope, numbers in summary["scopes"].items():

@@ -85,7 +85,7 @@ class PaperTable(BaseModel):
     title: str
     config: str | None = None
     set: Keys = {}
-    score: str = "served.best.test"
+    score: str = "deployed.best.test"
     mean: Mean = "nodes"
     runs: int | None = None
     seeds: Annotated[int, Field(ge=1)] = 3

@@ -79,14 +79,14 @@ def _finished(group: Group) -> list[Path]:
 
 
 def _apart(named: dict[str, Group]) -> list[str]:
-    """A line for every reason why `served` and `global` differ, of the first run of each combination."""
+    """A line for every reason why `deployed` and `global` differ, of the first run of each combination."""
     found: dict[str, list[str]] = {}
     for name, group in named.items():
         first = _finished(group)[0]
         points, why = scopes_apart(read_summary(first), load_config(first))
         if why:
             found.setdefault(why, []).append(f"{points:.1f} points" + (f" in {name}" if len(named) > 1 else ""))
-    return [f"served and global are apart, {', '.join(these)}: {why}" for why, these in found.items()]
+    return [f"deployed and global are apart, {', '.join(these)}: {why}" for why, these in found.items()]
 
 
 def _scopes(named: dict[str, Group]) -> list[str]:
@@ -150,7 +150,7 @@ def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
 
 def _clients(named: dict[str, Group]) -> list[Drawing]:
     found: list[Drawing] = []
-    for scope in ("trained", "served"):
+    for scope in ("trained", "deployed"):
         of_group = {
             name: np.concatenate([client_accuracies(run, scope) for run in _finished(group)])
             for name, group in named.items()

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from shoal.engine.config.config import WHOLE, Config, load_config, require_names
 from shoal.engine.config.config_text import MOST_BYTES, require_small
 from shoal.engine.config.run_identity import fingerprint_of
+from shoal.engine.config.sections import current_name
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import message_of, quoted
@@ -149,17 +150,17 @@ def _shown(axis: str) -> str:
     return axis if len(axis) <= 60 else f"{axis[:60]}…"
 
 
-Scope = Literal["trained", "served", "global", "domains"]
+Scope = Literal["trained", "deployed", "global", "domains"]
 Scalar = str | int | float | bool
 
 
 class Choose(BaseModel):
-    """The key whose value validation chooses: `{key: algorithm.eps, seeds: 2, by: served}`."""
+    """The key whose value validation chooses: `{key: algorithm.eps, seeds: 2, by: deployed}`."""
 
     model_config = ConfigDict(extra="forbid")
     key: str
     seeds: Annotated[int, Field(ge=1)] = 2
-    by: Scope = "served"
+    by: Annotated[Scope, BeforeValidator(current_name)] = "deployed"
 
 
 class _File(BaseModel):
@@ -183,7 +184,7 @@ class Study:
     axes: tuple[str, ...]
     choose: str | None = None
     choose_seeds: int = 2
-    choose_by: Scope = "served"
+    choose_by: Scope = "deployed"
 
     @cached_property
     def choices(self) -> list[Selection]:

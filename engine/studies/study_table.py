@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from shoal.engine.config.sections import current_name
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
@@ -303,7 +304,7 @@ def layout_of(
         raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
     named = tuple((key, value) for key, _, value in pairs)
     keys = tuple((rows or "").split(",")) if rows else ()
-    return Layout(tuple(figures), keys, columns, statistic, named, mean, ties, not_worse)
+    return Layout(tuple(map(current_name, figures)), keys, columns, statistic, named, mean, ties, not_worse)
 
 
 def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:

@@ -96,7 +96,7 @@ def test_split_learning(run: Start, views: Views, module_of: ModuleOf, counts_of
     torch.testing.assert_close(server.state.server["top"], top.detach(), rtol=1e-4, atol=1e-5)
     for i, body in enumerate(bodies):
         torch.testing.assert_close(server.state.clients[i]["model.w"], flat(body), rtol=1e-4, atol=1e-5)
-        for scope in ("trained", "served"):
+        for scope in ("trained", "deployed"):
             counts = counts_of(server, data[i], server.state.clients[i]["model.w"])
             np.testing.assert_array_equal(server.state.scores[scope][i], counts)
 
@@ -131,7 +131,7 @@ def test_absent_clients_are_served_what_was_sent_to_them(start: Start, views: Vi
             inbox = server.state.inboxes[i]["w"]
             torch.testing.assert_close(inbox, (i + 1) * first)
             if number % 2 == 0:
-                np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(server, view, inbox))
+                np.testing.assert_array_equal(server.state.scores["deployed"][i], counts_of(server, view, inbox))
 
 
 @dataclass(frozen=True)

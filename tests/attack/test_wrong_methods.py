@@ -151,7 +151,7 @@ def test_note_not_finite_is_null_in_metrics(start_with: Start) -> None:
 def test_predict_minus_infinity_rules_a_class_out(start_with: Start) -> None:
     scores = "scores = super().predict(client, received, part).clone()"
     line = start_with("predict", f"{scores}\nscores[:, 1:] = -float('inf')\nreturn scores").round()
-    assert 0 < line["scopes"]["served"]["test"]["rows"] < 1
+    assert 0 < line["scopes"]["deployed"]["test"]["rows"] < 1
 
 
 def test_keyboard_interrupt_in_a_method_interrupts(start_with: Start) -> None:

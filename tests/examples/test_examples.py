@@ -20,7 +20,7 @@ def config(folder: Path, **keys: Any) -> shoal.Config:
 def test_callback_ends_the_run_at_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the round that its metrics say, after a resume, too."""
     whole = shoal.run(config(tmp_path)).metrics
-    reached = whole["served.val.nodes"].to_pylist()
+    reached = whole["deployed.val.nodes"].to_pylist()
     wanted = (reached[0] + max(reached)) / 2
     first = next(number for number, value in enumerate(reached, 1) if value >= wanted)
     assert 1 < first < 8
@@ -28,7 +28,7 @@ def test_callback_ends_the_run_at_its_target(tmp_path: Path, monkeypatch: pytest
     mine = [{"name": "examples/stop_at_accuracy.py:StopAt", "accuracy": wanted}]
     stopped = shoal.run(config(tmp_path, callbacks=mine))
     assert stopped.summary["rounds"] == first
-    assert stopped.summary["stopped"].startswith("served validation accuracy ")
+    assert stopped.summary["stopped"].startswith("deployed validation accuracy ")
     assert stopped.metrics["loss"].to_pylist() == whole["loss"].to_pylist()[:first]
     # Each round is a run of its own here, cut off by its time.
     cut = config(tmp_path, callbacks=mine, run={"root": str(tmp_path / "cut"), "max_seconds": 1e-9})

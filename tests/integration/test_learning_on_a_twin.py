@@ -27,7 +27,7 @@ def test_mlp_is_far_below_sgc_and_sgc_below_gamlp(tmp_path: Path) -> None:
             evaluation={"every": 30},
         )
         scopes = read_summary(run(parse_config(plain, "test")))["scopes"]
-        accuracy[model] = scopes["global"]["last"]["test"]["rows"]
+        accuracy[model] = scopes["global"]["final"]["test"]["rows"]
     assert accuracy["mlp"] + 0.2 < accuracy["sgc"]
     assert accuracy["sgc"] + 0.005 < accuracy["gamlp"]
     # Nodes of another class than their community leave room above.

@@ -44,11 +44,11 @@ def test_accuracies_are_ogb_s(tmp_path: Path) -> None:
     for part, name, nodes in ((VAL, "val", 596), (TEST, "test", 972)):
         rows = columns["part"] == part
         assert np.count_nonzero(rows) == nodes
-        for scope in ("served", "global"):
+        for scope in ("deployed", "global"):
             received = {"y_true": columns["label"][rows][:, None], "y_pred": columns[scope][rows][:, None]}
             official = evaluator.eval(received)["acc"]
             assert 1 / 40 < official < 1
-            assert logged[scope]["last"][name]["rows"] == pytest.approx(official, abs=1e-12)
+            assert logged[scope]["final"][name]["rows"] == pytest.approx(official, abs=1e-12)
 
 
 def test_ranks_are_ogb_s() -> None:

@@ -24,7 +24,7 @@ def test_the_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "data"))
     said = runpy.run_path("program.py")
-    assert said["rounds"].column_names == ["round", "loss", "served.test.nodes"]
+    assert said["rounds"].column_names == ["round", "loss", "deployed.test.nodes"]
     assert len({row["client"] for row in said["clients"]}) == 10
     assert said["models"]
     assert len(said["predictions"]) == 1797

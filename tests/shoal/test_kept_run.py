@@ -26,10 +26,10 @@ def test_metrics_are_the_lines(finished: shoal.Run) -> None:
     assert table["loss"].to_pylist() == [line["loss"] for line in lines]
     assert table["seconds.train"].to_pylist() == [line["seconds"]["train"] for line in lines]
     # Evaluated every two rounds, and after the last.
-    test = [line["scopes"]["served"]["test"]["nodes"] for line in lines[1:]]
-    assert table["served.test.nodes"].to_pylist() == [None, *test]
+    test = [line["scopes"]["deployed"]["test"]["nodes"] for line in lines[1:]]
+    assert table["deployed.test.nodes"].to_pylist() == [None, *test]
     assert str(table.schema.field("bytes_up").type) == "int64"
-    assert str(table.schema.field("served.test.nodes").type) == "double"
+    assert str(table.schema.field("deployed.test.nodes").type) == "double"
 
 
 def test_scores_of_clients_make_the_accuracies_of_the_lines(finished: shoal.Run) -> None:
@@ -37,7 +37,7 @@ def test_scores_of_clients_make_the_accuracies_of_the_lines(finished: shoal.Run)
     assert {row["round"] for row in rows} == {2, 3}
     lines = {line["round"]: line for line in finished.metrics.to_pylist()}
     for number in (2, 3):
-        for scope in ("trained", "served", "global"):
+        for scope in ("trained", "deployed", "global"):
             for part in ("val", "test"):
                 own = [row for row in rows if (row["round"], row["scope"], row["part"]) == (number, scope, part)]
                 assert [row["client"] for row in own] == [0, 1, 2, 3]
@@ -89,8 +89,8 @@ def test_sweep(elsewhere: dict[str, Any]) -> None:
     assert found.table["train.lr"].to_pylist() == ["0.1", "0.1", "0.001", "0.001"]
     assert found.table["seed"].to_pylist() == ["0", "1", "0", "1"]
     assert [run.config.train.lr for run in found.runs] == [0.1, 0.1, 1e-3, 1e-3]
-    tests = [run.summary["scopes"]["served"]["best"]["test"]["nodes"] for run in found.runs]
-    assert found.table["served.best.test"].to_pylist() == tests
+    tests = [run.summary["scopes"]["deployed"]["best"]["test"]["nodes"] for run in found.runs]
+    assert found.table["deployed.best.test"].to_pylist() == tests
     with refused("algorithm.name", says="'nothing' is unknown"):
         shoal.sweep(elsewhere, {"algorithm.name": ["nothing"]})
 
@@ -162,7 +162,7 @@ def test_predict_of_a_clients_graph_is_its_prediction(
     own = run.predictions().to_pandas().set_index("node").loc[node]
     found = run.predict(graph, client).to_pandas()
     assert found["node"].tolist() == list(range(len(node)))
-    assert found["predicted"].tolist() == own["global" if "global" in own else "served"].tolist()
+    assert found["predicted"].tolist() == own["global" if "global" in own else "deployed"].tolist()
     p_NC = np.stack(found["probability"])
     assert p_NC.sum(1) == pytest.approx(1.0)
     assert (p_NC.argmax(1) == found["predicted"]).all()

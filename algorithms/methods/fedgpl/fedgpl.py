@@ -120,7 +120,7 @@ class FedGPL(Algorithm):
 
     Tasks are the domains of the federation. At the end of a round the server mixes prompts and classifiers by task
     (`task_mixing`), for clients that were away, too, and each client starts the next round with those of its task.
-    Scope `trained` is what clients hold before mixing, `served` after it; the GNN reaches hosts for evaluation alone.
+    Scope `trained` is what clients hold before mixing, `deployed` after it; the GNN reaches hosts for evaluation alone.
 
     Bytes of a batch with n nodes, e pairs of neighbours and B graphs: 4 F n + 8 e + 4 (B + 1) + 4 B H up and
     4 F n + 4 B H down; of a round besides, 4 Q each way.

@@ -40,7 +40,7 @@ class AugmentedGraphs(GeneratorOptions, Algorithm):
 
     At its first visit after these rounds a client takes the steps of those that it missed, without the others, then
     augments its graph for good: every node of the whole graph gets its generated neighbours. Models train on that
-    graph, and are scored on it for the client's own nodes, as `trained` and `served`; those of a client that did not
+    graph, and are scored on it for the client's own nodes, as `trained` and `deployed`; those of a client that did not
     come yet, and the server's own model, on the graph as it is. Where training sees training nodes alone
     (`data.inductive`), their graph is augmented for training, and that of all nodes, by the same generator, for scores;
     a client without any has no generator, and is scored on its graph as it is.

@@ -43,7 +43,7 @@ class GCFLPlus(FedAvg):
     whose series are all equal is not divided. The authors share the layers of a GIN and leave all that is before and
     behind them at the client; here it is all but the classifier (`share: body`), of any model.
 
-    Down: W_K. Up: dW_i and three scalars. Scores as `served` are of the cluster's model after the client's last
+    Down: W_K. Up: dW_i and three scalars. Scores as `deployed` are of the cluster's model after the client's last
     round, with its own classifier. The round's notes say how many clusters there are, and what the test of `eps1` and
     `eps2` saw. With `share: all` and no division it is FedAvg.
 

@@ -43,7 +43,7 @@ METHODS = {
 # Methods that read hops whatever the model of the config: themselves, or by a copilot.
 READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
 _AUGMENTED = ("on its augmented graph once it has one", "on graphs as they are")
-# What the scopes `served` and `global` read beside parameters, in words, of the methods that do.
+# What the scopes `deployed` and `global` read beside parameters, in words, of the methods that do.
 BESIDE_PARAMETERS = {
     "adafgl": ("with the branches that it trained", "without branches"),
     "fedsage_plus": _AUGMENTED,
@@ -53,7 +53,7 @@ BESIDE_PARAMETERS = {
 
 
 def beside_parameters(name: str) -> tuple[str, str]:
-    """What `served` and `global` read beside parameters; clients of a user's own method may keep anything."""
+    """What `deployed` and `global` read beside parameters; clients of a user's own method may keep anything."""
     of_a_users = ("with what it keeps of its own", "without what clients keep")
     return BESIDE_PARAMETERS.get(name, ("", "") if name in METHODS else of_a_users)
 

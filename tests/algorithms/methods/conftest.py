@@ -310,6 +310,6 @@ def assert_holds(counts_of: CountsOf) -> Callable[[Server, list[PlainClient]], N
             # Adam amplifies rounding, and processors round apart: 2e-5 was seen on one; a wrong term moves far more.
             torch.testing.assert_close(kept["model.w"], clients[i].w, rtol=1e-3, atol=1e-4)
             now = counts_of(server, clients[i].view, kept["model.w"])
-            np.testing.assert_array_equal(server.state.scores["served"][i], now)
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], now)
 
     return assert_holds

@@ -32,7 +32,7 @@ def test_fedavg(
     server = start({**unequal, **({"algorithm.weight": weight} if weight else {})}, pool=recorded.on)
     clients = torch_clients(server)
     w = server._initial.double()
-    served: dict[int, Tensor] = {}
+    deployed: dict[int, Tensor] = {}
     for number in range(1, server.plan.rounds + 1):
         server.round()
         cohort, total, weights = server.cohort(number), torch.zeros_like(w), 0.0
@@ -53,9 +53,9 @@ def test_fedavg(
         w = total / weights if weights else w
         now = server.state.server["w"]
         near(now.double(), w)
-        served |= dict.fromkeys(cohort, now)
+        deployed |= dict.fromkeys(cohort, now)
         for i, client in enumerate(clients):
-            scores = {"global": now, "served": served.get(i, server._initial)}
+            scores = {"global": now, "deployed": deployed.get(i, server._initial)}
             for scope, model in scores.items():
                 expected = counts_of(server, client.view, model)
                 np.testing.assert_array_equal(server.state.scores[scope][i], expected, err_msg=f"{number} {scope} {i}")
@@ -79,7 +79,7 @@ def test_local(start: Start, unequal: Keys, recorded: Any, torch_clients: PlainC
                 torch.testing.assert_close(kept["model.w"].double(), client.w, rtol=1e-4, atol=1e-5)
                 client.require_kept(kept)
             counts = counts_of(server, client.view, kept["model.w"] if i in met else server._initial)
-            np.testing.assert_array_equal(server.state.scores["served"][i], counts)
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], counts)
             if i in met:
                 np.testing.assert_array_equal(server.state.scores["trained"][i], counts)
 

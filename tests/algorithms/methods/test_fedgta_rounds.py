@@ -145,8 +145,8 @@ def test_whole_rounds(
         for i, client in enumerate(clients):
             if i in inboxes:
                 near(server.state.inboxes[i]["w"].double(), inboxes[i])
-            served = server.state.inboxes[i]["w"] if i in inboxes else server._initial
-            np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(server, client.view, served))
+            deployed = server.state.inboxes[i]["w"] if i in inboxes else server._initial
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], counts_of(server, client.view, deployed))
         assert line["notes"] == pytest.approx(
             {
                 "set size": (rows > 0).sum(1).mean(),

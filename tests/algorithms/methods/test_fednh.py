@@ -82,7 +82,7 @@ def test_rounds_written_out(start: Start, patchy: Keys, plain_clients: PlainClie
         held = server.state.server
         torch.testing.assert_close(held["w"], body, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(held["classes"], np.stack(classes), rtol=1e-3, atol=1e-5)
-        assert line["scopes"].keys() == {"trained", "served", "global"}
+        assert line["scopes"].keys() == {"trained", "deployed", "global"}
         module = clients[0].module
         nn.utils.vector_to_parameters(held["w"].clone(), bodies(module))
         for i, client in enumerate(clients):

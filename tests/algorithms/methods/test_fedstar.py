@@ -150,12 +150,12 @@ def test_rounds_written_out(start: Start, keys: Keys, views: Views, size: int | 
         scalars = len(shared)
         assert scalars == 32 * HIDDEN + HIDDEN + 2 * (HIDDEN * HIDDEN + HIDDEN)
         assert (line["bytes_up"], line["bytes_down"]) == (4 * len(cohort) * (scalars + 1), 4 * len(cohort) * scalars)
-        assert line["scopes"].keys() == {"trained", "served"}
+        assert line["scopes"].keys() == {"trained", "deployed"}
         for i in cohort:
             clients[i].receive(shared)
         for i, client in enumerate(clients):
-            np.testing.assert_array_equal(server.state.scores["served"][i], client.counts())
-    assert server.state.scores["served"][ONE_GRAPH].sum() == 0
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], client.counts())
+    assert server.state.scores["deployed"][ONE_GRAPH].sum() == 0
 
 
 def test_an_export_has_clients_and_no_model_of_the_server(
@@ -165,14 +165,14 @@ def test_an_export_has_clients_and_no_model_of_the_server(
     config = configure({**keys, "run.root": str(tmp_path), "run.tensorboard": False})
     out = export(run_config(config))
     models, batch = load_file(out / "models.safetensors"), pa.ipc.open_file(out / "predictions.arrow").get_batch(0)
-    column = {name: batch.column(name).to_numpy() for name in ("client", "served")}
+    column = {name: batch.column(name).to_numpy() for name in ("client", "deployed")}
     server = start(keys)
     for i, view in enumerate(views(server)):
         client = StarClient(i, Path(keys["data.path"]), view, server._initial)
         own = {name.partition("/")[2].partition("/")[2]: t for name, t in models.items() if f"/{i:05d}/" in name}
         client.module.load_state_dict(own)
         predicted = client.module.eval()(client.batch(np.arange(len(client.graphs)))).argmax(1)
-        np.testing.assert_array_equal(column["served"][column["client"] == i], predicted.numpy())
+        np.testing.assert_array_equal(column["deployed"][column["client"] == i], predicted.numpy())
     assert {name.split("/")[0] for name in models} == {"client"}
     name = "backbone.structure.lift.weight"
     # Who came last, came together.

@@ -104,11 +104,11 @@ def training(task: Mapping[str, Any], name: str, model: str | dict[str, Any]) ->
 )
 def test_every_method_trains(run: Start, graph_task: Keys, edge_task: Keys, task: str, name: str, model: Any) -> None:
     server = run(training(graph_task if task == "graph" else edge_task, name, model), rounds=2)
-    counts = sum(server.state.scores["served"].values())
+    counts = sum(server.state.scores["deployed"].values())
     scored = 18 if task == "graph" else sum(info.items - info.train for info in server.infos)
     assert counts[0, 0].sum() + counts[1, 0].sum() == scored
     if name != "global":
-        assert server.state.scores["served"][ONE_GRAPH if task == "graph" else WITHOUT_PAIRS].sum() == 0
+        assert server.state.scores["deployed"][ONE_GRAPH if task == "graph" else WITHOUT_PAIRS].sum() == 0
     for tree in (server.state.server, *server.state.clients.values()):
         for entry, t in tree.items():
             assert bool(torch.isfinite(t.float()).all()), entry
@@ -144,7 +144,9 @@ def test_nothing_of_other_graphs_than_those_of_the_training_is_learnt(
         for entry, t in tree.items():
             np.testing.assert_array_equal(t, of_changed[entry], err_msg=entry)
     # FedGen's models take all graphs for one class so early.
-    apart = any(not np.array_equal(counts, changed.scores["served"][i]) for i, counts in one.scores["served"].items())
+    apart = any(
+        not np.array_equal(counts, changed.scores["deployed"][i]) for i, counts in one.scores["deployed"].items()
+    )
     assert apart or name == "fedgen"
 
 

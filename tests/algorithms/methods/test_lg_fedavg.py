@@ -44,7 +44,7 @@ def test_lg_fedavg(
     server = start({**keys, "algorithm.weight": weight} if weight else keys)
     clients = plain_clients(server)
     assert torch.equal(server.state.server["w"], read(clients[0].module))
-    shared, served = read(clients[0].module), dict[int, Tensor]()
+    shared, deployed = read(clients[0].module), dict[int, Tensor]()
     for number in range(1, 8):
         line, total, count = server.round(), torch.zeros_like(shared), 0
         cohort = server.cohort(number)
@@ -59,14 +59,14 @@ def test_lg_fedavg(
         shared = total / count if count else shared
         torch.testing.assert_close(server.state.server["w"], shared, rtol=1e-3, atol=1e-5)
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (4 * 9 + 1), len(cohort) * 4 * 4 * 9)
-        assert line["scopes"].keys() == {"trained", "served"}
-        served |= dict.fromkeys(cohort, shared)
+        assert line["scopes"].keys() == {"trained", "deployed"}
+        deployed |= dict.fromkeys(cohort, shared)
         for i, client in enumerate(clients):
             deployed = copy.deepcopy(client.module)
-            if i in served:
-                write(deployed, served[i])
+            if i in deployed:
+                write(deployed, deployed[i])
             w = nn.utils.parameters_to_vector(deployed.parameters()).detach()
-            np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(server, client.view, w))
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], counts_of(server, client.view, w))
             if i in cohort:
                 now = counts_of(server, client.view, client.w)
                 np.testing.assert_array_equal(server.state.scores["trained"][i], now)

@@ -166,8 +166,8 @@ def test_csv_has_the_lines_after_a_kill(configure: Configure, monkeypatch: pytes
     assert len(read_client_scores(folder)) == 3 * 3 * 2 * 4
     assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
     assert [row["loss"] for row in rows] == [str(line["loss"]) for line in lines]
-    scores = [line["scopes"]["served"]["test"]["nodes"] if "scopes" in line else "" for line in lines]
-    assert [row["served.test.nodes"] for row in rows] == [str(score) for score in scores]
+    scores = [line["scopes"]["deployed"]["test"]["nodes"] if "scopes" in line else "" for line in lines]
+    assert [row["deployed.test.nodes"] for row in rows] == [str(score) for score in scores]
 
 
 def test_failing_logger_is_dropped(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +202,7 @@ STOPPING = {"name": "early_stopping"}
             ([{**STOPPING, name: value}], f"callbacks: early_stopping.{name}: ")
             for name, value in (("patience", 0), ("patience", True), ("mode", "up"), ("min_delta", -1))
         ),
-        ([{**STOPPING, "figure": "served.val.node"}], "no round has the number 'served.val.node'; there are "),
+        ([{**STOPPING, "figure": "deployed.val.node"}], "no round has the number 'deployed.val.node'; there are "),
         (["nowhere.py:Mine"], "nowhere.py cannot be read: No such file or directory"),
         (["HERE/mine.py:Nothing"], "mine.py: has no class Nothing; it has Notes"),
         (["HERE/mine.py:dataclass"], "is no callback; derive a class from shoal.Callback"),
@@ -229,7 +229,7 @@ def first_end(values: Sequence[float | None], patience: int, mode: str, min_delt
 
 
 def line(number: int, value: float | None) -> dict[str, Any]:
-    return {"round": number, "loss": value, "scopes": {"served": {"val": {"nodes": 0.5}}}}
+    return {"round": number, "loss": value, "scopes": {"deployed": {"val": {"nodes": 0.5}}}}
 
 
 @given(

@@ -37,7 +37,10 @@ def scalars(events: EventAccumulator) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard(tmp_path: Path) -> None:
-    scopes = {"served": {"val": {"nodes": 0.5, "f1": 0.1}, "test": {"nodes": 0.75}}, "global": {"val": {"nodes": 0.1}}}
+    scopes = {
+        "deployed": {"val": {"nodes": 0.5, "f1": 0.1}, "test": {"nodes": 0.75}},
+        "global": {"val": {"nodes": 0.1}},
+    }
     events = events_of(tmp_path, line(1, 0.25), line(2, None, scopes))
     assert scalars(events) == {
         "bytes/up": [(1, 10), (2, 20)],
@@ -45,8 +48,8 @@ def test_tensorboard(tmp_path: Path) -> None:
         "seconds/round": [(1, 0.5), (2, 1.0)],
         # A round in which nobody trained has no loss.
         "loss": [(1, 0.25)],
-        "accuracy_val/served": [(2, 0.5)],
-        "accuracy_test/served": [(2, 0.75)],
+        "accuracy_val/deployed": [(2, 0.5)],
+        "accuracy_test/deployed": [(2, 0.75)],
         "accuracy_val/global": [(2, pytest.approx(0.1))],
     }
     content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
@@ -72,7 +75,7 @@ def test_tensorboard_of_domains(tmp_path: Path) -> None:
 
 
 def line_of(number: int) -> dict[str, Any]:
-    scopes = {"scopes": {"served": {"test": {"nodes": number / 4}}}} if number % 2 == 0 else {}
+    scopes = {"scopes": {"deployed": {"test": {"nodes": number / 4}}}} if number % 2 == 0 else {}
     return {"round": number, "cohort": [0, 1], "loss": 1 / number, "notes": {"a term's": 2.0}, **scopes}
 
 
@@ -105,7 +108,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert history == {
         "loss": [(n, 1 / n) for n in (1, 2, 3, 4)],
         "notes.a term_s": [(n, 2.0) for n in (1, 2, 3, 4)],
-        "served.test.nodes": [(2, 0.5), (4, 1.0)],
+        "deployed.test.nodes": [(2, 0.5), (4, 1.0)],
     }
 
 
@@ -124,5 +127,5 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Records as protocol buffers: names and texts of keys and numbers stand in them as they are.
     for file in files:
         found = file.read_bytes()
-        missing = [text for text in (b"algorithm.name", b"fedgta", b"served.test.nodes") if text not in found]
+        missing = [text for text in (b"algorithm.name", b"fedgta", b"deployed.test.nodes") if text not in found]
         assert not missing, (file.name, len(found), missing)

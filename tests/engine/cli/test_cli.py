@@ -85,7 +85,7 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     assert inspected.startswith("config: seed=0,1 train.lr=0.01,0.1")
     assert all(f"finished {path}" in inspected for path in (folder / "runs").glob("tiny-*"))
     assert "train.lr trained.best.val" in inspected
-    table = printed("table", sweep, "--figure", "served.best.test", "--columns", "train.lr", "--format", "markdown")
+    table = printed("table", sweep, "--figure", "deployed.best.test", "--columns", "train.lr", "--format", "markdown")
     assert "| 0.01 | 0.1 |" in table
     assert printed("report", sweep) == f"written: {sweep / 'report' / 'index.html'}"
     assert "equal" in printed("compare", run, run)

@@ -163,7 +163,7 @@ def test_every_client_trains_as_if_all_had_its_model(run: Callable[..., Server],
         alone = run({**keys, "model": model}, rounds=4)
         for client in range(number, 6, 4):
             require_same_tree(mixed.state.clients[client], alone.state.clients[client])
-            assert (mixed.state.scores["served"][client] == alone.state.scores["served"][client]).all()
+            assert (mixed.state.scores["deployed"][client] == alone.state.scores["deployed"][client]).all()
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_run_is_summarised_exported_and_resumed(plain: dict[str, Any], tmp_pat
     config = parse_config(plain, "test")
     folder = run_config(config)
     assert load_config(folder) == config
-    assert read_summary(folder)["scopes"]["served"]["last"]["test"]["rows"] > 0.4
+    assert read_summary(folder)["scopes"]["deployed"]["final"]["test"]["rows"] > 0.4
     models = load_file(export(folder) / "models.safetensors")
     head = "backbone.head.linears.0.weight"
     names = ["client/00000/convs.0.lin.weight", f"client/00002/{head}", f"client/00003/{head}"]

@@ -70,7 +70,7 @@ def test_from_tables_to_an_export(config: Callable[..., Config], capsys: pytest.
     label = dict(zip(table["node"].to_pylist(), table["label"].to_pylist()))
     assert [label[n] for n in range(3)] == [2, 0, 1]
     names = ["ant", "bee", "owl"]
-    for column in ("label", "served", "global"):
+    for column in ("label", "deployed", "global"):
         assert table[f"{column}_name"].to_pylist() == [names[number] for number in table[column].to_pylist()]
     assert table["id"].to_pylist() == [f"n{node}" for node in table["node"].to_pylist()]
 

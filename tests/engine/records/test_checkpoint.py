@@ -33,7 +33,7 @@ def state(number: int) -> FederationState:
         inboxes={7: {"w": torch.arange(3.0)}},
         downloads={number: {"w": torch.zeros(3)}},
         newest={2: number},
-        scores={"served": ScoreTable({2: np.arange(12).reshape(2, 3, 2), 7: np.zeros((2, 3, 2), dtype=np.int64)})},
+        scores={"deployed": ScoreTable({2: np.arange(12).reshape(2, 3, 2), 7: np.zeros((2, 3, 2), dtype=np.int64)})},
     )
 
 
@@ -183,7 +183,7 @@ def test_best_rounds_keep_one_checkpoint_a_scope(whole: Path) -> None:
     for line in read_metrics(whole):
         for scope, parts in line["scopes"].items():
             scopes.setdefault(scope, []).append(parts["val"]["nodes"])
-    assert set(scopes) == {"trained", "served", "global"}
+    assert set(scopes) == {"trained", "deployed", "global"}
     first_highest = {values.index(max(values)) + 1 for values in scopes.values()}
     assert len(first_highest) > 1
     assert set(kept(whole)) == first_highest

@@ -10,10 +10,13 @@ import pyarrow as pa
 import pytest
 from support.errors import refused
 
+from shoal.engine.config.sections import current_name
 from shoal.engine.records.client_scores import ClientScores, read_client_scores
 from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
+from shoal.engine.records.run_folder import SUMMARY, read_summary
 from shoal.engine.rounds.evaluation import client_scores
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.checksummed_json import sealed
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def line(number: int, **more: Any) -> dict[str, Any]:
 def five(tmp_path: Path) -> Metrics:
     metrics = Metrics(tmp_path)
     for number in range(1, 6):
-        metrics.append(line(number, scopes={"served": {"val": {"nodes": 0.1}}}))
+        metrics.append(line(number, scopes={"deployed": {"val": {"nodes": 0.1}}}))
     return metrics
 
 
@@ -56,8 +59,8 @@ def test_a_changed_line_is_named(five: Metrics, tmp_path: Path, change: str) -> 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_append_nan_is_refused(five: Metrics, value: float) -> None:
     before = five.path.read_bytes()
-    with refused(says="round 6: NaN or infinity in scopes.served.test.1, loss; not written"):
-        five.append({"round": 6, "scopes": {"served": {"test": [1.0, value]}}, "loss": value})
+    with refused(says="round 6: NaN or infinity in scopes.deployed.test.1, loss; not written"):
+        five.append({"round": 6, "scopes": {"deployed": {"test": [1.0, value]}}, "loss": value})
     assert five.path.read_bytes() == before
     assert len(five.lines) == 5
 
@@ -122,13 +125,13 @@ COUNTS = {
 
 
 def columns(times: int = 1) -> dict[str, np.ndarray]:
-    return client_scores({"served": {client: times * counts for client, counts in COUNTS.items()}, "domains": COUNTS})
+    return client_scores({"deployed": {client: times * counts for client, counts in COUNTS.items()}, "domains": COUNTS})
 
 
 def test_columns_by_hand() -> None:
     found = {name: values.tolist() for name, values in columns().items()}
     assert found == {
-        "scope": ["served"] * 3,
+        "scope": ["deployed"] * 3,
         "part": ["val", "test", "test"],
         "client": [4, 4, 7],
         "rows": [2, 4, 3],
@@ -136,7 +139,7 @@ def test_columns_by_hand() -> None:
         # Of class 0: 2 * 1 / (2 + 1), of class 1, which is predicted once and never right: 0; the third does not occur.
         "f1": [pytest.approx((2 / 3 + 0) / 2), pytest.approx((2 / 3 + 2 / 3 + 1) / 3), 1.0],
     }
-    assert client_scores({"served": {}}) == {}
+    assert client_scores({"deployed": {}}) == {}
 
 
 def test_another_metric() -> None:
@@ -168,6 +171,7 @@ def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int
 def test_a_file_with_plain_text_goes_on(tmp_path: Path) -> None:
     """As files of before have it."""
     of_before = {name: np.array(values.tolist()) for name, values in columns().items()}
+    of_before["scope"] = np.array(["served"] * 3)
     numbers = {
         name: values.astype(np.int32) for name, values in of_before.items() if name not in ("scope", "part", "f1")
     }
@@ -179,6 +183,7 @@ def test_a_file_with_plain_text_goes_on(tmp_path: Path) -> None:
     ClientScores(tmp_path).append(4, columns())
     table = read_client_scores(tmp_path)
     assert table["round"].to_pylist() == [2, 2, 2, 4, 4, 4]
+    assert set(table["scope"].to_pylist()) == {"deployed"}
     assert table["part"].to_pylist() == 2 * columns()["part"].tolist()
 
 
@@ -204,3 +209,16 @@ def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:
     assert scores.restore({}) is None
     with refused(scores.path, says="no scores of clients"):
         read_client_scores(tmp_path)
+
+
+def test_names_of_earlier_versions_are_read_by_todays(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    metrics.append(line(1, scopes={"served": {"val": {"nodes": 0.1}}}))
+    (found,) = read_metrics(tmp_path)
+    assert found["scopes"] == metrics.lines[0]["scopes"] == {"deployed": {"val": {"nodes": 0.1}}}
+    (tmp_path / SUMMARY).write_text(sealed({"scopes": {"served": {"last": {"round": 1}, "best": None}}}))
+    assert read_summary(tmp_path)["scopes"] == {"deployed": {"final": {"round": 1}, "best": None}}
+    names = ("served.last.test", "trained.best.val", "served.val.nodes", "seconds.last.round")
+    assert [*map(current_name, names)] == [
+        "deployed.final.test", "trained.best.val", "deployed.val.nodes", "seconds.last.round",
+    ]  # fmt: skip

@@ -171,7 +171,7 @@ def test_the_code_of_a_run_is_as_it_was_kept(config_of: MakeConfig, tmp_path: Pa
 def test_a_summary_is_as_it_was_written(folder: RunFolder) -> None:
     file = folder.path / SUMMARY
     with refused(file, says="NaN or infinity"):
-        folder.summarize({"scopes": {"served": float("nan")}})
+        folder.summarize({"scopes": {"deployed": float("nan")}})
     assert not folder.finished
     with refused(folder.path, says="no readable summary.json"):
         read_summary(folder.path)

@@ -25,7 +25,7 @@ def line(number: int, val: float | None = None, test: float = 0.5, **more: Any) 
         "retries": 0,
         "hosts": {"alive": 1, "of": 1},
         "memory": {"driver": 100},
-        **({"scopes": {"served": scored}} if test else {}),
+        **({"scopes": {"deployed": scored}} if test else {}),
         **more,
     }
 
@@ -37,17 +37,17 @@ def manifest(start: Callable[..., Server]) -> Manifest:
 
 def test_the_best_round_is_the_first_of_the_best_validation() -> None:
     lines = [line(1, 0.2), line(2, 0.7, 0.1), line(3, 0.7, 0.9), line(4, 0.6)]
-    assert best_round(lines, "served") is lines[1]
+    assert best_round(lines, "deployed") is lines[1]
     assert best_round(lines, "global") is None
-    assert best_round([line(1), line(2)], "served") is None
-    assert best_round([], "served") is None
+    assert best_round([line(1), line(2)], "deployed") is None
+    assert best_round([], "deployed") is None
 
 
 def test_last_and_best(manifest: Manifest) -> None:
     lines = [line(1, 0.2, 0.3), line(2, 0.7, 0.4), line(3, 0.6, 0.6), line(4, test=0.0)]
     found = summarize_run(lines, manifest, 999, "cpu")
-    assert found["scopes"].keys() == {"served"}
-    last, best = found["scopes"]["served"]["last"], found["scopes"]["served"]["best"]
+    assert found["scopes"].keys() == {"deployed"}
+    last, best = found["scopes"]["deployed"]["final"], found["scopes"]["deployed"]["best"]
     assert (last["round"], last["test"]["nodes"]) == (3, 0.6)
     assert (best["round"], best["test"]["nodes"]) == (2, 0.4)
     assert (found["rounds"], found["clients"], found["synthetic"]) == (4, 6, False)
@@ -55,7 +55,7 @@ def test_last_and_best(manifest: Manifest) -> None:
     assert found["peak_memory_bytes"] == 999
     # Without validation rows there is no best round.
     scopes = summarize_run([line(1), line(2)], manifest, 0, "cpu")["scopes"]
-    assert (scopes["served"]["best"], scopes["served"]["last"]["round"]) == (None, 2)
+    assert (scopes["deployed"]["best"], scopes["deployed"]["final"]["round"]) == (None, 2)
     assert summarize_run([line(1, test=0.0)], manifest, 0, "cpu")["scopes"] == {}
 
 
@@ -104,7 +104,7 @@ def test_domains_are_chosen_by_their_mean_and_the_last_five_are_averaged(manifes
     ]  # fmt: skip
     found = summarize_run(lines, manifest, 0, "cpu")["scopes"]["domains"]
     # The mean over domains, not weighted by nodes, which would take round 2.
-    assert (found["best"]["round"], found["last"]["round"]) == (1, 9)
+    assert (found["best"]["round"], found["final"]["round"]) == (1, 9)
     assert best_round(lines, "domains") is lines[0]
     five = found["last_five"]
     assert five["rounds"] == [2, 4, 5, 6, 9]

@@ -189,8 +189,8 @@ def test_predictions_are_those_of_the_model_on_all_edges(started: Start, three_d
     assert list(found) == ["north", "south", "west"]
     assert list(line["scopes"]["domains"]["val"]["domains"]) == ["north", "south"]
     # Scopes of clients are divided by domain.
-    assert line["scopes"].keys() == {"trained", "served", "global", "domains"}
-    for scope in ("trained", "served", "global"):
+    assert line["scopes"].keys() == {"trained", "deployed", "global", "domains"}
+    for scope in ("trained", "deployed", "global"):
         north = (server.state.scores[scope][0] + server.state.scores[scope][1])[1]
         tables = line["scopes"][scope]
         assert tables["test"]["domains"]["north"]["accuracy"] == north[2].sum() / north[0].sum()
@@ -218,7 +218,7 @@ def test_without_a_model_to_evaluate_there_is_no_such_scope(started: Start, keys
         assert (list(server.graphs), server.job.domains, server.job.graphs) == ([], (), "")
         assert server.job.open_graphs(server.job.open_store()) is None
     assert "domains" not in line["scopes"].keys() | server.state.scores.keys()
-    assert line["scopes"]["served"]["test"]["domains"].keys() == {"north", "south", "west"}
+    assert line["scopes"]["deployed"]["test"]["domains"].keys() == {"north", "south", "west"}
     pool: Any = server._pool
     assert not set(pool.evaluated) & set(WHOLE)
 

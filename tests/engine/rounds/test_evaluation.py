@@ -90,7 +90,7 @@ def test_the_servers_model_is_not_evaluated_again_before_it_changes(start: Start
         expected = {i: truth(server, i, server.state.server["w"]) for i in EVERYONE}
         np.testing.assert_equal(dict(server.state.scores["global"]), expected)
         for i in server.cohort(number):
-            np.testing.assert_array_equal(server.state.scores["served"][i], expected[i])
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], expected[i])
         # What a checkpoint keeps says which model that was.
         state = FederationState.from_tensors(*server.state.to_tensors())
         server = start(EVERY_SECOND, state=state, pool=Watched)
@@ -130,12 +130,12 @@ def test_one_that_cannot_be_evaluated_has_no_counts_and_is_asked_again(start: St
     # Also no old ones.
     server = start({"algorithm.name": f"{__file__}:Mute", "algorithm.once": True, "evaluation.every": 2, **SKIP})
     old = np.full((2, 3, 4), 7)
-    tables = {"trained": ScoreTable({2: old}), "served": ScoreTable(dict.fromkeys(EVERYONE, old))}
+    tables = {"trained": ScoreTable({2: old}), "deployed": ScoreTable(dict.fromkeys(EVERYONE, old))}
     server.state.scores.update(tables)
     server.round()
     assert list(server.round()["failures"]) == ["2"]
     assert 2 not in server.state.scores["trained"]
-    assert server.state.scores["served"].keys() == set(EVERYONE) - {2}
+    assert server.state.scores["deployed"].keys() == set(EVERYONE) - {2}
     assert not any((counts == 7).all() for scope in server.state.scores.values() for counts in scope.values())
 
 
@@ -172,7 +172,7 @@ def test_a_client_that_failed_keeps_no_older_score_as_if_it_were_new(start: Star
     assert not np.array_equal(of_round[3], of_round[6])
     expected = {i: truth(server, i, server.state.clients[i]["model.w"]) for i in EVERYONE}
     summary = summarize(expected, [30] * 6)
-    assert line["scopes"] == {"trained": summary, "served": summary}
+    assert line["scopes"] == {"trained": summary, "deployed": summary}
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,6 @@ def test_an_older_inbox_is_served_still(start: Start, truth: Truth, name: str) -
     for _ in range(3):
         server.round()
     own = truth(server, 0, server.state.inboxes[0]["w"])
-    np.testing.assert_array_equal(server.state.scores["served"][0], own)
+    np.testing.assert_array_equal(server.state.scores["deployed"][0], own)
     for scope in ("trained", "global") if name == "Shared" else ("trained",):
         assert not np.array_equal(server.state.scores[scope][0], own)

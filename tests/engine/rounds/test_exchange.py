@@ -233,8 +233,8 @@ def test_the_line_of_a_round(meter: Meter) -> None:
     assert not line.keys() & {"failures", "notes", "scopes"}
     meter.failures[2] = "client 2: no luck", "traceback"
     meter.notes["margin"] = 0.5
-    more = {"failures": {"2": meter.failures[2]}, "notes": {"margin": 0.5}, "scopes": {"served": {}}}
-    line = meter.line([0], {"served": {}})
+    more = {"failures": {"2": meter.failures[2]}, "notes": {"margin": 0.5}, "scopes": {"deployed": {}}}
+    line = meter.line([0], {"deployed": {}})
     assert {name: line[name] for name in more} == more
 
 

@@ -80,8 +80,8 @@ def test_other_nodes_leave_no_trace_in_training(start: Start, places: dict[str, 
     losses = rounds(plain)
     assert rounds(others) == losses
     require_same_tree(tensors_of(others, scores=False), tensors_of(plain, scores=False))
-    served = [plain.state.scores["served"], others.state.scores["served"]]
-    assert any(not np.array_equal(counts, served[1][i]) for i, counts in served[0].items())
+    deployed = [plain.state.scores["deployed"], others.state.scores["deployed"]]
+    assert any(not np.array_equal(counts, deployed[1][i]) for i, counts in deployed[0].items())
     # They would leave one, if they were seen.
     assert rounds(start({**METHODS[name], **places["others"], "data.inductive": False})) != losses
 
@@ -181,7 +181,7 @@ def test_a_client_without_training_changes_nothing(start: Start, places: Any, tm
     assert (line["cohort"], line["loss"]) == ([WITHOUT_TRAIN], None)
     assert all(torch.equal(server.state.server[key], t) for key, t in before.items() if key != "warm")
     assert server.round()["loss"] is not None
-    assert server.state.scores["served"][WITHOUT_TRAIN][:, 0].sum() == 20
+    assert server.state.scores["deployed"][WITHOUT_TRAIN][:, 0].sum() == 20
 
 
 @pytest.mark.parametrize("more", [{"data.layout": "sparse"}, {"propagation.rows": "labelled"}, {"propagation.hops": 0}])

@@ -250,14 +250,14 @@ def test_metric_of_every_scope_of_whole_rounds(start: Start, two_classes: Any, m
     server, plain = start({**two_classes.keys, "evaluation.metric": metric}), start(two_classes.keys)
     for _ in range(3):
         scopes, without = server.round()["scopes"], plain.round()["scopes"]
-    assert scopes.keys() == {"trained", "served", "global", "domains"}
+    assert scopes.keys() == {"trained", "deployed", "global", "domains"}
     w = server.state.server["w"].double().numpy()
     assert_numbers(scopes["global"], metric, [of_nodes(graphs[place], nodes, w) for place, nodes in HELD])
     assert scopes["global"]["test"][metric]["ranked"] == 4
     downloads = {i: server.state.downloads[r]["w"].double().numpy() for i, r in server.state.newest.items()}
     assert (len(downloads), len(set(server.state.newest.values()))) == (5, 2)
-    served = [of_nodes(graphs[place], nodes, downloads[i]) for i, (place, nodes) in enumerate(HELD)]
-    assert_numbers(scopes["served"], metric, served)
+    deployed = [of_nodes(graphs[place], nodes, downloads[i]) for i, (place, nodes) in enumerate(HELD)]
+    assert_numbers(scopes["deployed"], metric, deployed)
     assert scopes["domains"].keys() == {"val", "test", "both"}
     assert_numbers(scopes["domains"], metric, [of_nodes(graph, slice(None), w) for graph in graphs])
     # Beside accuracy, which is what it is without; areas of domains stand where they stood.

@@ -77,11 +77,11 @@ def test_scopes_of_a_method_with_a_model(
         evaluated.append(number)
         absent += 6 - len(trained)
         current = server.state.server["w"]
-        parameters = {"served": models, "trained": [trained.get(i, server._initial) for i in range(6)]}
+        parameters = {"deployed": models, "trained": [trained.get(i, server._initial) for i in range(6)]}
         parameters["global"] = [current] * 6
         truth = {scope: {i: counts_of(server, data[i], w[i]) for i in range(6)} for scope, w in parameters.items()}
         assert line["scopes"] == {scope: summarize(counts, [30] * 6) for scope, counts in truth.items()}
-        assert any(not np.array_equal(truth["served"][i], truth["global"][i]) for i in range(6))
+        assert any(not np.array_equal(truth["deployed"][i], truth["global"][i]) for i in range(6))
     assert evaluated == (list(range(1, 8)) if every == 1 else [3, 6, 7])
     assert absent > 0
 
@@ -94,7 +94,7 @@ def test_scopes_do_not_depend_on_how_often_one_looks(start: Start, name: str) ->
         lines = often.round(), seldom.round()
         if number % 3 == 0:
             assert lines[0]["scopes"] == lines[1]["scopes"]
-            assert set(lines[0]["scopes"]) == {"trained", "served", *(["global"] if name == "fedavg" else [])}
+            assert set(lines[0]["scopes"]) == {"trained", "deployed", *(["global"] if name == "fedavg" else [])}
 
 
 @pytest.mark.parametrize("name", ["fedgta", "fedavg"])
@@ -113,7 +113,7 @@ def test_a_round_in_which_nobody_is_online(start: Start, tmp_path: Path) -> None
             require_same_tree(tensors_of(server), before)
         before = tensors_of(server)
     assert [line["cohort"] for line in lines] == [[0, 1, 3], [], [0, 1, 3], []]
-    assert lines[0]["scopes"]["served"] == lines[1]["scopes"]["served"]
+    assert lines[0]["scopes"]["deployed"] == lines[1]["scopes"]["deployed"]
     assert (lines[1]["bytes_up"], lines[1]["bytes_down"], lines[1]["loss"]) == (0, 0, None)
 
 

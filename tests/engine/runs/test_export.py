@@ -46,10 +46,10 @@ def predictions(run_folder: Path, best: str | None = None) -> dict[str, np.ndarr
 @pytest.mark.parametrize(
     ("algorithm", "ratio", "scopes"),
     [
-        ("local", 1.0, {"served"}),
-        ("fedgta", 0.5, {"served"}),
-        ("fedavg", 0.5, {"served", "global"}),
-        ("global", 1.0, {"served"}),
+        ("local", 1.0, {"deployed"}),
+        ("fedgta", 0.5, {"deployed"}),
+        ("fedavg", 0.5, {"deployed", "global"}),
+        ("global", 1.0, {"deployed"}),
     ],
 )
 def test_accuracies_follow_from_the_predictions(tmp_path: Path, algorithm: str, ratio: float, scopes: set[str]) -> None:
@@ -58,20 +58,20 @@ def test_accuracies_follow_from_the_predictions(tmp_path: Path, algorithm: str, 
     assert sorted(columns["node"]) == list(range(1797))
     test = columns["part"] == TEST
     logged = read_summary(folder)["scopes"]
-    assert {name for name in columns if name in ("served", "global")} == scopes
+    assert {name for name in columns if name in ("deployed", "global")} == scopes
     for scope in scopes:
         right = columns[scope][test] == columns["label"][test]
-        assert logged[scope]["last"]["test"]["rows"] == pytest.approx(right.mean(), abs=1e-12)
+        assert logged[scope]["final"]["test"]["rows"] == pytest.approx(right.mean(), abs=1e-12)
         clients = columns["client"][test]
         accuracy = [right[clients == c].mean() for c in np.unique(clients)]
-        assert logged[scope]["last"]["test"]["clients"] == pytest.approx(np.mean(accuracy), abs=1e-12)
+        assert logged[scope]["final"]["test"]["clients"] == pytest.approx(np.mean(accuracy), abs=1e-12)
 
 
 def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
     """Logits by hand: hop 2 of the store times the exported weight."""
     folder = finished(tmp_path, rounds=3, evaluation={"every": 1}, algorithm={"name": "fedavg"})
     with refused(says="were not kept; run it again with run.keep_best=true --fresh"):
-        export(folder, "served")
+        export(folder, "deployed")
     with refused(says="no scope domains with a best validation round"):
         export(folder, "domains")
     columns = predictions(folder)
@@ -86,7 +86,7 @@ def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
     assert np.array_equal(predicted, columns["global"][columns["client"] == 0])
 
 
-@pytest.mark.parametrize(("algorithm", "scopes"), [("fedavg", ("served", "global")), ("fedgta", ("served",))])
+@pytest.mark.parametrize(("algorithm", "scopes"), [("fedavg", ("deployed", "global")), ("fedgta", ("deployed",))])
 def test_the_best_round_follows_from_its_predictions(tmp_path: Path, algorithm: str, scopes: tuple[str, ...]) -> None:
     """A large step makes accuracies jump, so that the best rounds are not the last; they differ from it."""
     folder = finished(
@@ -112,10 +112,10 @@ def test_the_best_round_follows_from_its_predictions(tmp_path: Path, algorithm: 
         assert not np.array_equal(columns[scope], last[scope])
         assert (folder / "export" / f"best-{scope}" / "models.safetensors").exists()
     assert not verify_run(folder)
-    (folder / BEST / f"round-{best['served']:06d}" / "state.safetensors").write_bytes(b"")
+    (folder / BEST / f"round-{best['deployed']:06d}" / "state.safetensors").write_bytes(b"")
     assert [line for line in verify_run(folder) if "best" in line and "checksum" in line]
     with refused(says="state.safetensors: checksum does not match"):
-        export(folder, "served")
+        export(folder, "deployed")
 
 
 def numbers(folder: Path) -> tuple[dict[str, bytes], list[dict[str, object]]]:
@@ -150,4 +150,4 @@ def test_inductive_run_is_resumed_and_exported(
         z = np.maximum(s @ shard.x @ p["convs.0.lin.weight"].T + p["convs.0.bias"], 0)
         z = s @ z @ p["convs.1.lin.weight"].T + p["convs.1.bias"]
         logits = z @ p["head.linears.0.weight"].T + p["head.linears.0.bias"]
-        np.testing.assert_array_equal(column["served"][column["client"] == client], logits.argmax(1))
+        np.testing.assert_array_equal(column["deployed"][column["client"] == client], logits.argmax(1))

@@ -152,7 +152,7 @@ def test_predictions_follow_from_the_export(configure: Make, tmp_path: Path, nam
     batch = pa.ipc.open_file(out / "predictions.arrow").get_batch(0)
     column = {name: batch.column(name).to_numpy() for name in batch.schema.names}
     store = prepare(config, load(describe(name, options)).centralized)
-    assert "served" in column
+    assert "deployed" in column
     train = column["part"] == TRAIN
     for client in range(store.clients):
         mine = column["client"] == client
@@ -161,9 +161,9 @@ def test_predictions_follow_from_the_export(configure: Make, tmp_path: Path, nam
         found = {"global": (below(models, "global/"), {}, below(beside, "global/download/"))}
         for prefix, of in ((own, models), (own, beside), (round_, beside), ("global/", models)):
             if "convs.0.bias" in (p := below(of, prefix)) or "convs.0.lin_l.bias" in p:
-                found["served"] = p, state, below(beside, f"{round_}download/")
+                found["deployed"] = p, state, below(beside, f"{round_}download/")
                 break
-        for scope in {"served", "global"} & column.keys():
+        for scope in {"deployed", "global"} & column.keys():
             predicted = of_nodes(name, *found[scope], store.shard(client), train[mine].nonzero()[0].tolist())
             np.testing.assert_array_equal(column[scope][mine], predicted.numpy(), err_msg=scope)
     assert remove([out.parent], lambda _: True)

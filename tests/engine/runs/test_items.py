@@ -49,7 +49,7 @@ def exported(folder: Path) -> tuple[dict[str, np.ndarray], Path]:
 def test_an_export_has_a_row_for_every_graph(configured: Configure, graph_task: Keys, model: str) -> None:
     folder = run(configured("graph", model__name=model, model__readout="attention"))
     rows, file = exported(folder)
-    assert set(rows) == {"graph", "client", "label", "part", "served", "global"}
+    assert set(rows) == {"graph", "client", "label", "part", "deployed", "global"}
     arrays = {name: np.load(Path(graph_task["data.path"]) / f"{name}.npy") for name in ("y", "split", "assignment")}
     assert sorted(rows["graph"]) == list(range(sum(OF_CLIENT)))
     for name, column in {"y": "label", "split": "part", "assignment": "client"}.items():
@@ -70,7 +70,7 @@ def test_an_export_has_a_row_for_every_graph(configured: Configure, graph_task: 
 def test_an_export_has_a_row_for_every_pair(configured: Configure, edge_task: Keys, model: str, method: str) -> None:
     folder = run(configured("edge", model__name=model, algorithm__name=method))
     rows, file = exported(folder)
-    scopes = {"served"} if method == "global" else {"served", "global"}
+    scopes = {"deployed"} if method == "global" else {"deployed", "global"}
     assert set(rows) == {"source", "target", "client", "label", "part", *scopes}
     assert set(rows["part"].tolist()) == {1, 2, 3}
     assignment = np.load(Path(edge_task["data.path"]) / "assignment.npy")
@@ -79,8 +79,8 @@ def test_an_export_has_a_row_for_every_pair(configured: Configure, edge_task: Ke
     pairs = [(min(pair), max(pair)) for pair in zip(rows["source"].tolist(), rows["target"].tolist())]
     assert len(set(pairs)) == len(pairs)
     assert rows["label"].tolist() == [int(pair in edges) for pair in pairs]
-    right = (rows["served"] == rows["label"])[rows["part"] == TEST]
-    assert read_metrics(folder)[-1]["scopes"]["served"]["test"]["rows"] == pytest.approx(right.mean())
+    right = (rows["deployed"] == rows["label"])[rows["part"] == TEST]
+    assert read_metrics(folder)[-1]["scopes"]["deployed"]["test"]["rows"] == pytest.approx(right.mean())
     if method != "global":
         np.testing.assert_array_equal(assignment[rows["source"]], rows["client"])
         bias = load_file(file)["global/backbone.head.linears.0.bias"]

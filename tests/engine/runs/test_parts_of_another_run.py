@@ -55,11 +55,11 @@ def resume(folder: Path) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "export": export,
-    "export of the best": lambda folder: export(folder, "served"),
+    "export of the best": lambda folder: export(folder, "deployed"),
     "table": lambda folder: rows_of([folder]),
     "metrics": read_metrics,
     "scores": read_client_scores,
-    "figures of clients": lambda folder: client_accuracies(folder, "served"),
+    "figures of clients": lambda folder: client_accuracies(folder, "deployed"),
     "figures of records": recorded_mixing,
     # The last one, for it moves the folder.
     "resume": resume,

@@ -128,7 +128,7 @@ COMMANDS = [
     (["list", "ROOT"], "finished"),
     (["inspect", "RUN"], "3 rounds logged"),
     (["compare", "RUN", "RUN"], "results: equal"),
-    (["table", "RUN"], "served.best.test"),
+    (["table", "RUN"], "deployed.best.test"),
     (["verify", "RUN"], "all files as the run wrote them"),
     (["remove", "--yes", "RUN"], "finished"),
 ]

@@ -170,7 +170,7 @@ def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str
     assert "Traceback" in (folder / "run.log").read_text()
     assert np.isfinite(lines[-1]["loss"])
     summary = read_summary(folder)
-    assert summary["scopes"]["global"]["last"]["test"]["rows"] > 0
+    assert summary["scopes"]["global"]["final"]["test"]["rows"] > 0
     # Whoever looks at the numbers sees that they lack a client.
     assert summary["left_out"] == {"visits": 2, "clients": 1}
     with console.capture() as captured:
@@ -222,7 +222,7 @@ def test_domains_stopped_and_resumed(over_domains: Configure, tmp_path: Path) ->
     assert summary["inputs"][GRAPHS] == kept.inputs[GRAPHS]
     # The rates follow from what is exported, with nothing of ours in between.
     table = pa.ipc.open_file(export(through) / "predictions-domains.arrow").read_all().to_pandas()
-    last = domains["last"]["test"]
+    last = domains["final"]["test"]
     of_test = table[table.part == TEST]
     right = of_test.domains == of_test.label
     by_domain = right.groupby(of_test.domain, observed=False).mean()
@@ -230,7 +230,7 @@ def test_domains_stopped_and_resumed(over_domains: Configure, tmp_path: Path) ->
     assert by_domain.mean() == pytest.approx(last["clients"])
     assert len(table) == sum(graph.nodes for graph in Store(tmp_path / "store").manifest.domains)
     assert table.node.is_unique
-    assert "served" in pa.ipc.open_file(through / "export/predictions.arrow").schema.names
+    assert "deployed" in pa.ipc.open_file(through / "export/predictions.arrow").schema.names
 
 
 def test_other_whole_graphs_are_no_way_on(over_domains: Configure) -> None:

@@ -44,16 +44,16 @@ def percent(value: float | None) -> str:
 def test_metric_chooses_the_best_round(config_of: Make) -> None:
     folder = run(config_of("runs"))
     lines, scopes = read_metrics(folder), read_summary(folder)["scopes"]
-    for scope, weighting in (("served", "nodes"), ("global", "nodes"), ("domains", "clients")):
+    for scope, weighting in (("deployed", "nodes"), ("global", "nodes"), ("domains", "clients")):
         values = [line["scopes"][scope]["val"]["roc_auc"][weighting] for line in lines]
         best = values.index(max(values))
         assert scopes[scope]["best"] == {"round": best + 1, **lines[best]["scopes"][scope]}
     shown = printed(show_run, folder)
     start = next(place for place, line in enumerate(shown) if line.startswith("test ROC-AUC"))
     head, *rows = [line.split() for line in shown[start + 1 : start + 6]]
-    assert head == ["scope", "last", "best", "val", "tests", "clients", "min", "median", "max", "ranked"]
+    assert head == ["scope", "final", "best", "val", "tests", "clients", "min", "median", "max", "ranked"]
     for row, scope in zip(rows, scopes, strict=True):
-        last, best = scopes[scope]["last"]["test"]["roc_auc"], scopes[scope]["best"]
+        last, best = scopes[scope]["final"]["test"]["roc_auc"], scopes[scope]["best"]
         which = "clients" if scope == "domains" else "nodes"
         rest = [percent(last[key]) for key in ("rows", "clients", "min", "median", "max")]
         at_best = [percent(best["test"]["roc_auc"][which]), f"@{best['round']}"]
@@ -62,16 +62,16 @@ def test_metric_chooses_the_best_round(config_of: Make) -> None:
     assert title.endswith("5 rounds logged; validation ROC-AUC in %") or "ROC-AUC" in " ".join([title, *rounds])
     (newest,) = [line.split() for line in rounds if line.strip().startswith("5 ")]
     assert newest[3:5] == [
-        percent(lines[-1]["scopes"][scope]["val"]["roc_auc"]["nodes"]) for scope in ("trained", "served")
+        percent(lines[-1]["scopes"][scope]["val"]["roc_auc"]["nodes"]) for scope in ("trained", "deployed")
     ]
     figures = figures_of(read_summary(folder))
-    for scope in ("trained", "served", "global"):
+    for scope in ("trained", "deployed", "global"):
         assert figures[f"{scope}.best.test"] == scopes[scope]["best"]["test"]["roc_auc"]["nodes"]
     assert figures["domains.best.test"] == scopes["domains"]["best"]["test"]["roc_auc"]["clients"]
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    for tag, accuracy in (("roc_auc_val/served", False), ("accuracy_val/served", True)):
-        numbers = [line["scopes"]["served"]["val"] for line in lines]
+    for tag, accuracy in (("roc_auc_val/deployed", False), ("accuracy_val/deployed", True)):
+        numbers = [line["scopes"]["deployed"]["val"] for line in lines]
         values = [of["nodes"] if accuracy else of["roc_auc"]["nodes"] for of in numbers]
         assert [event.value for event in events.Scalars(tag)] == pytest.approx(values)
 
@@ -81,13 +81,13 @@ def test_metric_undefined_is_a_dash(config_of: Make, capsys: pytest.CaptureFixtu
     split = {"data__split": "per_client", "data__fractions": [0.9, 0.05, 0.05], "evaluation__domains": False}
     folder = run(config_of("runs", rounds=1, **split))
     scopes = read_summary(folder)["scopes"]
-    assert scopes["served"]["best"] is None
-    assert scopes["served"]["last"]["test"]["roc_auc"] == {
+    assert scopes["deployed"]["best"] is None
+    assert scopes["deployed"]["final"]["test"]["roc_auc"] == {
         **dict.fromkeys(("nodes", "rows", "clients", "min", "median", "max")), "ranked": 0,
     }  # fmt: skip
-    assert "served val ROC-AUC -" in capsys.readouterr().err
-    rows = [line.split() for line in printed(show_run, folder) if line.startswith("served ")]
-    assert rows[1] == ["served", *["-"] * 7, "0"]
+    assert "deployed val ROC-AUC -" in capsys.readouterr().err
+    rows = [line.split() for line in printed(show_run, folder) if line.startswith("deployed ")]
+    assert rows[1] == ["deployed", *["-"] * 7, "0"]
     assert [line.split()[3:5] for line in printed(show_rounds, folder) if line.strip().startswith("1 ")] == [["-", "-"]]
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()

@@ -65,7 +65,7 @@ LINE = {
     "bytes_up": 2048,
     "bytes_down": 3 * 2**20,
     "seconds": {"round": 1.5},
-    "scopes": {"served": {"val": {"nodes": 0.5}}, "domains": {"val": {"nodes": 0.75, "clients": 0.25}}},
+    "scopes": {"deployed": {"val": {"nodes": 0.5}}, "domains": {"val": {"nodes": 0.75, "clients": 0.25}}},
 }
 
 
@@ -81,7 +81,7 @@ def test_view_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert first.endswith("1.0 KiB up, 0 B down, 2/2 hosts")
     assert second.startswith("name: 2/3 rounds, ")
     assert second.endswith(
-        "served val 50.0 %, domains val 25.0 %, loss 0.250, 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, "
+        "deployed val 50.0 %, domains val 25.0 %, loss 0.250, 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, "
         "1/2 hosts, 1 retries"
     )
     assert third.endswith("1/2 hosts, 3 retries")
@@ -100,10 +100,10 @@ def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     ("width", "run", "this_round"),
     [
         (50, "--:--", "--:--"),
-        (80, "--:-- served val 50.0 %", "--:-- 3 clients, 2.0/s, 2.0 KiB up"),
+        (80, "--:-- deployed val 50.0 %", "--:-- 3 clients, 2.0/s, 2.0 KiB up"),
         (
             120,
-            "--:-- served val 50.0 %, trained val 75.0 %, loss 0.250, 1 rounds/s",
+            "--:-- deployed val 50.0 %, trained val 75.0 %, loss 0.250, 1 rounds/s",
             "--:-- 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, 1/2 hosts, 1 retries",
         ),
     ],
@@ -111,7 +111,7 @@ def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bars_fit_the_terminal(width: int, run: str, this_round: str) -> None:
     """Both lines have a bar, a count and the time left, and no part of a note is cut."""
     shown = StringIO()
-    scopes = {"trained": {"val": {"nodes": 0.75}}, "served": {"val": {"nodes": 0.5}}}
+    scopes = {"trained": {"val": {"nodes": 0.75}}, "deployed": {"val": {"nodes": 0.5}}}
     with Progress(*columns(), console=Console(file=shown, force_terminal=True, width=width)) as bars:
         view = LiveView("a-name-that-is-rather-long", 300, 0, bars)
         view.watch(Live(2, 3, 500, 1024, 0, (2, 2), 0))

@@ -24,7 +24,7 @@ def summary(seconds: float = 0.25, best: dict[str, Any] | None = None, **scopes:
         "synthetic": True,
         "clients": 3,
         "rounds": 9,
-        "scopes": scopes or {"served": {"last": last, "best": best}},
+        "scopes": scopes or {"deployed": {"final": last, "best": best}},
         "bytes": {"up": 2048, "down": 4096, "up_per_client_round": 1024, "down_per_client_round": 2048},
         "scalars": {"up_per_client_round": 256, "down_per_client_round": 512.0},
         "seconds": {"round_median": seconds, "rounds": 2.5, **{part: float(i) for i, part in enumerate(parts)}},
@@ -53,8 +53,8 @@ def test_a_finished_run(tmp_path: Path) -> None:
     run = written(tmp_path, summary(best={"round": 4, "test": {"nodes": 0.55}}))
     lines = printed(show_run, run)
     assert lines[0].startswith("fedavg on cora (synthetic): 3 clients, 9 rounds, sgc")
-    (row,) = [line.split() for line in lines if line.startswith("served ")]
-    assert row == ["served", "50.00", "55.00", "@4", "61.00", "42.00", "33.00", "10.00", "45.00", "90.00"]
+    (row,) = [line.split() for line in lines if line.startswith("deployed ")]
+    assert row == ["deployed", "50.00", "55.00", "@4", "61.00", "42.00", "33.00", "10.00", "45.00", "90.00"]
     text = "\n".join(lines)
     assert "sent by a client and round: 1.0 KiB up (256 scalars) and 2.0 KiB down (512 scalars)" in text
     for part in (
@@ -72,11 +72,11 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> None:
     last = {"round": 9, "evaluated": 2, "test": TEST}
-    scopes = {"served": {"last": last, "best": None}, "global": {"last": {}, "best": None}}
+    scopes = {"deployed": {"final": last, "best": None}, "global": {"final": {}, "best": None}}
     lines = printed(show_run, written(tmp_path, summary(**scopes), [{"name": "gcn"}, {"name": "mlp"}], task="graph"))
     assert lines[0].endswith("gcn, mlp")
     assert "weighted by all graphs of" in "\n".join(lines)
-    (row,) = [line.split() for line in lines if line.startswith("served ")]
+    (row,) = [line.split() for line in lines if line.startswith("deployed ")]
     assert row[2] == "-"
     # It ended early.
     assert row[1].endswith("~")
@@ -86,7 +86,7 @@ def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> No
 
 def test_the_newest_rounds(tmp_path: Path) -> None:
     def line(number: int) -> dict[str, Any]:
-        scopes = {"trained": {"val": {"nodes": 0.125}}, "served": {"test": {"nodes": 1.0}}}
+        scopes = {"trained": {"val": {"nodes": 0.125}}, "deployed": {"test": {"nodes": 1.0}}}
         return {
             "round": number, "cohort": [1, 2], "loss": None if number == 12 else 0.5, "seconds": {"round": 0.25},
             "bytes_up": 1024, "bytes_down": 0, **({"scopes": scopes, "evaluated": 2} if number == 11 else {}),
@@ -172,11 +172,11 @@ def of_domains(add: float, auc: float | None = 0.5) -> dict[str, Any]:
 def test_a_row_a_domain(tmp_path: Path) -> None:
     scope = {
         "best": {"round": 4, "test": of_domains(0.0)},
-        "last": {"round": 9, "test": of_domains(0.3, None), "both": of_domains(0.0)},
+        "final": {"round": 9, "test": of_domains(0.3, None), "both": of_domains(0.0)},
         "last_five": {"rounds": [5, 6, 7, 8, 9], **of_domains(0.5)},
     }
-    served = {"last": {"round": 9, "test": TEST}, "best": None}
-    lines = printed(show_run, written(tmp_path, summary(served=served, domains=scope)))
+    deployed = {"final": {"round": 9, "test": TEST}, "best": None}
+    lines = printed(show_run, written(tmp_path, summary(deployed=deployed, domains=scope)))
     start = next(place for place, line in enumerate(lines) if line.startswith("the server's model on the whole graph"))
     assert lines[start + 1].split() == ["rounds", "domain", "accuracy", "F1", "balanced", "AUC", "majority"]
     labels = ("best val @4, test", "last @9, test", "mean of 5 to @9, both")
@@ -193,7 +193,7 @@ def test_a_row_a_domain(tmp_path: Path) -> None:
     assert not [line for line in lines if line.startswith("domains ")]
 
     # Without validation.
-    scope = {"best": None, "last": {"round": 2, "test": of_domains(0.0)}, "last_five": {"rounds": []}}
+    scope = {"best": None, "final": {"round": 2, "test": of_domains(0.0)}, "last_five": {"rounds": []}}
     lines = printed(show_run, written(tmp_path / "a", summary(domains=scope)))
     assert not [line for line in lines if line.startswith(("best val", "mean of"))]
     assert [line for line in lines if line.startswith("last @2, test")]

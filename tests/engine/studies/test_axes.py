@@ -87,20 +87,20 @@ def test_a_study_in_a_file(tmp_path: Path) -> None:
     axes = {"algorithm": ["fedavg", "fedgta{eps:0.5,0.9}"], "seeds": 2, "data.row_normalize": [True, False]}
     choose = {"key": "algorithm.eps", "seeds": 1, "by": "trained"}
     file = written(tmp_path, config="c.yaml", axes=axes, choose=choose)
-    study = read_study(file, ["rounds=3"], None, 2, "served")
+    study = read_study(file, ["rounds=3"], None, 2, "deployed")
     assert study.config == str(tmp_path / "c.yaml")
     of_file = ("algorithm=fedavg,fedgta{eps:0.5,0.9}", "seeds=2", "data.row_normalize=true,false")
     assert study.axes == (*of_file, "rounds=3")
     assert (study.choose, study.choose_seeds, study.choose_by) == ("algorithm.eps", 1, "trained")
     assert len(study.choices) == 12
-    asked = read_study(file, [], "seed", 2, "served")
-    assert (asked.choose, asked.choose_seeds, asked.choose_by) == ("seed", 2, "served")
+    asked = read_study(file, [], "seed", 2, "deployed")
+    assert (asked.choose, asked.choose_seeds, asked.choose_by) == ("seed", 2, "deployed")
 
 
 def test_study_folder_is_named_after_its_axes(tmp_path: Path) -> None:
     # How many seeds choose is nothing where nothing is chosen.
     studies = ((["a=1"], None, 2), (["a=1", "b=2"], None, 2), (["a=1"], "a", 2), (["a=1"], "a", 3), (["a=1"], None, 3))
-    names = {read_study("c.yaml", *study, "served").folder(tmp_path, "c") for study in studies}
+    names = {read_study("c.yaml", *study, "deployed").folder(tmp_path, "c") for study in studies}
     assert len(names) == 4
     assert all(name.parent == tmp_path / "sweeps" for name in names)
 
@@ -122,9 +122,9 @@ GOOD = {"config": "c.yaml", "axes": {"a": [1]}}
 def test_read_study_wrong_file_is_refused(tmp_path: Path, plain: dict[str, Any], key: str | None) -> None:
     file = written(tmp_path, **plain)
     with refused(file, key) if key else refused(file, says="name what varies"):
-        read_study(file, [], None, 2, "served")
+        read_study(file, [], None, 2, "deployed")
 
 
 def test_a_chosen_key_is_one_of_the_axes() -> None:
     with refused(says="--choose train.lr: no axis has this key; there are a, seed"):
-        assert read_study("c.yaml", ["a=1,2", "seeds=2"], "train.lr", 2, "served").choices
+        assert read_study("c.yaml", ["a=1,2", "seeds=2"], "train.lr", 2, "deployed").choices

@@ -36,7 +36,7 @@ def test_listed_names_kind_state_and_result(sweeps: list[Sweep], tiny: Path) -> 
     first = sweeps[0].rows[0]
     row = rows[first.path.name]
     assert (row[0], row[4]) == ("run", "finished")
-    assert f"seed 0: {100 * first.figures['served.best.test']:.2f} % served" in row[5]
+    assert f"seed 0: {100 * first.figures['deployed.best.test']:.2f} % deployed" in row[5]
     assert rows[sweeps[0].folder.name][4:] == ("finished", "config: seed=0,1")
     (first.path / "summary.json").unlink()
     states = {row[1]: row[4] for row in listed(found).rows}

@@ -83,7 +83,7 @@ def test_a_table_has_the_mean_gap_and_choice_of_its_runs(paper: Path, capsys: py
     for run in runs:
         config = yaml.safe_load((run / "config.yaml").read_text())
         key = config["data"]["options"]["homophily"], config["algorithm"]["name"]
-        tests.setdefault(key, []).append(100 * read_summary(run)["scopes"]["served"]["best"]["test"]["nodes"])
+        tests.setdefault(key, []).append(100 * read_summary(run)["scopes"]["deployed"]["best"]["test"]["nodes"])
     near, local = rows["Near", "FedAvg"], tests[0.9, "local"]
     mean = fmean(tests[0.9, "fedavg"])
     assert near["ours"] == f"{mean:.2f} ± {stdev(tests[0.9, 'fedavg']):.2f}"
@@ -115,7 +115,7 @@ def test_the_value_that_validation_chooses_is_the_best_of_the_first_seeds(paper:
     for place, cell in enumerate(runs.cells):
         values, chosen = runs.values(place)
         first = {
-            row.columns["algorithm.eps"]: row.figures["served.best.val"]
+            row.columns["algorithm.eps"]: row.figures["deployed.best.val"]
             for row, of in zip(runs.rows, runs.places)
             if of == place and row.columns["seed"] == "0"
         }

@@ -81,7 +81,7 @@ def test_report_figures_have_descriptions(sweep: Sweep, written: Path, tmp_path:
         assert attributes["role"] == "img"
         assert len(str(attributes["aria-label"])) > 40
     labels = " ".join(str(attributes["aria-label"]) for attributes in figures)
-    for said in ("served by round", "by participation.ratio", "single clients", "labels of", "peak memory"):
+    for said in ("deployed by round", "by participation.ratio", "single clients", "labels of", "peak memory"):
         assert said in labels
     ids = re.findall(r'\bid="([^"]+)"', written.read_text())
     assert len(ids) == len(set(ids))
@@ -170,10 +170,10 @@ def test_principal_components_of_recorded_prototypes(recorded: Sweep) -> None:
 
 def test_curves_are_those_of_the_metrics(sweep: Sweep) -> None:
     runs = [row.path for row in sweep.rows[:2]]
-    curve = curve_of("x", runs, "served", "test")
+    curve = curve_of("x", runs, "deployed", "test")
     assert curve is not None
     lines = [read_metrics(run) for run in runs]
-    values = np.array([[line["scopes"]["served"]["test"]["nodes"] for line in of_run] for of_run in lines])
+    values = np.array([[line["scopes"]["deployed"]["test"]["nodes"] for line in of_run] for of_run in lines])
     np.testing.assert_allclose(curve.middle, values.mean(0))
     np.testing.assert_allclose(curve.low, values.min(0))
     np.testing.assert_allclose(curve.high, values.max(0))
@@ -199,12 +199,14 @@ def test_scopes_far_apart_are_explained(tmp_path: Path, count: int) -> None:
     """A single client of few classes leads the server astray; where all take part, the scopes are equal."""
     skewed = {"partition": {"method": "dirichlet"}, "train": {"lr": 3.0, "epochs": 20}}
     run = shoal.run(small_run(tmp_path, rounds=1, participation={"count": count}, **skewed))
-    served, of_server = (100 * run.summary["scopes"][scope]["last"]["test"]["nodes"] for scope in ("served", "global"))
+    deployed, of_server = (
+        100 * run.summary["scopes"][scope]["final"]["test"]["nodes"] for scope in ("deployed", "global")
+    )
     with console.capture() as captured:
         show_run(run.path)
     for text in (captured.get(), html.unescape(report([run.path], None).read_text())):
-        assert (f"apart, {abs(served - of_server):.1f} points: served is" in text) == (count == 1)
-        assert ("are apart" in text) == ("missed rounds" in text) == (abs(served - of_server) > 10)
+        assert (f"apart, {abs(deployed - of_server):.1f} points: deployed is" in text) == (count == 1)
+        assert ("are apart" in text) == ("missed rounds" in text) == (abs(deployed - of_server) > 10)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +223,8 @@ def test_scopes_far_apart_are_explained(tmp_path: Path, count: int) -> None:
 )
 def test_reason_of_a_difference_is_the_methods(method: str, apart: Any, reason: tuple[str, str]) -> None:
     scopes = {
-        scope: {"last": {"round": 2}, "best": {"round": 1, "test": {"nodes": share}}}
-        for scope, share in zip(("served", "global"), apart)
+        scope: {"final": {"round": 2}, "best": {"round": 1, "test": {"nodes": share}}}
+        for scope, share in zip(("deployed", "global"), apart)
         if share is not None
     }
     config = Config.model_validate({"name": "a", "data": {"dataset": "cora"}, "algorithm": method})
@@ -249,10 +251,10 @@ def test_names_are_drawn_as_they_are(name: str) -> None:
     found: list[Drawing] = []
     one = np.ones(2)
     curve = Curve(name, {"round": one}, one, one, one, 1)
-    figures.curves(found, [curve, curve], "served", "test", "round")
-    figures.over_key(found, "train.lr", {name: [(1.0, 1.0, 0.0)], "b": [(1.0, 1.0, 0.0)]}, "served.best.test")
+    figures.curves(found, [curve, curve], "deployed", "test", "round")
+    figures.over_key(found, "train.lr", {name: [(1.0, 1.0, 0.0)], "b": [(1.0, 1.0, 0.0)]}, "deployed.best.test")
     figures.against_ideal(found, "partition.clients", {name: ([1.0, 2.0], [1.0, 2.0], [1.0, 1.0])})
-    figures.boxes(found, {name: one}, "served")
+    figures.boxes(found, {name: one}, "deployed")
     figures.bars(found, "memory", "memory", "MiB", {name: {"all": 1.0}})
     for drawing in found:
         assert name in "".join(ET.fromstring(drawing.svg).itertext())

@@ -17,7 +17,7 @@ from shoal.engine.studies.study_table import Layout, on_screen, table_of
 from shoal.engine.studies.text_table import TextTable
 
 METHODS = {"fedavg": 0.7, "fedgta": 0.75, "local": 0.72}
-TEST = "served.best.test"
+TEST = "deployed.best.test"
 
 
 def rows(seeds: int = 4, datasets: tuple[str, ...] = ("cora", "pubmed")) -> list[Row]:
@@ -30,7 +30,7 @@ def rows(seeds: int = 4, datasets: tuple[str, ...] = ("cora", "pubmed")) -> list
                 value = level + 0.05 * rng.random() + (0.1 if dataset == "pubmed" else 0.0)
                 options = {"algorithm.eps": "0.5"} if method == "fedgta" else {}
                 columns = {"data.dataset": dataset, "algorithm": method, **options, "seed": str(seed)}
-                scores = {TEST: value, "served.best.val": value + 0.01}
+                scores = {TEST: value, "deployed.best.val": value + 0.01}
                 costs = {"seconds.round_median": 0.5, "bytes.up_per_client_round": 2048.0, "rounds": 10.0}
                 found.append(Row(columns, {**scores, **costs}, f"runs/{dataset}-{method}-{seed}"))
     found[-1] = Row(found[-1].columns, {}, found[-1].run, "failed", "no luck")
@@ -61,7 +61,7 @@ def test_spreads_by_numpy() -> None:
 
 
 def test_numbers_of_samples_are_marked() -> None:
-    read = [replace(row, figures={**row.figures, "served.best.evaluated": 2.0}) for row in rows() if row.figures]
+    read = [replace(row, figures={**row.figures, "deployed.best.evaluated": 2.0}) for row in rows() if row.figures]
     table = table_of(read, Layout((TEST, "seconds.round_median")))
     text = table.text()
     assert text.count("~") == 1 + len(table.rows)
@@ -100,7 +100,7 @@ def test_a_table_with_everything() -> None:
     of = rows()
     table = table_of(of, Layout(against=(("algorithm", "fedavg"),)))
     keys, costs = ("data.dataset", "algorithm", "algorithm.eps"), ("seconds.round_median", "bytes.up_per_client_round")
-    assert table.heads == (*keys, "runs", "served.best.val", TEST, *costs)
+    assert table.heads == (*keys, "runs", "deployed.best.val", TEST, *costs)
     cora = values(of, "cora", "fedgta")
     p = stats.ttest_rel(cora, values(of, "cora", "fedavg")).pvalue
     assert table.rows[1][:4] == ("cora", "fedgta", "0.5", "4")
@@ -184,7 +184,11 @@ def test_any_number_of_a_summary() -> None:
 @pytest.mark.parametrize(
     ("layout", "places", "says"),
     [
-        (Layout(("served.best.tets",)), [], "--figure served.best.tets: no run has it; there are served.best.test"),
+        (
+            Layout(("deployed.best.tets",)),
+            [],
+            "--figure deployed.best.tets: no run has it; there are deployed.best.test",
+        ),
         (Layout(rows=("train.lr",)), ["train.lr"], "they do in data.dataset, algorithm"),
         (Layout(columns="x"), ["x"], ""),
         (Layout(against=(("algorithm", "fedprox"),)), ["--against"], "no finished runs have algorithm fedprox"),
@@ -197,7 +201,7 @@ def test_table_unknown_figure_or_key_is_refused(layout: Layout, places: list[str
 
 
 WIDE = TextTable(
-    ("algorithm", "dataset", "served.best.val", "served.best.test", "seconds"),
+    ("algorithm", "dataset", "deployed.best.val", "deployed.best.test", "seconds"),
     (
         ("fedavg", "cora", "81.23 ± 0.40", "80.11 ± 0.30", "0.512"),
         ("fedgta & co_1", "cora", "82.00 ± 1.40", "-", "1.250"),
@@ -218,7 +222,7 @@ def test_no_cell_is_cut_at_any_width(width: int | None, blocks: int) -> None:
     assert sum(line.startswith("algorithm  ") for line in lines) == blocks
 
 
-LONG = "fedgta on cora, 10 clients, seed 0: 81.23 % served, as long as a line of it is"
+LONG = "fedgta on cora, 10 clients, seed 0: 81.23 % deployed, as long as a line of it is"
 LISTED = TextTable(
     ("kind", "name", "age", "what"),
     (("run", "papers-01234567", "3 h", LONG), ("store", "cora-89abcdef", "12 min", "cora")),
@@ -235,14 +239,14 @@ def test_text_last_text_is_wrapped_to_the_width(width: int | None, count: int) -
     assert not [word for row in LISTED.rows for word in " ".join(row).split() if word not in " ".join(lines)]
     if width == 80:
         assert lines[1].endswith("3 h     fedgta on cora, 10 clients, seed 0: 81.23 %")
-        assert lines[2].split() == ["served,", "as", "long", "as", "a", "line", "of", "it", "is"]
+        assert lines[2].split() == ["deployed,", "as", "long", "as", "a", "line", "of", "it", "is"]
     if width == 25:
         assert lines[:3] == ["kind: run", "name: papers-01234567", "age: 3 h"]
 
 
 def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     markdown = [" ".join(line.split()) for line in WIDE.markdown().splitlines()]
-    assert markdown[2] == "| algorithm | dataset | served.best.val | served.best.test | seconds |"
+    assert markdown[2] == "| algorithm | dataset | deployed.best.val | deployed.best.test | seconds |"
     assert [part[0] + part[-1] for part in markdown[3].strip("|").split("|")] == [":-", ":-", "-:", "-:", "-:"]
     assert markdown[4] == "| fedavg | cora | *81.23 ± 0.40* | **80.11 ± 0.30** | 0.512 |"
     assert markdown[-1] == "bold: best, italics: second best of equal x"
@@ -263,7 +267,11 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     ]
     assert "fedgta &amp; co_1" in WIDE.html()
     assert WIDE.html().count("<strong>") == WIDE.html().count("</strong>") == 2
-    marks = ["served.best.val mark", "served.best.test mark", "mean"], ["second", "best", "rows"], ["best", "", "rows"]
+    marks = (
+        ["deployed.best.val mark", "deployed.best.test mark", "mean"],
+        ["second", "best", "rows"],
+        ["best", "", "rows"],
+    )
     plain = [list(row) + more for row, more in zip((WIDE.heads, *WIDE.rows), marks)]
     assert list(csv.reader(io.StringIO(WIDE.csv()))) == plain
 

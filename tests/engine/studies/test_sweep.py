@@ -75,8 +75,8 @@ def test_skips_finished_and_resumes_unfinished(config: str) -> None:
     assert again.go()
     assert (done / METRICS).stat().st_mtime_ns == stamp
     assert (unfinished / "checkpoints" / "round-000003" / "state.safetensors").read_bytes() == final
-    scores = [(row.columns, row.figures["served.best.test"]) for row in again.rows]
-    assert scores == [(row.columns, row.figures["served.best.test"]) for row in first.rows]
+    scores = [(row.columns, row.figures["deployed.best.test"]) for row in again.rows]
+    assert scores == [(row.columns, row.figures["deployed.best.test"]) for row in first.rows]
 
 
 def test_the_tables_for_other_programs(config: str) -> None:
@@ -88,14 +88,14 @@ def test_the_tables_for_other_programs(config: str) -> None:
         ("local", None, "0", "finished"), ("local", None, "1", "finished"),
     ]  # fmt: skip
     for row in rows:
-        best = read_summary(Path(row["run"]))["scopes"]["served"]["best"]
-        assert row["served.best.test"] == best["test"]["nodes"]
-        assert row["served.best.val.f1"] == best["val"]["f1"]
-        assert row["served.best.round"] == best["round"]
+        best = read_summary(Path(row["run"]))["scopes"]["deployed"]["best"]
+        assert row["deployed.best.test"] == best["test"]["nodes"]
+        assert row["deployed.best.val.f1"] == best["val"]["f1"]
+        assert row["deployed.best.round"] == best["round"]
     parquet = pyarrow.parquet.read_table(sweep.folder / "table.parquet").to_pylist()
     assert parquet == rows
     of_csv = pyarrow.csv.read_csv(sweep.folder / "table.csv")
-    assert of_csv["served.best.test"].to_pylist() == [row["served.best.test"] for row in rows]
+    assert of_csv["deployed.best.test"].to_pylist() == [row["deployed.best.test"] for row in rows]
     assert read_rows(sweep.folder) == sweep.rows
 
 
@@ -106,21 +106,21 @@ def test_table_with_global_has_one_mean_for_all(config: str) -> None:
         ("local", True, "rows"), ("global", False, "rows"),
     ]  # fmt: skip
     for row in rows:
-        scores = Run(row["run"]).clients.to_pandas().query("scope == 'served'")
+        scores = Run(row["run"]).clients.to_pandas().query("scope == 'deployed'")
         counts = scores.groupby(["part", "round"])[["correct", "rows"]].sum()
         accuracy = counts["correct"] / counts["rows"]
         best = accuracy["val"].idxmax()
-        assert row["served.best.round"] == best
-        assert row["served.best.val"] == accuracy["val", best]
-        assert row["served.best.test"] == accuracy["test", best]
-    table = table_of(rows_of([sweep.folder]), Layout(("served.best.test",)))
-    assert [row[-1] for row in table.rows] == [f"{100 * row['served.best.test']:.2f}" for row in rows]
+        assert row["deployed.best.round"] == best
+        assert row["deployed.best.val"] == accuracy["val", best]
+        assert row["deployed.best.test"] == accuracy["test", best]
+    table = table_of(rows_of([sweep.folder]), Layout(("deployed.best.test",)))
+    assert [row[-1] for row in table.rows] == [f"{100 * row['deployed.best.test']:.2f}" for row in rows]
     assert table.notes[-1].endswith(f"(rows); runs have 1 and {int(rows[0]['clients'])} clients")
 
 
 def test_table_of_several_sweeps_separates_their_configs(config: str) -> None:
     folders = [swept(config, f"algorithm={name}", "seed=0,1", "rounds=1").folder for name in ("fedavg", "local")]
-    table = table_of(rows_of(folders), Layout(("served.best.test",)))
+    table = table_of(rows_of(folders), Layout(("deployed.best.test",)))
     assert (table.heads[0], [row[0] for row in table.rows]) == ("algorithm.name", ["fedavg", "local"])
     assert all("±" in row[-1] for row in table.rows)
 

@@ -334,7 +334,7 @@ def test_rounds_written_out(
                 continue
             kept = server.state.clients[i]
             assert torch.equal(kept["common"], server.state.server["w"])
-            np.testing.assert_array_equal(server.state.scores["served"][i], personal[i].counts())
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], personal[i].counts())
             if i in cohort:
                 np.testing.assert_array_equal(server.state.scores["trained"][i], personal[i].counts())
             if len(client.view.train):

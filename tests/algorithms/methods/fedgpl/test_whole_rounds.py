@@ -292,7 +292,7 @@ def assert_rounds_are_those_of(plain: OneProcess, server: Server) -> None:
             assert {name for name in server.state.clients[i] if ".opt." not in name} == set()
         for i in cohort:
             plain.clients[i].load(after[i])
-            np.testing.assert_array_equal(server.state.scores["served"][i], plain.clients[i].counts(found))
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], plain.clients[i].counts(found))
 
 
 @pytest.mark.exhaustive(2)
@@ -314,7 +314,7 @@ def test_small_passes_are_one_large_one(run: Start, keys: dict[str, Any]) -> Non
 def test_an_export_predicts(configure: Make, start: Start, keys: Keys, one_process: Make, tmp_path: Path) -> None:
     out = export(run_config(configure({**keys, "run.root": str(tmp_path), "run.tensorboard": False})))
     models, batch = load_file(out / "models.safetensors"), pa.ipc.open_file(out / "predictions.arrow").get_batch(0)
-    column = {name: batch.column(name).to_numpy() for name in ("client", "served")}
+    column = {name: batch.column(name).to_numpy() for name in ("client", "deployed")}
     for client in one_process(start(keys), "frozen").clients:
         mine = f"client/{client.number:05d}/"
         own = {name.removeprefix(f"{mine}backbone.backbone."): t for name, t in models.items() if mine in name}
@@ -324,7 +324,7 @@ def test_an_export_predicts(configure: Make, start: Start, keys: Keys, one_proce
         client.p = nn.Parameter(models[f"{mine}prompt.direction"])
         z = gnn.eval()(client.with_prompt(np.arange(len(client.graphs))))
         predicted = F.linear(z, *head).argmax(1).numpy()
-        np.testing.assert_array_equal(column["served"][column["client"] == client.number], predicted)
+        np.testing.assert_array_equal(column["deployed"][column["client"] == client.number], predicted)
 
 
 def test_bytes_are_of_the_formula(start: Start, keys: Keys, one_process: Make) -> None:

@@ -52,7 +52,7 @@ def assert_same_local(one: Server, other: Server) -> None:
     """In all that the first keeps, which may be less."""
     for i, tree in one.state.clients.items():
         assert_same_trees({i: tree}, {i: {name: other.state.clients[i][name] for name in tree}})
-    assert_same_scores(one, other, "trained", "served")
+    assert_same_scores(one, other, "trained", "deployed")
 
 
 @pytest.mark.parametrize("alignment", ["node", "prototype"])

@@ -60,7 +60,7 @@ def test_without_its_parts_it_is_local_to_the_last_bit(run: Start, ratio: float)
     assert alone.state.inboxes.keys() == trained
     for i in trained - {5}:
         assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["model.w"])
-        for scope in ("trained", "served"):
+        for scope in ("trained", "deployed"):
             np.testing.assert_array_equal(alone.state.scores[scope][i], local.state.scores[scope][i])
 
 
@@ -240,7 +240,7 @@ def test_rounds_written_out(
                 mask = torch.cat([m.detach().flatten() for m in clients[i].masks.values()])
                 torch.testing.assert_close(kept["mask"], mask, rtol=1e-3, atol=1e-4)
             clients[i].load(inboxes[i])
-            np.testing.assert_array_equal(server.state.scores["served"][i], clients[i].counts(threshold))
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], clients[i].counts(threshold))
         assert_mean_loss(line, losses, [client.view for client in clients])
         newcomers = set(cohort) - met
         met |= newcomers

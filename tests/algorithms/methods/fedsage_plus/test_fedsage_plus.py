@@ -315,7 +315,7 @@ def test_rounds_written_out(start: Start, unequal: Keys, views: Views, assert_me
         for i, person in people.items():
             deployed[i] = w if i in cohort else deployed[i]
             np.testing.assert_array_equal(server.state.scores["global"][i], counts_of(person, w, augmented=False))
-            np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(person, deployed[i]))
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], counts_of(person, deployed[i]))
             if person.p:
                 kept = server.state.clients[i]
                 torch.testing.assert_close(kept["generator"], flat(person.p), rtol=1e-3, atol=1e-5)
@@ -345,10 +345,10 @@ def test_inductive_run_augments_all_nodes_for_scores(start: Start, unequal: dict
             person.repair(2)
             generated += len(person.graph[0]) - view.nodes  # type: ignore[index]
         assert ("mended" in kept) == (i != 5)
-        np.testing.assert_array_equal(scores["served"][i], counts_of(person, w))
+        np.testing.assert_array_equal(scores["deployed"][i], counts_of(person, w))
         np.testing.assert_array_equal(scores["global"][i], counts_of(person, w, augmented=False))
     assert generated >= 10
-    assert any(not np.array_equal(scores["served"][i], scores["global"][i]) for i in range(5))
+    assert any(not np.array_equal(scores["deployed"][i], scores["global"][i]) for i in range(5))
 
 
 def test_fedgta_sketches_answers_of_augmented_graphs(start: Start, unequal: Keys, views: Views, recorded: Any) -> None:

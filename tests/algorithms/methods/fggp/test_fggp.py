@@ -194,7 +194,7 @@ def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict
     torch.testing.assert_close(server.state.server["w"].double(), w, rtol=0, atol=0)
     bank: Entries = []
     kept_of: dict[int, Entries] = {}
-    served: dict[int, Any] = {}
+    deployed: dict[int, Any] = {}
     for number in range(1, server.plan.rounds + 1):
         line, cohort = server.round(), server.cohort(number)
         down = 4 * (len(w) + generates * len(generator_w)) + 4 * (o.gkic in ("both", "knn_only"))
@@ -227,7 +227,7 @@ def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict
         elif sent:
             bank = summed_up([entry for i in sorted(kept_of) for entry in kept_of[i]], o, CLASSES)
         # Who took part is given the new model.
-        served.update(dict.fromkeys(cohort, (w, generator_w, bank)))
+        deployed.update(dict.fromkeys(cohort, (w, generator_w, bank)))
         torch.testing.assert_close(server.state.server["w"].double(), w, rtol=1e-4, atol=1e-5)
         if generates:
             torch.testing.assert_close(server.state.server["generator"].double(), generator_w, rtol=1e-4, atol=1e-5)
@@ -248,8 +248,10 @@ def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict
             if client.head is not None:
                 head = torch.cat([p.flatten() for p in client.head])
                 torch.testing.assert_close(kept["head"], head, rtol=1e-4, atol=1e-5)
-            if i in served:
-                client.receive(*served[i][:2])
-                np.testing.assert_array_equal(server.state.scores["served"][i], client.counts(served[i][2], CLASSES))
+            if i in deployed:
+                client.receive(*deployed[i][:2])
+                np.testing.assert_array_equal(
+                    server.state.scores["deployed"][i], client.counts(deployed[i][2], CLASSES)
+                )
             client.receive(w, generator_w, kept_head=False)
             np.testing.assert_array_equal(server.state.scores["global"][i], client.counts(bank, CLASSES))

@@ -136,7 +136,7 @@ def test_a_single_client(make_context: MakeContext, run: Start, tmp_path: Path) 
     found = run({**one, "algorithm.name": "gcfl_plus", **EAGER}, rounds=3).state
     assert len(found.server["models"]) == 1
     assert found.server["known"].tolist() == [3]
-    assert found.scores["served"][0][:, 0].any()
+    assert found.scores["deployed"][0][:, 0].any()
 
 
 @pytest.mark.parametrize("share", ["body", "all"])
@@ -388,7 +388,7 @@ def test_whole_rounds(start: Start, patchy: Keys, plain_clients: PlainClients, c
         near(state["models"].double(), torch.stack(plain.models))
         size = len(plain.models[0])
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (size + 3), len(cohort) * 4 * size)
-        assert line["scopes"].keys() == {"trained", "served"}
+        assert line["scopes"].keys() == {"trained", "deployed"}
         assert line["notes"]["clusters"] == len(plain.models)
         assert line["notes"]["least mean change"] == pytest.approx(min(plain.means), rel=1e-3, abs=1e-6)
         assert line["notes"]["largest change"] == pytest.approx(max(plain.moved.values(), default=0), rel=1e-3)
@@ -399,7 +399,7 @@ def test_whole_rounds(start: Start, patchy: Keys, plain_clients: PlainClients, c
                 plain.write(client.module, plain.models[plain.cluster_of(i)])
                 deployed[i] = client.w
             now = counts_of(server, client.view, deployed.get(i, client.w))
-            np.testing.assert_array_equal(server.state.scores["served"][i], now)
+            np.testing.assert_array_equal(server.state.scores["deployed"][i], now)
             own = {name for name in server.state.clients.get(i, {}) if ".opt." not in name}
             assert own == ({"classifier"} if i in deployed and options["share"] == "body" else set())
             length = options["window"]
