@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 from rooms import ROOT
+from support.errors import refused
 
+from shoal.algorithms.methods.registry.load import describe, load
 from shoal.engine.cli.main import command as main
+from shoal.engine.cli.projects import list_projects, start_project
+from shoal.engine.config.config import load_config
+from shoal.engine.studies.papers import read_paper
 
 FOLDER = ROOT / "docs" / "tutorials"
 # What each leaves in its folder.
@@ -65,6 +70,28 @@ def perform(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         runpy.run_path(words[1])
     else:
         subprocess.run(words, check=True)
+
+
+def test_every_project_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configs are read from its folder, and the files that its commands name are in it, or made by them."""
+    names = [line.split()[0] for line in list_projects()[:-1]]
+    assert names == ["cluster", "own-graph", "own-method", "paper", "quickstart"]
+    for name in names:
+        written, _, *commands = start_project(name, tmp_path / name)
+        with refused(tmp_path / name):
+            start_project(name, tmp_path / name)
+        monkeypatch.chdir(tmp_path / name)
+        files = {path.name for path in Path().iterdir()}
+        assert all(file in written for file in files)
+        assert len(commands) == 3
+        assert {
+            word for line in commands for word in line.split() if word.endswith((".yaml", ".py", ".sbatch"))
+        } <= files
+        for file in files - {"paper.yaml"}:
+            if file.endswith(".yaml"):
+                method = load_config(file).algorithm
+                load(describe(method.name, method.options))
+    assert set(read_paper(str(tmp_path / "paper" / "paper.yaml")).tables) == {"table1"}
 
 
 def test_tutorials_are_short() -> None:
