@@ -68,7 +68,7 @@ class ModelSpec(Named):
     """The section `model` of a config, or an entry of it where it is a list.
 
     Attributes:
-        name: Key of `BACKBONES`, or `my_file.py:Name`.
+        name: Name of the model, or `my_file.py:Name`.
         init: `shared`: clients of this model start equal; `own`: each with its own parameters.
         pretrained: safetensors of the parameters that its GNN starts from, `own` or not, as `shoal pretrain` makes it;
             all others are drawn.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
+from shoal.algorithms.train_options import SCHEDULES
+from shoal.engine.callbacks.calls import CALLBACKS
 from shoal.engine.config.key_reference import (
     Key,
     arguments,
@@ -43,6 +45,14 @@ A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 - `clients`: the plain mean, in which every client counts the same.
 """
 WORDS_OF_SCORES = ("trained", "deployed", "served", "domains", "final", "last", "best", "test", "rows")
+# What keys can name, beside files of the user's own.
+NAMES = {
+    "algorithm": METHODS,
+    "callbacks": CALLBACKS,
+    "data.dataset": DATASETS,
+    "model.name": (*BACKBONES, *OF_GRAPHS),
+    "train.schedule": SCHEDULES,
+}
 # Of every model; the last two of graph tasks.
 OF_EVERY_MODEL = {
     "head_dropout": Key("model.head_dropout", "true", "Dropout before the classifier.", bool),
@@ -56,18 +66,16 @@ def explanation(asked: str | None) -> list[str]:
     """Lines about a key or another name. Raises ShoalError: there is none of it, with the one that was meant."""
     keys = {key.name: key for key in config_keys()}
     name = (asked or "").partition("=")[0].strip()
+    name = "algorithm" if name == "algorithm.name" else name
     section, _, option = name.partition(".")
     if not name:
         return list(_overview(keys))
     if name == SCORES or (section not in sections() and section in WORDS_OF_SCORES):
         return [line for text in ABOUT_SCORES.splitlines() for line in _wrapped(text.replace("`", ""), after=2)]
-    if name in ("algorithm", "algorithm.name"):
-        return [*_about(keys["algorithm"]), *_wrapped(f"Methods: {', '.join(METHODS)}.", 4)]
-    if name == "model.name":
-        return [*_about(keys[name]), *_wrapped(f"Models: {', '.join([*BACKBONES, *OF_GRAPHS])}.", 4)]
     if name in keys or name in sections():
         inner = [key for key in keys.values() if key.name.startswith(f"{name}.")]
-        return [*(_about(keys[name]) if name in keys else ()), *_listed(inner)]
+        known = f"There are {', '.join(NAMES[name])}." if name in NAMES else ""
+        return [*(_about(keys[name]) if name in keys else ()), *(_wrapped(known, 4) if known else ()), *_listed(inner)]
     if section == "algorithm" and (found := _with_option(_options_of_methods(), option)):
         return list(_by_owner(name, found, "algorithm.name"))
     if section == "model" and (found := _with_option(_options_of_models(), option)):

@@ -21,7 +21,7 @@ class PartitionOptions:
     """The section `partition` of a config; a method reads the options it needs.
 
     Attributes:
-        method: How nodes, or graphs, become clients; one of `Methods`, or `my_file.py:Name`.
+        method: How nodes, or graphs, become clients; also `my_file.py:Name`.
         clients: Number of clients; for a list of graphs the number of each, which `domains` then holds.
         domains: Clients of every graph, where `data.dataset` is a list: `clients` is their sum.
         seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
