@@ -35,7 +35,7 @@ A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 
 - `trained`: the model of a client right after its last local training.
 - `deployed`: the model that a client would use now, with the newest download applied.
-- `global`: the model of the server. Personal methods, such as `local` and `fedproto`, have none.
+- `global`: the model of the server. Personal methods, such as `local`, have none.
 - `domains`: the model of the server on each whole graph, where `data.dataset` is a list.
 - `final`: after the last round.
 - `best`: after the first round with the highest validation score of the same model.
