@@ -74,8 +74,8 @@ def explanation(asked: str | None) -> list[str]:
         return [line for text in ABOUT_SCORES.splitlines() for line in _wrapped(text.replace("`", ""), after=2)]
     if name in keys or name in sections():
         inner = [key for key in keys.values() if key.name.startswith(f"{name}.")]
-        known = f"There are {', '.join(NAMES[name])}." if name in NAMES else ""
-        return [*(_about(keys[name]) if name in keys else ()), *(_wrapped(known, 4) if known else ()), *_listed(inner)]
+        there = _wrapped(f"There are {', '.join(NAMES[name])}.", 4) if name in NAMES else []
+        return [*(_about(keys[name]) if name in keys else ()), *there, *_listed(inner)]
     if section == "algorithm" and (found := _with_option(_options_of_methods(), option)):
         return list(_by_owner(name, found, "algorithm.name"))
     if section == "model" and (found := _with_option(_options_of_models(), option)):
