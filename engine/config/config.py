@@ -264,7 +264,7 @@ def _override(raw: Any, override: str) -> None:
 
 
 def _open(raw: Any, key: str) -> None:
-    """Makes mappings of bare names, as of `algorithm: fedavg`, which an option, as `algorithm.weight`, joins."""
+    """Makes mappings of bare names, as of `model: gcn`, which an option, as `model.hidden`, joins."""
     section = key.partition(".")[0]
     if section != key and section in WHOLE and isinstance(raw.get(section), str | ListConfig):
         plain: Any = OmegaConf.to_container(raw)
