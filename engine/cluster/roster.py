@@ -46,7 +46,7 @@ def local_clients(job: Job, machine: str) -> DataLocality:
 
 def _complete(store: Path, job: Job) -> frozenset[int]:
     """Clients of a store with all files here."""
-    wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.propagation, 0)] if job.propagation else [])]
+    wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.hops_folder, 0)] if job.hops_folder else [])]
     found = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
     return frozenset.intersection(*found) if found else frozenset()
 

@@ -86,7 +86,10 @@ RULES = (
     _one_of("partition.chunks", "partition.method", "index"),
     _one_of("partition.alpha", "partition.method", "dirichlet"),
     _one_of("partition.options", "partition.method", OWN),
-    Rule(("propagation.r", "propagation.dtype"), "propagation.hops", "above 0", lambda c: c.propagation.hops > 0),
+    Rule(
+        ("propagation.r", "propagation.dtype", "propagation.keep"),
+        "propagation.hops", "above 0", lambda c: c.propagation.hops > 0,
+    ),
     Rule(("propagation.r",), "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops),
     Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _several_models),
     _one_of("heterogeneity.seed", "heterogeneity.rule", "random"),

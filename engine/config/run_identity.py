@@ -17,7 +17,7 @@ NUMBERS = 5
 # Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
 NEUTRAL = (
     *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic"),
-    *("data.cache", "data.cache_limit"),
+    *("data.cache", "data.cache_limit", "propagation.keep"),
     *("ray", "resources", "run", "engine"),
 )
 # Keys of these sections that change numbers.

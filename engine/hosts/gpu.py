@@ -29,7 +29,6 @@ from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.reduction import require_numbers
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, require_winner, scores_in_form
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.
@@ -396,7 +395,7 @@ def may_wait(algorithm: Algorithm, client: Client) -> bool:
         return False
     if model.coupled is not None:
         return model.coupled.stacks and not model.answered
-    return not any(isinstance(client.data.hop(k), SparseMatrix) for k in model.pattern.inputs)
+    return not any(client.data.is_sparse(k) for k in model.pattern.inputs)
 
 
 def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:

@@ -62,6 +62,8 @@ LARGE_STATES = 2**23
 MAPS_OF_A_VIEW = 2
 MAX_MAPS = Path("/proc/sys/vm/max_map_count")
 USUAL_MAX_MAPS = 65_530
+# Views whose graph and features lie in memory.
+PARTS_IN_MEMORY = 16
 
 
 def most_views() -> int:
@@ -152,7 +154,8 @@ class OpenedJob:
 
             return OpenViews(open_view, most)
 
-        most = most_views() // (2 if job.training else 1)
+        job.require_room([of for of in (store, training, graphs) if of is not None], cache.limit)
+        most = (PARTS_IN_MEMORY if job.computes_parts else most_views()) // (2 if job.training else 1)
         self.views = views(training, most)
         self.scored_views = views(store, most) if job.training else self.views
         built = job.build_models(store, self.algorithm)

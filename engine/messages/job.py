@@ -1,8 +1,8 @@
 """What a host has to know of a run: sent once, small, plain values."""
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import read_all
-from shoal.engine.config.sizes import machine_memory
+from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.propagation import propagation_of
+from shoal.storage.options.propagation import PropagationOptions, propagation_of
 from shoal.storage.store.store import Store
 from shoal.storage.store.view import CPU, Cache, View
 from shoal.storage.user_code.user_code import UserCode
@@ -96,6 +96,26 @@ class Job:
         """Folder of the store."""
         return Path(self.store)
 
+    @property
+    def hops_folder(self) -> str | None:
+        """Folder of what lies on disk of hops; see `PropagationOptions.folder`."""
+        return None if self.propagation is None else propagation_of(self.propagation).folder
+
+    @property
+    def computes_parts(self) -> bool:
+        """Whether what a client sees of its shard lies in memory, and in no map."""
+        options = None if self.propagation is None else propagation_of(self.propagation)
+        return options is not None and options.computed and options.rows == "labelled"
+
+    def require_room(self, stores: Iterable[Store], limit: int) -> None:
+        """Raises a ShoalError if hops that are computed, dense ones of a client, take more than a cache of `limit`."""
+        options = None if self.propagation is None else propagation_of(self.propagation)
+        if options is None or not options.computed:
+            return
+        for manifest in (store.manifest for store in stores if store.manifest.layout == "dense"):
+            nodes = int(manifest.clients.count("nodes").max(initial=0))
+            require_room_for_hops(options, nodes, manifest.features, limit)
+
     def open_store(self) -> Store:
         """The store, as this process sees it; raises a ShoalError if it is another one than the run was made for."""
         where, first_read = self.store_path, self.first_read
@@ -112,8 +132,8 @@ class Job:
 
     def _as_started(self, store: Store, content: str) -> Store:
         manifest = store.manifest
-        prepared = self.split in manifest.splits and (self.propagation is None or self.propagation in manifest.hops)
-        if not prepared or manifest.content(self.split, self.propagation) != content:
+        prepared = self.split in manifest.splits and self.hops_folder in (None, *manifest.hops)
+        if not prepared or manifest.content(self.split, self.hops_folder) != content:
             raise ShoalError(
                 store.path,
                 f"machine {platform.node()} sees another store here than the run was started with; "
@@ -215,6 +235,20 @@ class Job:
         return f"domain {self.domains[number - len(self.model_of)]}" if self.is_graph(number) else f"client {number}"
 
 
+def require_room_for_hops(propagation: PropagationOptions, nodes: int, features: int, limit: int) -> None:
+    """Raises a ShoalError if dense hops that are computed for so many nodes take more than a cache of `limit` bytes."""
+    # It loads the kernel, which only a host that computes hops needs.
+    from shoal.storage.store.hops import hops_bytes
+
+    needed = hops_bytes(nodes, features, replace(propagation, rows="all"))
+    if needed > limit:
+        raise ShoalError(
+            "propagation.keep",
+            f"{propagation.keep} computes hops of {size(needed)} for a client of {nodes:,} nodes, and a host caches at "
+            f"most {size(limit)}; set all, take more clients or fewer hosts, or raise engine.memory_limit",
+        )
+
+
 def make_job(config: Config, store: Store, job_id: str) -> Job:
     """The job of a config on its prepared store.
 
@@ -230,9 +264,9 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         id=job_id,
         store=str(Path(store.path).resolve() if remote is None else store.path.relative_to(remote.path)),
         remote=None if remote is None else remote.remote,
-        content=store.manifest.content(config.data.split_name, hops.name if hops.stored else None),
+        content=store.manifest.content(config.data.split_name, hops.folder),
         split=config.data.split_name,
-        propagation=hops.name if hops.stored else None,
+        propagation=hops.name if hops.used else None,
         hops=hops.hops,
         method=method,
         models=config.models(),
@@ -270,9 +304,8 @@ def _training(config: Config, store: Store) -> str:
 
 
 def _content(store: Store, config: Config) -> str:
-    hops = config.propagation
     try:
-        return store.manifest.content(config.data.split_name, hops.name if hops.stored else None)
+        return store.manifest.content(config.data.split_name, config.propagation.folder)
     except KeyError as missing:
         raise ShoalError(store.path, f"has no {missing} of this config; run `shoal prepare` on it") from None
 

@@ -87,10 +87,14 @@ def require_known(config: Config) -> None:
             f"{config.data.features.kind} would reveal edges that clients do not see (task edge, "
             "data.inductive, data.sparsity.edges); take one-hot or random",
         )
-    if config.task != "node" and config.propagation.rows != "all":
-        raise ShoalError(
-            "propagation.rows", f"{config.propagation.rows} is for labels of nodes; with task {config.task} set all"
-        )
+    for key, value, other in (
+        ("rows", config.propagation.rows, "all"),
+        ("keep", config.propagation.keep, "all or none"),
+    ):
+        if config.task != "node" and value == "labelled":
+            raise ShoalError(
+                f"propagation.{key}", f"{value} is for labels of nodes; with task {config.task} set {other}"
+            )
     what = "graph" if config.task == "graph" else "node"
     numbers = config.partition.domains or (config.partition.clients,)
     for each, clients in zip(sources(config), numbers):

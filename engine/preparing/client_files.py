@@ -15,18 +15,18 @@ from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gathered
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced
-from shoal.storage.graph.layout import Layout
-from shoal.storage.graph.pairs import Pairs
+from shoal.storage.graph.layout import Layout, stored_bytes
+from shoal.storage.graph.pairs import OF_PAIR, Pairs
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.store.arrow_file import FileRecord, Pack, write_pack
-from shoal.storage.store.hops import hop_memory, hops_bytes, labelled_and_neighbours, training_graph, write_hops_of
+from shoal.storage.store.hops import hop_columns, hop_memory, hops_bytes, rows_on_disk, training_graph
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.shard import Shard, graph_columns, shard_columns
 from shoal.storage.store.split import Split, from_codes, random_split, split_columns
-from shoal.storage.store.store import Store, shard_path, split_path
+from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 
 PairsOf = Callable[[int, Induced], Pairs]
 
@@ -54,6 +54,16 @@ class ShardSource:
     data: DataConfig
     memory: int
     pairs_of: PairsOf | None
+
+
+def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
+    """Bytes of the shards of a graph, at most: edges between clients are dropped, and there are as few pairs as edges.
+
+    Splits, and what a file has beside its numbers, are not counted.
+    """
+    a_node = 16 if graph.graph_of is None else 24
+    an_entry = 4 + (OF_PAIR if pairs else 0) + (0 if graph.edge_weight is None else 4)
+    return stored_bytes(graph.x, layout, dtype) + a_node * graph.nodes + an_entry * graph.entries
 
 
 def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRecord]:
@@ -192,16 +202,19 @@ def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.A
     return graph_columns(part, shard.label[row], shard.x[row], weight)
 
 
-def kept_rows(shards: Store, packs: Sequence[range]) -> Iterator[int]:
-    """Rows that `rows: labelled` keeps of every pack."""
+def kept_rows(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[int]:
+    """Rows of every pack whose hops are on disk, where these are not all."""
+    shards, propagation = given
     for pack in packs:
-        yield sum(int(labelled_and_neighbours(shards.shard(client)).sum()) for client in pack)
+        yield sum(len(rows_on_disk(shards.shard(client), propagation)) for client in pack)
 
 
 def write_hops(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[FileRecord]:
     """Writes the hops of some packs, whose shards are checked before."""
+    shards, propagation = given
     for pack in packs:
-        yield write_hops_of(*given, pack)
+        columns = (hop_columns(shards.shard(client), propagation, len(pack) > 1) for client in pack)
+        yield write_pack(shards.path / hops_path(str(propagation.folder), pack), "hops", columns)
 
 
 def hops_memory(shards: Manifest, propagation: PropagationOptions, packs: Sequence[range]) -> int:

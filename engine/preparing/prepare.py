@@ -203,5 +203,5 @@ def _complete(
     if repair:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)
         return store if ready and hops_on_disk(path, manifest, propagation) else None
-    ready = split.split_name in manifest.splits and (not propagation.stored or propagation.name in manifest.hops)
+    ready = split.split_name in manifest.splits and propagation.folder in (None, *manifest.hops)
     return store if ready else None

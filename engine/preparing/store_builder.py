@@ -18,6 +18,7 @@ from shoal.engine.preparing.client_files import (
     SplitSource,
     drawn_pairs,
     pairs_of_all,
+    shards_bytes,
     write_shards,
     write_splits,
     write_training_shards,
@@ -40,8 +41,8 @@ from shoal.storage.files.disk import require_disk
 from shoal.storage.graph.gather import files_of, memory_of
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
-from shoal.storage.graph.layout import chosen_layout, stored_bytes
-from shoal.storage.graph.pairs import LABELS, OF_PAIR, ONE, OTHER
+from shoal.storage.graph.layout import chosen_layout
+from shoal.storage.graph.pairs import LABELS, ONE, OTHER
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.runner import parts, runner
@@ -139,10 +140,7 @@ class StoreBuilder(StoreSteps):
         data = self.config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, self.dtype)
         pairs_only = self.config.task == "edge"
-        a_node = 16 if graph.graph_of is None else 24
-        # There are at most as many pairs as entries.
-        an_entry = 4 + (OF_PAIR if pairs_only else 0) + (0 if graph.edge_weight is None else 4)
-        needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + an_entry * graph.entries
+        needed = shards_bytes(graph, layout, self.dtype, pairs_only)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         # A whole graph has files of its own, and what is made again of a store lies as it did.
         pack = clients_a_pack(count, needed) if self.clients is None else 1

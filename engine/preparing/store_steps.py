@@ -37,10 +37,10 @@ def split_on_disk(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
 
 def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions) -> bool:
     """Whether hops were made, and are on disk."""
-    records = manifest.hops.get(propagation.name)
-    return not propagation.stored or (
-        records is not None and _all_exist(path, partial(hops_path, propagation.name), records)
-    )
+    if (folder := propagation.folder) is None:
+        return True
+    records = manifest.hops.get(folder)
+    return records is not None and _all_exist(path, partial(hops_path, folder), records)
 
 
 def _all_exist(store: Path, place: Place, files: Files) -> bool:
@@ -110,29 +110,34 @@ class StoreSteps(ABC):
             )
             manifest.write(self.path)
         if not hops_on_disk(self.path, manifest, propagation):
-            manifest = replace(manifest, hops={**manifest.hops, propagation.name: self._hops(shards, propagation)})
+            hops = self._hops(shards, propagation, str(propagation.folder))
+            manifest = replace(manifest, hops={**manifest.hops, str(propagation.folder): hops})
             manifest.write(self.path)
         return Store(self.path)
 
-    def _hops(self, shards: Store, propagation: PropagationOptions) -> Files:
+    def _hops(self, shards: Store, propagation: PropagationOptions, folder: str) -> Files:
         manifest, count = shards.manifest, shards.clients
-        place = partial(hops_path, propagation.name)
+        place, of_all = partial(hops_path, folder), propagation.rows == "all" and not propagation.computed
         missing = self._missing(place, count, manifest.pack)
         files = self._seen(missing)
-        if propagation.rows == "all":
+        if of_all:
             rows = int(manifest.clients.count("nodes")[[client for pack in missing for client in pack]].sum())
         else:
             of_files = [manifest.clients.files.file(pack[0]).bytes for pack in missing]
             here, memory = runner(sum(of_files), self.path, files), max(of_files, default=0)
-            found = here.results(kept_rows, shards, parts(missing, here.room(memory, memory).groups), memory)
+            found = here.results(
+                kept_rows, (shards, propagation), parts(missing, here.room(memory, memory).groups), memory
+            )
             rows = sum(of_pack for _, of_pack in found)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
-        if propagation.rows == "labelled":
+        if not of_all and not propagation.computed:
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
+        elif not of_all:
+            say(f"hops: kept for the labelled nodes, {rows:,} rows; others are computed when a visit reads them")
         here, memory = runner(needed, self.path, files), hops_memory(manifest, propagation, missing)
         groups = parts(missing, here.room(memory, memory).groups)
-        self._make(f"hops {propagation.name}", place, count, here, write_hops, (shards, propagation), groups, memory)
+        self._make(f"hops {folder}", place, count, here, write_hops, (shards, propagation), groups, memory)
         return self._files(place, "hops", count, manifest.pack)
 
     def _make(

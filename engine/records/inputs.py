@@ -20,6 +20,13 @@ GRAPHS = "the prepared whole graphs"
 TRAINING = "the prepared training nodes"
 
 
+def of_stores(clients: str, graphs: str, training: str, keep: str) -> dict[str, str]:
+    """Contents of the stores that a run reads, by name; with hops that are computed (`propagation.keep`) others."""
+    named = {STORE: clients, GRAPHS: graphs, TRAINING: training}
+    suffix = "" if keep == "all" else f" (propagation.keep {keep})"
+    return {name + suffix: content for name, content in named.items() if content}
+
+
 def contents(config: Config) -> dict[str, str]:
     """Digests of the files, user code for one, that keys of a config name. Raises ShoalError: one cannot be read."""
     data, partition = config.data, config.partition

@@ -19,10 +19,12 @@ from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.environment import bfloat16_support
+from shoal.engine.messages.job import require_room_for_hops
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
 from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
+from shoal.engine.preparing.client_files import shards_bytes
 from shoal.engine.preparing.identity import identity, remote_of, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.rounds.sampling import cell_size_of, draw_cohort, form_cells
@@ -30,23 +32,27 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
+from shoal.partition.methods.workspace import scratch_bytes
 from shoal.partition.partitioning import require_enough_nodes
 from shoal.storage.graph.graph import first_rows
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
-from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
+from shoal.storage.graph.pairs import LABELS, Pairs
 from shoal.storage.graph.propagation import hops as propagated
 from shoal.storage.graph.rows import CsrRows, Rows, entries_of
 from shoal.storage.options.masking import masks
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split_codes import TRAIN
-from shoal.storage.store.hops import hops_bytes
+from shoal.storage.store.hops import hops_bytes, rows_to_keep
 from shoal.storage.store.manifest import NAME, read_manifest
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
+from shoal.storage.store.store import Store
 from shoal.storage.store.view import Cache, View
 
 # A pass over a client takes several times the memory of its data.
 SHARE_TO_MEASURE = 16
+# Of a store, in which labelled nodes and their neighbours are counted.
+COUNTED_CLIENTS = 4
 # Multiplications of a layer in a step, in bfloat16 on a processor (`benchmarks/fast_paths.py`).
 PAYS_FROM = 2**24
 
@@ -58,6 +64,14 @@ def show_plan(config: Config) -> None:
     for name, text in expected(plan).rows.items():
         table.add_row(name, text)
     console.print(table)
+
+
+class _Disk(NamedTuple):
+    """Bytes on disk by step: temporary files at their worst moment, shards with splits, and hops."""
+
+    scratch: int
+    shards: int
+    hops: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class _Sizes:
     weighted: bool
     x_bytes: int
     values: int | None
-    hop_bytes: int
+    disk: "_Disk"
     graphs_of_node: int | None = None
 
 
@@ -88,13 +102,18 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None
-    hops = manifest.hops.get(config.propagation.name)
-    stored = 0 if values is None or hops is None else hops.total
+    split, hops = manifest.splits.get(config.data.split_name), manifest.hops.get(str(config.propagation.folder))
+    shards = manifest.clients.files.total + (0 if split is None else split.files.total)
+    if hops is None:
+        rows = _rows_of_store(Store(path, manifest=manifest), config)
+        of_hops = hops_bytes(rows, manifest.features, config.propagation)
+    else:
+        of_hops = hops.total
+    disk = _Disk(0, shards, of_hops)
     return _Sizes(
         manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
         int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
-        stored or hops_bytes(manifest.nodes, manifest.features, config.propagation),
-        None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
+        disk, None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
     )  # fmt: skip
 
 
@@ -112,11 +131,29 @@ def _sizes_of_graph(config: Config) -> _Sizes:
     if config.task == "edge":
         # All edges, if none joins two clients, and as many pairs without one.
         items, what, classes = graph.entries, "pair", LABELS
+    rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.propagation)
+    disk = _Disk(
+        scratch_bytes(config.partition.method, graph.nodes, graph.entries),
+        shards_bytes(graph, layout, data.dtype, config.task == "edge"),
+        hops_bytes(rows, graph.features, config.propagation),
+    )
     return _Sizes(
         items, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
         stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
-        hops_bytes(graph.nodes, graph.features, config.propagation), most,
+        disk, most,
     )  # fmt: skip
+
+
+def _rows_of_store(store: Store, config: Config) -> int:
+    """Rows of a store whose hops are to be made; with neighbours of labelled ones an estimate from some clients."""
+    manifest, options = store.manifest, config.propagation
+    if options.folder is None:
+        return 0
+    if (options.rows == "all" and not options.computed) or remote_of(config) is not None:
+        return manifest.nodes
+    shards = [store.shard(client) for client in range(0, store.clients, -(-store.clients // COUNTED_CLIENTS))]
+    rows = sum(rows_to_keep(shard.indptr, shard.indices, shard.label, options) for shard in shards)
+    return rows * manifest.nodes // max(1, sum(shard.nodes for shard in shards))
 
 
 class Expected(NamedTuple):
@@ -197,10 +234,9 @@ def expected(plan: RunPlan) -> Expected:
     if on_ray:
         # What the clients of a cell make is in its host's memory as well, and in Ray's.
         peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * mixes))
-    disk = of.x_bytes + (8 if of.weighted else 4) * of.entries + 16 * of.nodes + of.hop_bytes
-    disk += 0 if pairs is None else OF_PAIR * of.items
     # Training nodes alone have at most as much as all nodes.
-    disk *= 2 if config.data.inductive else 1
+    scratch, *made = (step * (1 + config.data.inductive) for step in of.disk)
+    disk = sum(made)
     at_most = " at most" if of.what == "pair" and not prepared else ""
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
@@ -212,7 +248,10 @@ def expected(plan: RunPlan) -> Expected:
         if config.data.inductive
         else "",
         "run folder": str(plan.place),
-        "disk": f"{size(disk)} for the store, {size(kept)} a checkpoint, {config.run.keep} kept",
+        "disk": f"{size(disk)} for the store ({size(made[0])} of shards, {size(made[1])} of hops)"
+        + (f", {size(scratch)} or less before it while nodes are divided" if scratch else "")
+        + f", {size(kept)} a checkpoint, {config.run.keep} kept",
+        "hops": _computed_hops(config, mean.nodes, of, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
@@ -241,6 +280,15 @@ def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
     if largest < PAYS_FROM:
         text += f"; float32 is faster: a layer has {largest:,} multiplications a step, fewer than {PAYS_FROM:,}"
     return text
+
+
+def _computed_hops(config: Config, nodes: int, of: _Sizes, cached: int) -> str:
+    """What a visit computes; refused as by a host where its cache is too small for a client of so many nodes."""
+    if of.values is None:
+        require_room_for_hops(config.propagation, nodes, of.features, cached)
+    most = hops_bytes(nodes, of.features, replace(config.propagation, rows="all"))
+    others = "" if config.propagation.keep == "none" else "of unlabelled nodes "
+    return f"{others}computed at visits that read them: {size(most)} of a mean client, {size(cached)} of a host's cache"
 
 
 def _span(seconds: np.ndarray) -> str:

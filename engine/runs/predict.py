@@ -110,14 +110,14 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
     shard = open_shard(folder / "shard", client)
     hops = []
     # All nodes are predicted, whether labels are known or not.
-    propagation: PropagationOptions = replace(config.propagation, rows="all")
-    if propagation.stored:
+    propagation: PropagationOptions = replace(config.propagation, rows="all", keep="all")
+    if propagation.used:
         write_hops(folder / "hops", shard, propagation)
         file = open_hops(folder / "hops", shard.nodes, propagation)
         hops = [file.features(name) for name in file.names]
     none = np.zeros(0, dtype=np.int32)
     classes = opened.store.manifest.classes
-    kernel = propagation if propagation.stored else None
+    kernel = propagation if propagation.used else None
     return View(str(folder), shard, Split(none, none, none), hops, classes, Cache(0), propagation=kernel)
 
 

@@ -84,11 +84,8 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         store = plan.prepare(repair=False)
         job = make_job(config, store, folder.path.name)
         # Files that were first downloaded now count, too.
-        read |= _published(config) | {inputs.STORE: job.content}
-        if job.domains:
-            read[inputs.GRAPHS] = job.graphs
-        if job.training:
-            read[inputs.TRAINING] = job.training
+        read |= _published(config)
+        read |= inputs.of_stores(job.content, job.graphs, job.training, config.propagation.keep)
         if found:
             _require_same(folder, found.inputs, read)
         # Models that do not fit the memory are an error before any actor starts.

@@ -12,6 +12,14 @@ from shoal.storage.errors import ShoalError
 PREFIX = "shoal-partition-"
 
 
+def scratch_bytes(method: str, nodes: int, entries: int) -> int:
+    """Bytes of temporary files of a partitioner, at most, for a graph of so many nodes and directed edges."""
+    if method == "semi-external":
+        # All edges between clusters, with both ends, and the cluster of every node.
+        return 8 * entries + 4 * nodes
+    return 4 * entries + 8 * nodes if method == "kaminpar" else 0
+
+
 def silent(line: str) -> None:
     """Reports nothing."""
 

@@ -100,6 +100,11 @@ class Cache:
         self._asked.pop(key, None)
         return value
 
+    def peek(self, key: Hashable) -> Any:
+        """The entry if it is there, which is not noted as asked for; else None."""
+        entry = self._staying.get(key) or self._passing.get(key)
+        return None if entry is None else entry.value
+
     def written(self, key: Hashable) -> bool:
         """Whether an entry was written to since it was built; one that was dropped is built again."""
         entry = self._staying.get(key) or self._passing.get(key)

@@ -16,18 +16,14 @@ from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.shard import Shard, weights_column
-from shoal.storage.store.store import Store, hops_path
+
+# Rows of a graph by which those with a labelled neighbour are counted.
+SAMPLED = 10_000
 
 
 def write_hops(path: Path, shard: Shard, propagation: PropagationOptions) -> FileRecord:
     """Writes the hops of a shard to a file of their own; errors of `hop_columns`, or the disk is full."""
     return arrow_file.write(path, "hops", hop_columns(shard, propagation))
-
-
-def write_hops_of(shards: Store, propagation: PropagationOptions, clients: range) -> FileRecord:
-    """Writes the hops of the clients of a pack into a store, from its shards; errors as of `write_hops`."""
-    columns = (hop_columns(shards.shard(client), propagation, len(clients) > 1) for client in clients)
-    return arrow_file.write_pack(shards.path / hops_path(propagation.name, clients), "hops", columns)
 
 
 def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = False) -> dict[str, pa.Array]:
@@ -38,6 +34,9 @@ def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = Fa
     found = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
     # In a pack, where the same hop of another client may be dense.
     column = arrow_file.either_column if packed and isinstance(shard.x, CsrRows) else arrow_file.rows_column
+    if propagation.computed:
+        row = rows_on_disk(shard, propagation)
+        return {"row": pa.array(row), **{f"hop{k}": column(x[row]) for k, x in enumerate(found, 1)}}
     if propagation.rows == "labelled":
         return _of_labelled(shard, found, column)
     return {f"hop{k}": column(x) for k, x in enumerate(found, 1)}
@@ -45,19 +44,30 @@ def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = Fa
 
 def _of_labelled(shard: Shard, found: list[Rows], column: Callable[[Rows], pa.Array]) -> dict[str, pa.Array]:
     """The labelled rows and their neighbours as a graph of its own, features included."""
-    dropped = (~labelled_and_neighbours(shard)).astype(np.int32)
-    kept = kept_entries(shard.indptr, shard.indices, dropped)
-    part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
+    part, weight = labelled_graph(shard)
     neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
     rows = {"hop0": arrow_file.rows_column(shard.x[part.node])}
     rows |= {f"hop{k}": column(x[part.node]) for k, x in enumerate(found, 1)}
-    if shard.edge_weight is not None:
-        rows |= weights_column(part, weights_among(part, shard.indptr, shard.indices, shard.edge_weight))
-    return {"row": pa.array(part.node), "neighbors": neighbors, **rows}
+    return {"row": pa.array(part.node), "neighbors": neighbors, **rows, **weights_column(part, weight)}
+
+
+def labelled_graph(shard: Shard) -> tuple[Induced, np.ndarray | None]:
+    """What `rows: labelled` shows: labelled rows, their neighbours, edges among them, and the weights of these."""
+    dropped = (~labelled_and_neighbours(shard)).astype(np.int32)
+    kept = kept_entries(shard.indptr, shard.indices, dropped)
+    part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
+    if shard.edge_weight is None:
+        return part, None
+    return part, weights_among(part, shard.indptr, shard.indices, shard.edge_weight)
+
+
+def rows_on_disk(shard: Shard, propagation: PropagationOptions) -> np.ndarray:
+    """The rows whose hops are on disk, where these are not all of a shard, ascending, `[n]`."""
+    return np.flatnonzero(shard.label >= 0 if propagation.computed else labelled_and_neighbours(shard))
 
 
 def labelled_and_neighbours(shard: Shard) -> np.ndarray:
-    """The rows that `rows: labelled` keeps, bool `[N]`."""
+    """The rows that `rows: labelled` shows, bool `[N]`."""
     kept = shard.label >= 0
     _add_neighbours(shard.indptr, shard.indices, np.flatnonzero(kept), kept)
     return kept
@@ -95,8 +105,21 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
 
 def hops_bytes(rows: int, features: int, propagation: PropagationOptions) -> int:
     """Bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
-    kept = propagation.hops + (propagation.rows != "all")
+    kept = propagation.hops + (propagation.rows != "all" and not propagation.computed)
     return rows * features * kept * np.dtype(propagation.dtype).itemsize
+
+
+def rows_to_keep(indptr: np.ndarray, indices: np.ndarray, label: np.ndarray, propagation: PropagationOptions) -> int:
+    """How many rows of a graph have their hops on disk; with neighbours, an estimate from rows spread evenly."""
+    if propagation.folder is None or not len(label):
+        return 0
+    if propagation.computed:
+        return int((label >= 0).sum())
+    if propagation.rows == "all":
+        return len(label)
+    rows = np.unique(np.linspace(0, len(label) - 1, SAMPLED, dtype=np.int64)).tolist()
+    shown = (label[row] >= 0 or (label[indices[indptr[row] : indptr[row + 1]]] >= 0).any() for row in rows)
+    return -(-sum(map(bool, shown)) * len(label) // len(rows))
 
 
 def hop_memory(nodes: int, entries: int, features: int, propagation: PropagationOptions, weighted: bool = False) -> int:

@@ -276,15 +276,17 @@ def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, li
     hop_names = [f"hop{k}" for k in range(0 if labelled else 1, propagation.hops + 1)]
     weights = ["weights"] if limits.weighted else []
     names = ["row", "neighbors", *hop_names, *weights] if labelled else hop_names
+    names = ["row", *hop_names] if propagation.computed else names
     if file.names != names:
         return [f"columns {', '.join(file.names)} and not {', '.join(names)}"]
     faults: list[str] = []
+    if "row" in names:
+        check_ids(file.primitive("row"), nodes, "row", faults.append)
     if labelled:
         indptr, indices = file.lists("neighbors")
-        check_ids(file.primitive("row"), nodes, "row", faults.append)
         check_adjacency(indptr, indices, file.rows, faults.append)
         check_weights(weights_of(file, indptr), limits.weighted, faults.append)
-    elif file.rows != nodes:
+    elif not propagation.computed and file.rows != nodes:
         faults.append(f"{file.rows} rows for a shard of {nodes}")
     for name in hop_names:
         check_rows(name, file.features(name), file.rows, limits.features, faults.append)
@@ -293,13 +295,23 @@ def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, li
 
 def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[Rows]]:
     """Labelled nodes of a client, their neighbours, edges and degrees among them, and the hops of the whole shard."""
-    row = file.primitive("row")
     indptr, indices = file.lists("neighbors")
     x, *further = (file.features(name) for name in file.names if name.startswith("hop"))
+    return *some_rows(shard, split, file.primitive("row"), indptr, indices, x, weights_of(file, indptr)), further
+
+
+def some_rows(
+    shard: Shard,
+    split: Split,
+    row: np.ndarray,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: Rows,
+    edge_weight: np.ndarray | None,
+) -> tuple[Shard, Split]:
+    """A shard of some rows of another, by the edges among them, their features and weights; and the split of both."""
     new_row = np.full(shard.nodes, -1, dtype=np.int32)
     new_row[row] = np.arange(len(row), dtype=np.int32)
     parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
-    own = Shard(
-        shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=weights_of(file, indptr)
-    )
-    return own, Split(*parts), further
+    own = Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight)
+    return own, Split(*parts)

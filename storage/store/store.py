@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,9 @@ from shoal.storage.store.client_table import Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard
 from shoal.storage.store.split import Split, open_split
+
+if TYPE_CHECKING:
+    from shoal.storage.store.computed_hops import ComputedHops
 
 IDS = Path("nodes") / "ids.arrow"
 WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"
@@ -139,11 +142,20 @@ class Store:
         with pa.OSFile(str(path)) as file:
             return pa.ipc.open_file(file).read_all()["id"].combine_chunks()
 
-    def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
+    def data(
+        self, split: str, propagation: str | None, client: int
+    ) -> tuple[Shard, Split, "list[Rows] | ComputedHops"]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep."""
         shard, rows = self.shard(client), self.split(split, client)
         if propagation is None:
             return shard, rows, []
+        options = propagation_of(propagation)
+        if options.computed:
+            # What computes hops takes a third of a second to load.
+            from shoal.storage.store.computed_hops import open_computed
+
+            file = None if options.folder is None else self.hops_file(options.folder, client)
+            return open_computed(shard, rows, options, file)
         file = self.hops_file(propagation, client)
         if "row" in file.names:
             return only_labelled(file, shard, rows)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,12 @@ from shoal.storage.store.cache import Cache, apart, write_count, writes
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 
+if TYPE_CHECKING:
+    from shoal.storage.store.computed_hops import ComputedHops
+
 PAGE = 4096
+# What the cache keeps of a client: hops that are not stored.
+HOPS = "hops"
 # Bytes of an array that a watched view compares as a whole.
 WATCHED = 2**24
 
@@ -53,7 +58,7 @@ class View:
         key: Hashable,
         shard: Shard,
         split: Split,
-        hops: Sequence[Rows],
+        hops: "Sequence[Rows] | ComputedHops",
         classes: int,
         cache: Cache,
         device: torch.device = CPU,
@@ -63,7 +68,7 @@ class View:
 
         Args:
             key: Different for every view that shares the cache.
-            hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse.
+            hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse; or what computes them when they are read.
             cache: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
         """
@@ -79,10 +84,12 @@ class View:
         parts = [torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)]
         self.train, self.val, self.test = (rows.to(device) for rows in parts)
         self._parts = list(zip((self.train, self.val, self.test), parts))
-        self._hops = [_features(rows) for rows in (shard.x, *hops)]
+        self._computed: ComputedHops | None = None if isinstance(hops, Sequence) else hops
+        # Those in the map.
+        self._hops = [_features(rows) for rows in (shard.x, *(hops if isinstance(hops, Sequence) else ()))]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
-        self._samples: dict[int, tuple[list[np.ndarray], bytes]] = {}
+        self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()
         self._watched: dict[str, int] = {}
         self._rows_at_first: list[Tensor] = []
@@ -107,8 +114,9 @@ class View:
             # No tensor of these is made by writing into it.
             if tensor is not None and write_count(tensor):
                 return name
-        for k, hop in enumerate(self._hops):
-            if any(writes(hop)) or (k in self._samples and _bytes_of(self._samples[k][0]) != self._samples[k][1]):
+        computed = self._cache.peek((self._key, HOPS)) or ()
+        for k, hop in enumerate((*self._hops, *computed)):
+            if any(writes(hop)) or (k in self._samples and self._sample(hop) != self._samples[k]):
                 return f"hop({k})" if k else "x"
         if any(any(writes(pair)) for pair in self._edges):
             return "edges"
@@ -151,19 +159,16 @@ class View:
         named = {"csr": [shard.indptr, shard.indices], "label": [shard.item_label]}
         if shard.edge_weight is not None:
             named["edge_weight"] = [shard.edge_weight]
-        for k, hop in enumerate(self._hops):
-            parts = [hop] if isinstance(hop, Tensor) else hop.parts()
-            named[f"hop({k})" if k else "x"] = [part.numpy() for part in parts]
-        return {name: _digest(arrays) for name, arrays in named.items() if sum(a.nbytes for a in arrays) <= WATCHED}
+        return _digests(named | _arrays_of(self._hops) | _arrays_of(self._cache.peek((self._key, HOPS)) or (), 1))
 
-    def _sample(self, k: int) -> list[np.ndarray]:
-        """Some numbers of a training row, in the map, whose page training reads anyway."""
-        hop = self._hops[k]
+    def _sample(self, hop: StoredFeatures) -> bytes:
+        """Some numbers of a training row of a hop, in the map, whose page training reads anyway."""
         if isinstance(hop, Tensor):
-            return [hop[self._row : self._row + 1, :16].numpy()]
+            return hop[self._row : self._row + 1, :16].numpy().tobytes()
         starts, *parts = hop.parts()
         start = int(starts[self._row])
-        return [starts[self._row : self._row + 2].numpy(), *(part[start : start + 16].numpy() for part in parts)]
+        found = starts[self._row : self._row + 2], *(part[start : start + 16] for part in parts)
+        return b"".join(part.numpy().tobytes() for part in found)
 
     @property
     def items_are_rows(self) -> bool:
@@ -181,11 +186,31 @@ class View:
         return self.hop(0)
 
     def hop(self, k: int) -> StoredFeatures:
-        """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x."""
+        """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x.
+
+        One that is not stored lies in memory, and the cache keeps it.
+        """
+        hop = self._hops[k] if k < len(self._hops) or self._computed is None else self._all_computed()[k - 1]
         if k not in self._samples:
-            sample = self._sample(k)
-            self._samples[k] = sample, _bytes_of(sample)
-        return self._hops[k]
+            self._samples[k] = self._sample(hop)
+        return hop
+
+    def is_sparse(self, k: int) -> bool:
+        """Whether hop k is sparse, which is known of the features where these are dense."""
+        return isinstance(self.x, SparseMatrix) and isinstance(self.hop(k), SparseMatrix)
+
+    def _all_computed(self) -> list[StoredFeatures]:
+        computed = self._computed
+        assert computed is not None
+
+        def compute() -> list[StoredFeatures]:
+            hops = [_features(rows) for rows in computed.all()]
+            if self._watched:
+                self._watched.update(_digests(_arrays_of(hops, 1)))
+            return hops
+
+        found: list[StoredFeatures] = self.cache(HOPS, compute)
+        return found
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> StoredFeatures:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
@@ -197,10 +222,17 @@ class View:
 
     def rows(self, k: int, rows: Tensor) -> StoredFeatures:
         """Some rows of hop k on the device, float32 `[n, F]`."""
-        hop = self._on_device_if_it_fits(k)
+        hop, rows = self._on_disk(k, rows) or (self._on_device_if_it_fits(k), rows)
         rows = self._rows_here(rows) if hop.device.type == "cpu" else rows.to(hop.device, non_blocking=True)
         chosen = _chosen(hop, rows, self.device) if isinstance(hop, Tensor) else hop.rows(rows)
         return _sent(chosen, self.device).float()
+
+    def _on_disk(self, k: int, rows: Tensor) -> tuple[StoredFeatures, Tensor] | None:
+        """A hop of some rows, and where rows lie in it, if hops of all of these are on disk, and of others are not."""
+        if k == 0 or self._computed is None:
+            return None
+        place = self._computed.place_of(self._rows_here(rows).numpy())
+        return None if place is None else (_features(self._computed.on_disk[k - 1]), torch.from_numpy(place))
 
     def _rows_here(self, rows: Tensor) -> Tensor:
         """Numbers of rows on the processor; those of a part are there, and a device need not be asked."""
@@ -263,7 +295,7 @@ class View:
     def touch(self, hops: Sequence[int], training: bool, edges: bool = False) -> None:
         """Brings pages of hops, of their training rows alone, or of the adjacency into memory; makes `train_label`."""
         _ = self.train_label
-        for k in hops:
+        for k in hops if self._computed is None else [0]:
             touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
         if edges:
             weights = [] if self._shard.edge_weight is None else [self._shard.edge_weight]
@@ -341,15 +373,22 @@ class View:
         return apart(build) if self.device.type == "cpu" else build()
 
 
+def _arrays_of(hops: Sequence[StoredFeatures], first: int = 0) -> dict[str, list[np.ndarray]]:
+    """The arrays of successive hops, by name."""
+    parts = {k: [hop] if isinstance(hop, Tensor) else hop.parts() for k, hop in enumerate(hops, first)}
+    return {f"hop({k})" if k else "x": [part.numpy() for part in several] for k, several in parts.items()}
+
+
+def _digests(named: dict[str, list[np.ndarray]]) -> dict[str, int]:
+    """XXH3-64 of arrays by name, of those that are not large."""
+    return {name: _digest(arrays) for name, arrays in named.items() if sum(a.nbytes for a in arrays) <= WATCHED}
+
+
 def _digest(arrays: Sequence[np.ndarray]) -> int:
     hasher = xxhash.xxh3_64()
     for array in arrays:
         hasher.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
     return hasher.intdigest()
-
-
-def _bytes_of(sample: list[np.ndarray]) -> bytes:
-    return b"".join(part.tobytes() for part in sample)
 
 
 def _features(rows: Rows) -> StoredFeatures:

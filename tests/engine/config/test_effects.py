@@ -39,6 +39,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("propagation.r", 0.0, "propagation.hops", 0, 1),
     ("propagation.r", 0.0, "model", {"name": "gcn"}, TWO),
     ("propagation.dtype", "float16", "propagation.hops", 0, 1),
+    ("propagation.keep", "none", "propagation.hops", 0, 1),
     ("heterogeneity.rule", "blocks", "model", {"name": "gcn"}, TWO),
     ("heterogeneity.seed", 1, "heterogeneity.rule", "blocks", "random"),
     ("heterogeneity.clients", [0] * 10, "heterogeneity.rule", "random", "explicit"),

@@ -81,6 +81,7 @@ def test_recorded_defaults_are_those_of_today() -> None:
         {"data": {"dataset": "sbm", "sparsity": {"edges": 0.0}, "inductive": False}},
         {"callbacks": ["csv", "wandb"]},
         {"engine": {"hosts": 7}},
+        {"propagation": {"keep": "none"}},
         {"algorithm": {"name": "fedavg", "weight": "nodes"}},
         {"model": {"name": "gamlp", "hidden": 64}},
     ],

@@ -80,9 +80,9 @@ KINDS: list[tuple[str, list[Any]]] = [
     ("participation.ratio", [0.0, 1.1, NAN, True, "1"]),
     (
         "data.dtype data.layout data.split data.edge_weights partition.method partition.balance propagation.dtype "
-        "propagation.rows model.init heterogeneity.rule train.optimizer train.opt_state evaluation.metric "
-        "engine.backend engine.trainer engine.device engine.precision engine.on_client_error engine.verify "
-        "run.log_format",
+        "propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer train.opt_state "
+        "evaluation.metric engine.backend engine.trainer engine.device engine.precision engine.on_client_error "
+        "engine.verify run.log_format",
         ["another", True],
     ),
 ]

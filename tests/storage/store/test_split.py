@@ -31,7 +31,7 @@ from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import MappedFile, fixed_rows
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
-from shoal.storage.store.hops import labelled_and_neighbours, write_hops
+from shoal.storage.store.hops import labelled_and_neighbours, rows_to_keep, write_hops
 from shoal.storage.store.masking import without_edges, without_features, without_labels
 from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard, write_shard
 from shoal.storage.store.split import Split, from_codes, open_split, random_split, write_split
@@ -208,6 +208,8 @@ def test_labelled_rows_keep_their_neighbours_and_the_hops_of_all(tmp_path: Path,
     np.testing.assert_array_equal(labelled_and_neighbours(shard), wanted)
 
     propagation = PropagationOptions(2, rows="labelled")
+    for options, rows in ((propagation, wanted), (PropagationOptions(2, keep="labelled"), labelled)):
+        assert rows_to_keep(shard.indptr, shard.indices, shard.label, options) == rows.sum()
     record = write_hops(tmp_path / "few.arrow", shard, propagation)
     rows = np.flatnonzero(labelled).astype(np.int32)
     split = Split(rows[::2], rows[1::2], rows[:0])
@@ -228,9 +230,10 @@ def test_hops_of_another_kernel_or_shard(tmp_path: Path, shard: Shard, rows: Lit
     path, propagation = tmp_path / "hops.arrow", PropagationOptions(2, rows=rows)
     record = write_hops(path, shard, propagation)
     assert open_hops(path, 25, propagation, record, LIMITS).names[-2:] == ["hop1", "hop2"]
-    for hops_, other in ((1, rows), (3, rows), (2, "all" if rows == "labelled" else "labelled")):
+    others = PropagationOptions(1, rows=rows), PropagationOptions(3, rows=rows), PropagationOptions(2, keep="labelled")
+    for other in (*others, PropagationOptions(2, rows="all" if rows == "labelled" else "labelled")):
         with refused(path, says="columns "):
-            open_hops(path, 25, PropagationOptions(hops_, rows=other), record, LIMITS)
+            open_hops(path, 25, other, record, LIMITS)
     with refused(path, says=", 3] and not ["):
         open_hops(path, 25, propagation, record, replace(LIMITS, features=4))
     with refused(path, says="25 rows for a shard of 9" if rows == "all" else "a row lies outside 0 to 8"):
