@@ -38,15 +38,23 @@ if TYPE_CHECKING:
     from shoal.engine.callbacks.callback import Callback as Callback
     from shoal.engine.callbacks.callback import Running as Running
     from shoal.engine.config.config import Config as Config
+    from shoal.engine.studies.text_table import TextTable as TextTable
     from shoal.kept_run import Run as Run
     from shoal.partition.methods.user_partitioner import Partitioner as Partitioner
-    from shoal.running import Sweep as Sweep
     from shoal.running import prepare as prepare
     from shoal.running import run as run
-    from shoal.running import sweep as sweep
+    from shoal.storage.adapters.clients import from_clients as from_clients
+    from shoal.storage.datasets.user.files import save_graph as save_graph
+    from shoal.storage.datasets.user.pyg_data import from_pyg as from_pyg
     from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
     from shoal.storage.graph.graph import Graph as Graph
     from shoal.storage.store.view import View as View
+    from shoal.studies import Sweep as Sweep
+    from shoal.studies import compare as compare
+    from shoal.studies import report as report
+    from shoal.studies import scale as scale
+    from shoal.studies import sweep as sweep
+    from shoal.studies import table as table
 
 # Where each name comes from: none of these modules is loaded before its name is used, for torch takes seconds.
 PLACES = {
@@ -69,14 +77,22 @@ PLACES = {
     "Run": "shoal.kept_run",
     "Running": "shoal.engine.callbacks.callback",
     "ShoalError": "shoal.storage.errors",
-    "Sweep": "shoal.running",
+    "Sweep": "shoal.studies",
+    "TextTable": "shoal.engine.studies.text_table",
     "Trainer": "shoal.algorithms.base",
     "Upload": "shoal.algorithms.protocol",
     "View": "shoal.storage.store.view",
+    "compare": "shoal.studies",
+    "from_clients": "shoal.storage.adapters.clients",
+    "from_pyg": "shoal.storage.datasets.user.pyg_data",
     "load_config": "shoal.configs",
     "prepare": "shoal.running",
+    "report": "shoal.studies",
     "run": "shoal.running",
-    "sweep": "shoal.running",
+    "save_graph": "shoal.storage.datasets.user.files",
+    "scale": "shoal.studies",
+    "sweep": "shoal.studies",
+    "table": "shoal.studies",
 }
 __all__ = [*PLACES]
 

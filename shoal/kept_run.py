@@ -1,7 +1,8 @@
 """The results of a run, as tables and tensors."""
 
+import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary
@@ -39,6 +41,37 @@ def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
     return table.append_column("cohort", cohorts)
 
 
+def evaluations_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """The table of `Run.evaluations`; `lines` are those of `metrics_table`."""
+    rows = [
+        (line["round"], scope, part, *found)
+        for line in lines
+        for scope, parts in line.get("scopes", {}).items()
+        for part, numbers in parts.items()
+        for found in _means_of(numbers)
+    ]
+    columns = list(zip(*rows)) or [()] * 6
+    names = ("round", *(text := ("scope", "part", "metric", "mean")), "value")
+    types = (pa.int64(), *[pa.string()] * len(text), pa.float64())
+    return pa.table({name: pa.array(values, kind) for name, values, kind in zip(names, columns, types)})
+
+
+def _means_of(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Metric, mean and value of every number of a part that is one over clients."""
+    for name, value in numbers.items():
+        if isinstance(value, Mapping) and name != DOMAINS:
+            yield from ((name, mean, number) for mean, number in value.items() if mean in MEANS and number is not None)
+        elif name in MEANS:
+            yield "accuracy", name, value
+        elif name in OF_F1:
+            yield "f1", OF_F1[name], value
+
+
+# Means over clients, and what is said of the clients beside them; the names of macro-F1's.
+MEANS = ("nodes", "rows", "clients", "min", "median", "max")
+OF_F1 = {"f1": "rows", "f1_clients": "clients"}
+
+
 Best = Literal["deployed", "global"] | None
 
 
@@ -61,6 +94,13 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {'finished' if self.finished else 'unfinished'})"
 
+    def _repr_html_(self) -> str:
+        from shoal.engine.studies.study_table import Layout, table_of
+        from shoal.engine.studies.sweep_folder import row_of
+
+        made = table_of([row_of({}, self.path)], Layout())._repr_html_() if self.finished else ""
+        return f"<p>{html.escape(repr(self))}</p>\n{made}"
+
     @property
     def finished(self) -> bool:
         """Whether it has a summary."""
@@ -82,6 +122,38 @@ class Run:
         return metrics_table(read_metrics(self.path))
 
     @property
+    def evaluations(self) -> pa.Table:
+        """The scores over clients at every evaluation, a row for each number.
+
+        Returns:
+            `round` int64; `scope`, `part`, `metric` and `mean` text; `value` float64. The scope says whose model
+            (`trained`, `deployed`, `global`, `domains`), the part which items (`val`, `test`), the metric what of them
+            (`accuracy`, `f1`, and other metrics of the run), as shares of 1, and the mean how clients are summed up:
+            weighted by all their items (`nodes`) or by those of the part (`rows`), plainly (`clients`), or the `min`,
+            `median` and `max` of them. `f1` of `rows` is that of all clients' predictions together.
+        """
+        return evaluations_table(read_metrics(self.path))
+
+    def plot(self, figure: str = "deployed.test", by: Literal["round", "bytes", "seconds"] = "round") -> Any:
+        """Draws a number over the rounds.
+
+        Args:
+            figure: `<scope>.<part>`, the metric of the run, a mean over clients weighted by their items; or a column of
+                `metrics`, as `loss` or `deployed.test.clients`.
+            by: Over rounds, bytes sent both ways so far, or seconds of rounds so far.
+
+        Returns:
+            A `matplotlib.figure.Figure` with one line, which a notebook shows; scores are in %.
+
+        Raises:
+            ShoalError: The run has no such number; names some that it has.
+        """
+        # It loads matplotlib, which takes a second.
+        from shoal.plots import drawn
+
+        return drawn(read_metrics(self.path), figure, by)
+
+    @property
     def clients(self) -> pa.Table:
         """The scores of every client at every evaluation, a row for each round, scope, part and client.
 
@@ -97,18 +169,26 @@ class Run:
         right, rows = (table[name].cast(pa.float64()) for name in ("correct", "rows"))
         return table.append_column("accuracy", pc.divide(right, rows))
 
-    def predictions(self, best: Best = None) -> pa.Table:
+    def predictions(self, best: Best = None, *, probabilities: bool = False) -> pa.Table:
         """The prediction of every item, after the last round or the best one of a scope.
 
         Args:
             best: Scope whose best validation round is meant, which `run.keep_best` keeps; None: the last round.
+            probabilities: Also those of all classes.
 
         Returns:
-            A row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train, 2
-            validation, 3 test), and the predicted class, int32, in every scope, `deployed` and `global`. In graph tasks
-            `graph` instead of `node`, in edge tasks `source` and `target`. Where classes have names, which are those of
-            the user's labels, also `label_name`, `deployed_name` and `global_name`, categories. Nodes with ids of their
-            own, as those of tables, also have `id`, int64 or text, and in edge tasks `source_id` and `target_id`.
+            A row a node, all parts:
+
+            - `node` int64, its number in the whole graph; `client` int32, who holds it
+            - `label` int32, the true class, -1 for none; `part` text, `train`, `val` or `test`, null for none
+            - `deployed` int32, the class that the client's deployed model predicts; `global` int32, the class that the
+              server's model predicts, where there is one. With `best` that scope alone.
+            - with `probabilities`: `deployed_probability` and `global_probability`, float32 `[C]`, the softmax of the
+              method's scores by class; the largest is that of the predicted class
+            - where classes have names: `label_name`, `deployed_name` and `global_name`, text (categories)
+            - where nodes have ids of their own, as those of tables: `id`, int64 or text
+
+            In graph tasks `graph` instead of `node`, in edge tasks `source` and `target` (`source_id`, `target_id`).
 
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.
@@ -116,7 +196,7 @@ class Run:
         from shoal.engine.runs.export import PREDICTIONS, export
 
         # Made again each time, for a run may have been run afresh.
-        file = export(self.path, best) / PREDICTIONS
+        file = export(self.path, best, probabilities) / PREDICTIONS
         # Not mapped: the next call writes the file again.
         with pa.OSFile(str(file)) as source:
             return pa.ipc.open_file(source).read_all()

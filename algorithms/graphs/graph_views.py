@@ -29,6 +29,12 @@ class GraphViews:
                 f"{kernel.rows} leaves a client no graph to smooth an altered copy of its features "
                 "over; take rows: all, or switch off what reads such copies",
             )
+        if self._reads_hops and kernel is not None and kernel.boundaries:
+            raise ShoalError(
+                "data.cross_edges",
+                "hops: a client has no edges of others to smooth an altered copy of its features over; take drop, or "
+                "switch off what reads such copies",
+            )
 
     def draw(self, edges: float, features: float) -> Inputs:
         """A view without a share of the undirected edges, and with a share of the columns masked, both in [0, 1).

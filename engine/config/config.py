@@ -43,7 +43,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS, require_dataset
-from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.options.propagation import CrossEdges, PropagationOptions, over_cross_edges
 from shoal.storage.options.types import Named, Positive, Seed, absolute_user_path, message_of, path_fault, quoted
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
@@ -118,6 +118,14 @@ class Config(BaseModel):
     def models(self) -> tuple[ModelSpec, ...]:
         """The models of the run, one or several."""
         return (self.model,) if isinstance(self.model, ModelSpec) else self.model
+
+    def kernel(self) -> PropagationOptions:
+        """How hops are computed: section `propagation`, and over which edges between clients."""
+        data = self.data
+        if data.cross_edges == "drop":
+            return self.propagation
+        edges = CrossEdges(data.cross_share, data.cross_seed, data.cross_min_neighbours)
+        return over_cross_edges(self.propagation, edges.name)
 
     def memory_limit(self) -> int:
         """Bytes the run may use: `engine.memory_limit`, else the memory of the machine, or of its container."""

@@ -65,6 +65,7 @@ def _reads_hops(config: Any) -> bool:
 
 # A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
 # machines hosts have, and how they are waited for, may stay in a config that is run in one process to try it.
+CROSS = ("data.cross_edges",)
 RULES = (
     _one_of("data.path", "data.dataset", "files"),
     Rule(("data.name",), "data.dataset", "files, one graph", lambda c: str(c.data.dataset).lower() == "files"),
@@ -91,6 +92,15 @@ RULES = (
         "propagation.hops", "above 0", lambda c: c.propagation.hops > 0,
     ),
     Rule(("propagation.r",), "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops),
+    _one_of("data.cross_share data.cross_seed data.cross_min_neighbours", "data.cross_edges", "hops"),
+    Rule(CROSS, "propagation.hops", "above 0", lambda c: c.propagation.hops > 0),
+    _one_of(*CROSS, "propagation.keep", "all"),
+    Rule(CROSS, "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops),
+    Rule(CROSS, "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global"),
+    Rule(CROSS, "data.dataset", "as one graph", lambda c: not _several_graphs(c)),
+    Rule(CROSS, "data.inductive", "false", lambda c: not c.data.inductive),
+    Rule(CROSS, "data.sparsity", "that keeps edges", lambda c: not c.data.sparsity.edges),
+    _one_of(*CROSS, "task", "node"),
     Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _several_models),
     _one_of("heterogeneity.seed", "heterogeneity.rule", "random"),
     _one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),

@@ -106,6 +106,11 @@ class DataConfig(SplitOptions, DatasetPlaces):
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
         edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
+        cross_edges: Edges between clients: `drop`, or `hops`: hops run over them, by one exchange of sums a hop before
+            training. Training, and what a method computes itself, see a client's own edges alone.
+        cross_share: Share of the edges between clients that hops run over.
+        cross_seed: Of what that share is.
+        cross_min_neighbours: Fewest neighbours at one client for whose sum it sends; fewer count as cut.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -117,6 +122,10 @@ class DataConfig(SplitOptions, DatasetPlaces):
     synthetic: Flag = False
     inductive: Flag = False
     edge_weights: EdgeWeights = "keep"
+    cross_edges: Literal["drop", "hops"] = "drop"
+    cross_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    cross_seed: Seed = 0
+    cross_min_neighbours: Positive = 1
 
     @property
     def split_name(self) -> str:

@@ -256,7 +256,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, or a file that a
             model is to start from cannot be read.
     """
-    hops = config.propagation
+    hops = config.kernel()
     method = describe(config.algorithm.name, config.algorithm.options)
     domains, graphs = _graphs(config, store, method)
     remote = store.remote
@@ -305,7 +305,7 @@ def _training(config: Config, store: Store) -> str:
 
 def _content(store: Store, config: Config) -> str:
     try:
-        return store.manifest.content(config.data.split_name, config.propagation.folder)
+        return store.manifest.content(config.data.split_name, config.kernel().folder)
     except KeyError as missing:
         raise ShoalError(store.path, f"has no {missing} of this config; run `shoal prepare` on it") from None
 

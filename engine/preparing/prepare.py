@@ -141,7 +141,7 @@ def _opened(
             require_room()
         _require_place(path)
         with writing(path):
-            return steps(graph).run(config.data, config.propagation)
+            return steps(graph).run(config.data, config.kernel())
 
     clients = opened(path, made, published, lambda graph: StoreBuilder(path, made, graph, config.partition, config))
     if clients is None:
@@ -169,7 +169,9 @@ def _require_place(path: Path) -> None:
     """Raises ShoalError: a store is to be made in a folder that is neither empty nor one of a store."""
     with suppress(OSError):
         names = set(os.listdir(path))
-        others = sorted(names - {LOCK, str(ASSIGNMENT), "clients", "splits", "hops", TABLES, WHOLE, DOMAINS, TRAINING})
+        others = sorted(
+            names - {LOCK, str(ASSIGNMENT), "clients", "splits", "hops", "boundaries", TABLES, WHOLE, DOMAINS, TRAINING}
+        )
         if others and not names & {PROGRESS, NAME}:
             raise ShoalError(
                 path, f"holds {others[0]}, so is neither empty nor a store; set data.store to another folder"
@@ -190,7 +192,7 @@ def _complete(
     if not (path / NAME).exists():
         return None
     store = Store(path)
-    manifest, split, propagation = store.manifest, config.data, config.propagation
+    manifest, split, propagation = store.manifest, config.data, config.kernel()
     require_identity(path, manifest, made)
     if changed := differences(manifest.published, published):
         raise ShoalError(

@@ -1,7 +1,7 @@
 """From a graph to a store: the partition, the shard of every client, and which of its items train."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import size
 from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.client_files import (
     PairsOf,
@@ -38,23 +39,35 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.disk import require_disk
-from shoal.storage.graph.gather import files_of, memory_of
+from shoal.storage.graph.gather import Memory, files_of, memory_of
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import kept_entries
+from shoal.storage.graph.induced import BLOCK_BYTES, kept_entries
 from shoal.storage.graph.layout import chosen_layout
 from shoal.storage.graph.pairs import LABELS, ONE, OTHER
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.runner import parts, runner
 from shoal.storage.store.arrow_file import FileRecord, record_of, write, write_pack
-from shoal.storage.store.client_table import SplitRecord, clients_a_pack, ranges
+from shoal.storage.store.client_table import BoundaryRecord, SplitRecord, clients_a_pack, ranges
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
 from shoal.storage.store.split import Split, random_split, split_columns, to_codes
-from shoal.storage.store.store import DOMAINS, IDS, TRAINING, Store, shard_path, split_path, training_path
+from shoal.storage.store.store import (
+    DOMAINS,
+    IDS,
+    TRAINING,
+    Store,
+    boundary_path,
+    hops_path,
+    shard_path,
+    split_path,
+    training_path,
+)
 
 ASSIGNMENT = Path("assignment.npy")
 # Tasks of a machine that each read the whole graph; more would read more than they compute.
 READERS = 16
+# Of an edge between clients, while a client's are gathered.
+ENTRY_BYTES = 12
 
 
 class LazyGraph:
@@ -194,6 +207,52 @@ class StoreBuilder(StoreSteps):
                 "numpy": np.__version__,
             },
         )
+
+    def _boundaries(self, shards: Store, propagation: Any) -> BoundaryRecord:
+        # For edges between clients alone.
+        from shoal.engine.preparing.cross_edges import BoundarySource, cut_entries, rows_in_shards, write_boundaries
+
+        graph, edges, pack = self.lazy.graph, propagation.cross, shards.manifest.pack
+        if graph.edge_weight is not None:
+            raise ShoalError(
+                "data.cross_edges", "hops count edges, and those here have weights; set data.edge_weights=drop"
+            )
+        assignment, (row_of, label) = self._assignment(graph), rows_in_shards(shards)
+        cut = cut_entries(shards, graph.indptr, assignment)
+        place, packs = partial(boundary_path, edges.name), ranges(shards.clients, pack)
+        missing = frozenset(self._missing(place, shards.clients, pack))
+        csr = graph.indptr, graph.indices
+        source = BoundarySource(shards, csr, assignment, row_of, cut, edges, missing, label)
+        here = runner(int(cut.sum()) * ENTRY_BYTES, self.path, files_of(graph))
+        fixed = 3 * row_of.nbytes + BLOCK_BYTES
+        memory = Memory(fixed, 2 * ENTRY_BYTES * cut, shards.manifest.clients.count("nodes"))
+        room = here.room(memory.of_one(range(shards.clients)), self.memory_limit, READERS)
+        counts = np.zeros((shards.clients, 5), dtype=np.int64)
+        with progress("edges between clients", shards.clients, "clients") as step:
+            groups = memory.groups(packs, room.memory, room.groups)
+            for clients, (record, of_each) in here.results(write_boundaries, source, groups, room.memory):
+                if record is not None:
+                    self.writer.add(place(clients), record)
+                counts[clients] = of_each
+                step.advance(len(clients))
+        made = BoundaryRecord(counts, self._files(place, "boundary", shards.clients, pack))
+        _report_boundaries(made, int(cut.sum()), shards.manifest.features)
+        return made
+
+    def _cross_hops(self, shards: Store, propagation: Any, missing: Sequence[range]) -> None:
+        # As above.
+        from shoal.engine.preparing.cross_edges import Exchange, write_cross_hops
+
+        folder = self.path / boundary_path(propagation.cross.name, 0).parent / f"scratch-{propagation.name}"
+        exchange = Exchange(shards, propagation, folder)
+        counts = shards.manifest.boundaries[propagation.cross.name].counts
+        memory = exchange.memory(counts)
+        here = runner(exchange.bytes, self.path, self._seen(missing))
+        exchange.run(here, memory)
+        groups = parts(missing, here.room(memory, memory).groups)
+        place = partial(hops_path, propagation.name)
+        self._make("hops", place, shards.clients, here, write_cross_hops, exchange, groups, memory)
+        exchange.remove()
 
     def _ids(self, graph: Graph) -> FileRecord | None:
         """Keeps the ids of nodes, where they have any."""
@@ -335,6 +394,14 @@ def _report(graph: Graph) -> None:
         say(note)
     for domain in graph.domains:
         say(f"domain {domain.name}: {domain.nodes:,} nodes")
+
+
+def _report_boundaries(record: BoundaryRecord, cut: int, features: int) -> None:
+    edges, sums, of_one, *_ = record.counts.sum(axis=0).tolist()
+    say(
+        f"edges between clients: {edges // 2:,} of {cut // 2:,} kept; a hop takes {sums:,} sums of other clients' "
+        f"neighbours, {size(record.hop_bytes(features))}; {of_one:,} of them run over one neighbour and are its row"
+    )
 
 
 def _report_sides(graph: Graph, side: np.ndarray) -> None:

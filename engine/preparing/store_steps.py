@@ -16,7 +16,7 @@ from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.runner import Runner, Work, parts, runner
 from shoal.storage.store.arrow_file import FileRecord, Pack
-from shoal.storage.store.client_table import Clients, Files, SplitRecord, ranges, sizes
+from shoal.storage.store.client_table import BoundaryRecord, Clients, Files, SplitRecord, ranges, sizes
 from shoal.storage.store.hops import hops_bytes
 from shoal.storage.store.manifest import NAME, CopiesRecord, Manifest
 from shoal.storage.store.store import IDS, Place, Store, hops_path, shard_path, split_path
@@ -110,10 +110,23 @@ class StoreSteps(ABC):
             )
             manifest.write(self.path)
         if not hops_on_disk(self.path, manifest, propagation):
+            if propagation.boundaries:
+                edges = {propagation.boundaries: self._boundaries(shards, propagation)}
+                manifest = replace(manifest, boundaries={**manifest.boundaries, **edges})
+                manifest.write(self.path)
+                shards = Store(self.path, manifest=manifest)
             hops = self._hops(shards, propagation, str(propagation.folder))
             manifest = replace(manifest, hops={**manifest.hops, str(propagation.folder): hops})
             manifest.write(self.path)
         return Store(self.path)
+
+    def _boundaries(self, shards: Store, propagation: Any) -> BoundaryRecord:
+        """Makes the edges between clients that hops run over, as far as they are missing."""
+        raise NotImplementedError
+
+    def _cross_hops(self, shards: Store, propagation: Any, missing: Sequence[range]) -> None:
+        """Makes hops over edges between clients."""
+        raise NotImplementedError
 
     def _hops(self, shards: Store, propagation: PropagationOptions, folder: str) -> Files:
         manifest, count = shards.manifest, shards.clients
@@ -137,6 +150,9 @@ class StoreSteps(ABC):
             say(f"hops: kept for the labelled nodes, {rows:,} rows; others are computed when a visit reads them")
         here, memory = runner(needed, self.path, files), hops_memory(manifest, propagation, missing)
         groups = parts(missing, here.room(memory, memory).groups)
+        if propagation.boundaries:
+            self._cross_hops(shards, propagation, missing)
+            return self._files(place, "hops", count, manifest.pack)
         self._make(f"hops {folder}", place, count, here, write_hops, (shards, propagation), groups, memory)
         return self._files(place, "hops", count, manifest.pack)
 

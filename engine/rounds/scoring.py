@@ -141,11 +141,6 @@ def counted(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.nd
     return np.stack([torch.bincount(found, minlength=classes).cpu().numpy() for found in (label, predicted, right)])
 
 
-def predicted_classes(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
-    """The class of the largest score of every row, int64 `[rows]`; arguments and errors are those of `scores_of`."""
-    return scores_of(algorithm, client, received, part, rows).argmax(1)
-
-
 def scores_of(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
     """The scores that a method gives to every row of a part, `[rows, C]`.
 

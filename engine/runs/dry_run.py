@@ -102,7 +102,7 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None
-    split, hops = manifest.splits.get(config.data.split_name), manifest.hops.get(str(config.propagation.folder))
+    split, hops = manifest.splits.get(config.data.split_name), manifest.hops.get(str(config.kernel().folder))
     shards = manifest.clients.files.total + (0 if split is None else split.files.total)
     if hops is None:
         rows = _rows_of_store(Store(path, manifest=manifest), config)
@@ -146,7 +146,7 @@ def _sizes_of_graph(config: Config) -> _Sizes:
 
 def _rows_of_store(store: Store, config: Config) -> int:
     """Rows of a store whose hops are to be made; with neighbours of labelled ones an estimate from some clients."""
-    manifest, options = store.manifest, config.propagation
+    manifest, options = store.manifest, config.kernel()
     if options.folder is None:
         return 0
     if (options.rows == "all" and not options.computed) or remote_of(config) is not None:

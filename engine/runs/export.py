@@ -21,12 +21,13 @@ from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.metrics import write_tensors
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
 from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.rounds.scoring import predicted_classes
+from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
+from shoal.storage.options.split_codes import UNASSIGNED
 from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
@@ -36,7 +37,7 @@ CLASSES = {"label", "deployed", "global", "domains"}
 BESIDE = "beside.safetensors"
 
 
-def export(run: Path, best: str | None = None) -> Path:
+def export(run: Path, best: str | None = None, probabilities: bool = False) -> Path:
     """Writes `models.safetensors` and `predictions.arrow` of the last round, or of a best one, to `<run>/export`.
 
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
@@ -57,6 +58,7 @@ def export(run: Path, best: str | None = None) -> Path:
         run: Folder of a finished run.
         best: Scope whose best validation round is exported, which `run.keep_best` keeps, to `<run>/export/best-<scope>`
             and with the predictions of that scope alone; None: the last round.
+        probabilities: With a column of probabilities for every scope beside that of the predicted class.
 
     Raises:
         ShoalError: No folder of a finished run, or its checkpoint cannot be used, or the store is another one.
@@ -74,7 +76,7 @@ def export(run: Path, best: str | None = None) -> Path:
             columns = _described(store, job.split, client_id, client=client_id)
             for scope, visit in _deployed(host, state, client_id, global_model):
                 if best is None or scope == best:
-                    columns[scope] = _predicted(algorithm, visit, job.who(client_id))
+                    columns |= _predicted(scope, algorithm, visit, job.who(client_id), probabilities)
                 if scope == "global":
                     models.update(_named(visit, "global/", received=True))
                 elif personal:
@@ -96,7 +98,8 @@ def export(run: Path, best: str | None = None) -> Path:
     _write(out / PREDICTIONS, with_ids(_joined(rows), ids), names)
     graphs = job.open_graphs(store) if best != "deployed" else None
     if graphs is not None:
-        _write(out / OF_DOMAINS, with_ids(_of_domains(host, job, graphs, state, global_model), ids), names)
+        of_domains = _of_domains(host, job, graphs, state, global_model, probabilities)
+        _write(out / OF_DOMAINS, with_ids(of_domains, ids), names)
     return out
 
 
@@ -136,14 +139,16 @@ def reopen(run: Path, best: str | None) -> Reopened:
     return Reopened(host, job, store, algorithm, state, global_model if "w" in global_model else {})
 
 
-def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, current: Tree) -> dict[str, pa.Array]:
+def _of_domains(
+    host: Host, job: Job, graphs: Store, state: FederationState, current: Tree, probabilities: bool
+) -> dict[str, pa.Array]:
     """Columns of the items of all domains' whole graphs, by the server's model."""
     rows = []
     for place in range(len(job.domains)):
         number = len(job.model_of) + place
         visit = host.visit(number, evaluation_cell(state.round, [number], {}, {}), current)
-        predicted = _predicted(job.algorithm(), visit, job.who(number))
-        rows.append({"domains": predicted, **_described(graphs, job.split, place, domain=place)})
+        predicted = _predicted("domains", job.algorithm(), visit, job.who(number), probabilities)
+        rows.append({**predicted, **_described(graphs, job.split, place, domain=place)})
     joined = _joined(rows)
     return joined | {"domain": pa.DictionaryArray.from_arrays(joined["domain"], pa.array(job.domains))}
 
@@ -167,7 +172,15 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
 
 
 def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, pa.Array]:
-    return {name: pa.array(np.concatenate([columns[name] for columns in rows])) for name in rows[0]}
+    """Columns of all clients behind one another: probabilities `[N, C]` as lists, parts as text, null for none."""
+    joined = {name: np.concatenate([columns[name] for columns in rows]) for name in rows[0]}
+    code = joined.pop("part")
+    parts = pa.DictionaryArray.from_arrays(pa.array(code - 1, mask=code == UNASSIGNED), ["train", "val", "test"])
+    arrays = {
+        name: pa.array(v) if v.ndim == 1 else pa.FixedSizeListArray.from_arrays(pa.array(v.ravel()), v.shape[1])
+        for name, v in joined.items()
+    }
+    return {**arrays, "part": parts}
 
 
 def with_ids(table: dict[str, pa.Array], ids: pa.Array | None) -> dict[str, pa.Array]:
@@ -187,13 +200,22 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 
 
-def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> np.ndarray:
+def _predicted(scope: str, algorithm: Algorithm, visit: Visit, who: str, probabilities: bool) -> dict[str, np.ndarray]:
+    """The column of a scope, the class of the largest score of every item, and that of probabilities, if asked for."""
     client = visit.scored
     try:
-        predicted = predicted_classes(algorithm, client, visit.received, "all", client.info.items)
+        scores_NC = scores_of(algorithm, client, visit.received, "all", client.info.items)
     except ShoalError as error:
         raise ShoalError(who, *error.args, detail=error.detail) from error
-    return predicted.int().cpu().numpy()
+    columns = {scope: scores_NC.argmax(1).int().cpu().numpy()}
+    if probabilities:
+        columns[f"{scope}_probability"] = probabilities_of(scores_NC).numpy()
+    return columns
+
+
+def probabilities_of(scores_NC: Tensor) -> Tensor:
+    """The softmax of a method's scores, float32 `[N, C]`, on the processor."""
+    return scores_NC.detach().float().softmax(1).cpu()
 
 
 def _read_by_predict(state: FederationState, global_model: Tree, names: Iterable[str]) -> Tree:

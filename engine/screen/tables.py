@@ -18,6 +18,7 @@ from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import OF_SAMPLES, PARTS, SAMPLED, chosen, metric_of, scopes_apart
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
+from shoal.storage.store.client_table import BoundaryRecord
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
 
@@ -75,6 +76,8 @@ def show_run(run: Path) -> None:
         f"{size(traffic[f'{way}_per_client_round'])} {way} ({scalars[f'{way}_per_client_round']:,.0f} scalars)"
         for way in ("up", "down")
     )
+    if "exchange" in traffic:
+        _line(f"hops over edges between clients: {size(traffic['exchange'])} of sums sent once, before round 1")
     _line(f"sent by a client and round: {each}; in all {size(traffic['up'])} up, {size(traffic['down'])} down")
     kernels = f", {ready:.1f} s more to compile kernels" if (ready := seconds.get("kernels", 0.0)) >= 0.05 else ""
     _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds{kernels}")
@@ -174,11 +177,21 @@ def show_store(place: object, manifest: Manifest) -> None:
         **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
         **({"masked": lacking} if (lacking := masks(manifest.identity.get("sparsity", {}))) else {}),
         "hops": ", ".join(manifest.hops) or "none",
+        **{f"cross edges {name}": _cross_edges(manifest, of) for name, of in manifest.boundaries.items()},
         "size": size(clients.files.total) + " of shards",
     }
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
+
+
+def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
+    edges, sums, of_one, known, same = record.counts.sum(0).tolist()
+    of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
+    return (
+        f"{edges // 2:,} undirected, {min(record.counts[:, 0]):,} to {max(record.counts[:, 0]):,} a client{of_class}; "
+        f"{sums:,} sums a hop ({size(record.hop_bytes(manifest.features))}), {of_one:,} of one neighbour"
+    )
 
 
 def _listed(options: Mapping[str, Any]) -> str:

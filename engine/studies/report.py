@@ -26,10 +26,10 @@ from shoal.engine.studies.figures import (
     recorded_mixing,
     recorded_prototypes,
 )
-from shoal.engine.studies.groups import Group, grouped, varied
+from shoal.engine.studies.groups import Group, Row, grouped, varied
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.page import Section, write_page
-from shoal.engine.studies.scaling import CLIENTS, HOSTS, ideal
+from shoal.engine.studies.scaling import CLIENTS, HOSTS, REPEAT, ideal, scaling_groups, scaling_table
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import is_sweep, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
@@ -64,7 +64,7 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     results = replace(results, notes=(*results.notes, *_apart(named)))
     sections = [
         Section("Results", tables=[results], note=missing),
-        Section("Scaling", drawings=_scaling(groups, keys)),
+        Section("Scaling", drawings=_scaling(scaling_groups(rows), keys), tables=_scaling_table(rows)),
         Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named, mean)], note="; ".join(of_curves)),
         Section("Clients", drawings=_clients(named)),
         Section("What the server mixed, and prototypes", drawings=_records(named)),
@@ -128,6 +128,10 @@ def _by_key(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
             if any(len(line) > 1 for line in lines.values()):
                 drawings.over_key(found, key, lines, figure)
     return found
+
+
+def _scaling_table(rows: Sequence[Row]) -> list[TextTable]:
+    return [scaling_table(rows)] if all(REPEAT in row.columns for row in rows) else []
 
 
 def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:

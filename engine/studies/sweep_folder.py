@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,25 @@ from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished
 from shoal.engine.records.summary import NODES
+from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import by_one_mean, figures_by
 from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.disk import LOCK
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import is_address
 
 SWEEP, RUNS = "sweep.json", "runs"
 LONGEST_TITLE = 160
+# How keys that are no text are written.
+OF_KEYS = {
+    r"-?(0|[1-9]\d*)": pa.int64(),
+    r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?": pa.float64(),
+    "true|false": pa.bool_(),
+}
 TABLES = ("table.csv", "table.parquet", "table.json")
 
 
@@ -69,17 +78,27 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
 
 
 def table_of_runs(rows: Sequence[Row]) -> pa.Table:
-    """The runs of a sweep, with the columns that `write_sweep` names."""
+    """The runs of a sweep, with the columns that `write_sweep` names; keys are int64, float64, bool, or else text."""
     rows, mean = by_one_mean(rows)
-    text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run", "mean"]
+    keys = dict.fromkeys(key for row in rows for key in row.columns)
+    of_rows = {"state": [r.state for r in rows], "error": [r.error for r in rows], "run": [r.run for r in rows]}
+    columns = {key: _typed([row.columns.get(key) for row in rows]) for key in keys}
+    columns |= {name: pa.array(texts, pa.string()) for name, texts in {**of_rows, "mean": [mean] * len(rows)}.items()}
     # A key that varies, `rounds` for one, is no figure again.
-    numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
-    schema = pa.schema([*((name, pa.string()) for name in text), *((name, pa.float64()) for name in numbers)])
-    own = (
-        {**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run, "mean": mean}
-        for row in rows
-    )
-    return pa.Table.from_pylist(list(own), schema)
+    for name in dict.fromkeys(key for row in rows for key in row.figures if key not in columns):
+        columns[name] = pa.array([row.figures.get(name) for row in rows], pa.float64())
+    return pa.table(columns)
+
+
+def _typed(texts: Sequence[str | None]) -> pa.Array:
+    """Values of a key, null where a run has not got it, as numbers or truth values if all are."""
+    given = [text for text in texts if text is not None]
+    for form, kind in OF_KEYS.items():
+        if all(re.fullmatch(form, text) for text in given):
+            # A number that int64 cannot hold is one for float64.
+            with suppress(pa.ArrowInvalid):
+                return pa.array(texts, pa.string()).cast(kind)
+    return pa.array(texts, pa.string())
 
 
 def _link(folder: Path, rows: Sequence[Row]) -> None:
@@ -147,6 +166,9 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     found = []
     for path in paths:
         if not is_sweep(path) and not (path / METRICS).exists():
+            if (path / LOCK).exists():
+                say(f"{path}: this run has not finished a round; left out")
+                continue
             raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
         found += read_rows(path) if is_sweep(path) else [row_of({}, path)]
     # One that is in two sweeps is one.

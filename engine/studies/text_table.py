@@ -1,12 +1,14 @@
 """A table as text, by tabulate: for a terminal, a paper, a page or another program. No cell is ever cut."""
 
 import csv
+import html
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tabulate import tabulate
+from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 BEST, SECOND = "*", "†"
 # Before and after a cell that is the best or the second best, until tabulate has escaped all cells.
@@ -15,6 +17,8 @@ SIGNS = ("\ue000", "\ue001", "\ue002", "\ue003")
 EMPTY = "\ue004"
 # A last text is wrapped into no fewer characters.
 NARROWEST = 20
+# Of a table in a program.
+SHOWN_LINES = 10
 # As wide as a table may be where there is no terminal.
 MOST = 1 << 30
 
@@ -28,10 +32,12 @@ class TextTable:
         rows: Cells; all as many as heads.
         keys: Number of leading columns that name the row, aligned left; the others are numbers, aligned right. Where
             all are keys, the last one is a text, which is wrapped where the terminal is too narrow.
-        best: Rows and columns of the cells that are marked as the best, and `second` as the second best.
-        title: A line above, `notes` lines below.
+        best: Rows and columns of the cells that are marked as the best.
+        title: A line above.
+        notes: Lines below.
+        second: Rows and columns of the cells that are marked as the second best.
         compared: What the legend of the marks says of them.
-        mean: Name of the mean that scores are, a column of CSV; empty: they name theirs.
+        across: What the heads of the numbers are values of; empty: they name themselves.
     """
 
     heads: tuple[str, ...]
@@ -42,14 +48,21 @@ class TextTable:
     notes: tuple[str, ...] = ()
     second: frozenset[tuple[int, int]] = frozenset()
     compared: str = ""
-    mean: str = ""
+    across: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title, with what columns are."""
+        return f"{self.title}; columns: {self.across}" if self.title and self.across else self.title
 
     def text(self, width: int | None = None) -> str:
         """For a terminal. A table that is too wide is split into blocks of columns, or else into lines of cells."""
         rows = self._marked("", BEST, "", SECOND)
         body = self._wrapped(rows, width) or self._blocks(rows, width) or self._listed(rows)
-        title = [self.title] if self.title else []
-        return "\n".join([*title, *(line.rstrip() for line in body), *self.notes, *self.legend(BEST, SECOND)]) + "\n"
+        wrap = textwrap.TextWrapper(width or MOST, break_long_words=False, break_on_hyphens=False).wrap
+        above, notes = wrap(self.heading), (*self.notes, *self.legend(BEST, SECOND))
+        below = [line for note in notes for line in wrap(note)]
+        return "\n".join([*above, *(line.rstrip() for line in body), *below]) + "\n"
 
     def _wrapped(self, rows: list[list[str]], width: int | None) -> list[str]:
         """Lines of the whole table, its last text wrapped; empty where it is too wide nevertheless."""
@@ -83,16 +96,28 @@ class TextTable:
         rows = self._marked("**", "**", "*", "*")
         text = self._made("pipe", [[cell.replace("|", r"\|") for cell in row] for row in rows])
         below = (*self.notes, *self.legend("bold", "italics"))
-        return "\n\n".join([*([self.title] if self.title else []), text, *below]) + "\n"
+        return "\n\n".join([*([self.heading] if self.heading else []), text, *below]) + "\n"
 
-    def latex(self) -> str:
-        """For a paper: a tabular of the package booktabs; the best cells are bold, the second best underlined."""
+    def latex(self, caption: str = "", label: str = "") -> str:
+        """For a paper: a tabular of the package booktabs; the best cells are bold, the second best underlined.
+
+        With a caption or a label, both in LaTeX, it is in a `table`.
+        """
         rows = [[" ".join(cell.split()).replace("--", f"-{EMPTY}-") for cell in row] for row in self._marked(*SIGNS)]
         # A row that begins so would be an option of the line break before it.
         rows = [[f"{EMPTY}{row[0]}", *row[1:]] if row[0].startswith(("[", "*")) else row for row in rows]
         text = self._between("latex_booktabs", rows, r"\textbf{", "}", r"\underline{", "}")
         text = text.replace(EMPTY, "{}").replace("±", r"$\pm$")
-        above = (self.title, *self.notes, *self.legend("bold", "underlined"))
+        if self.across:
+            first, last = self.keys + 1, len(self.heads)
+            escaped = "".join(LATEX_ESCAPE_RULES.get(letter, letter) for letter in self.across)
+            spanning = rf"\multicolumn{{{last - first + 1}}}{{c}}{{{escaped}}} \\ \cmidrule(lr){{{first}-{last}}}"
+            text = text.replace("\\toprule\n", f"\\toprule\n{'& ' * self.keys}{spanning}\n", 1)
+        if caption or label:
+            parts = [r"\begin{table}[t]", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
+            parts += [*([rf"\label{{{label}}}"] if label else []), text, r"\end{table}"]
+            text = "\n".join(parts)
+        above = (self.heading, *self.notes, *self.legend("bold", "underlined"))
         return "\n".join([*(f"% {' '.join(line.split())}" for line in above if line), text]) + "\n"
 
     def html(self) -> str:
@@ -100,15 +125,14 @@ class TextTable:
         return self._between("html", self._marked(*SIGNS), "<strong>", "</strong>", "<u>", "</u>")
 
     def csv(self) -> str:
-        """For another program, without title and notes; the last columns are the marks of columns, and the mean."""
+        """For another program, without title and notes; the last columns are the marks of columns."""
         out = io.StringIO()
         columns = sorted({column for _, column in self.best | self.second})
-        heads = [*self.heads, *(f"{self.heads[column]} mark" for column in columns), *(["mean"] if self.mean else [])]
+        heads = [*self.heads, *(f"{self.heads[column]} mark" for column in columns)]
         rows = [
             [
                 *row,
                 *("best" if (r, c) in self.best else "second" if (r, c) in self.second else "" for c in columns),
-                *([self.mean] if self.mean else []),
             ]
             for r, row in enumerate(self.rows)
         ]
@@ -118,6 +142,18 @@ class TextTable:
     def legend(self, best: str, second: str) -> list[str]:
         """A line that says what the marks, in these words, are; none without marks."""
         return [f"{best}: best, {second}: second best{self.compared}"] if self.best else []
+
+    def __repr__(self) -> str:
+        """The text, of a long one the first lines."""
+        lines = self.text().splitlines()
+        shown = lines if len(lines) <= SHOWN_LINES else [*lines[: SHOWN_LINES - 1], f"… {len(lines)} lines in all"]
+        return "\n".join(shown)
+
+    def _repr_html_(self) -> str:
+        """Of a notebook: the whole table, with its title and notes."""
+        around = [self.title, *self.notes, *self.legend("bold", "underlined")]
+        title, *below = (f"<p>{html.escape(line)}</p>" if line else "" for line in around)
+        return "\n".join([title, self.html(), *below])
 
     def _made(self, form: str, rows: list[list[str]], columns: Sequence[int] | None = None, **options: Any) -> str:
         """By tabulate, all columns or some."""

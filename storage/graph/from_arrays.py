@@ -10,7 +10,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import clean_weights
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.ids import clean_ids, counting_columns
-from shoal.storage.graph.labels import ALWAYS, MOST, Names, coded_labels
+from shoal.storage.graph.labels import ALWAYS, MEASURED, MOST, Names, coded_labels
 from shoal.storage.options.split_codes import TEST, UNASSIGNED
 
 
@@ -205,6 +205,9 @@ def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
         raise ShoalError(where, f"multi-label y {list(y.shape)} is not supported; give one class each")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
+        if (measured := y != np.floor(y)).any():
+            row = int(measured.argmax())
+            raise ShoalError(where, f"row {row} is {y[row]}, {MEASURED}")
     return _integers(y, items, (-1, 2**31 - 1), where, what).astype(np.int64)
 
 

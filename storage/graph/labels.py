@@ -21,7 +21,9 @@ WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(\.0*)?")
 NUMBER = re.compile(r"[+-]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 # Few enough for any number of items, and more than any graph that has ever been published.
 ALWAYS, MOST = 1024, 1 << 17
-MEASURED = "a measured number, and only classes are predicted: round it, or write a name such as v1.5"
+MEASURED = (
+    "a measured number: regression is not supported, labels are classes 0 … C-1; round it, or write a name such as v1.5"
+)
 NEGATIVE = "which is no class; a label is a whole number from 0 or a name, and -1 is none"
 
 

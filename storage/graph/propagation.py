@@ -53,10 +53,10 @@ def propagate(
             peak = max(peak, hop(np.ascontiguousarray(x[:, columns], dtype=np.float32), block))
             with np.errstate(over="ignore"):
                 out[:, columns] = block
-    _require_held(peak, out.dtype)
+    require_held(peak, out.dtype)
 
 
-def _require_held(peak: float, dtype: np.dtype) -> None:
+def require_held(peak: float, dtype: np.dtype) -> None:
     """Raises a ShoalError if the largest value of a hop is too large for float16."""
     limit = float(np.finfo(dtype).max)
     if dtype == np.float16 and peak > limit:
@@ -129,7 +129,7 @@ def next_hop(csr: Pair, x: CsrRows, scalings: Pair, dtype: str, weight: np.ndarr
     _fill(csr, weight, (x.indptr, x.columns, values), scalings, x.features, (pointer, columns, found))
     with np.errstate(over="ignore"):
         rounded = found.astype(dtype, copy=False)
-    _require_held(float(np.abs(found).max(initial=0)), rounded.dtype)
+    require_held(float(np.abs(found).max(initial=0)), rounded.dtype)
     return CsrRows(pointer, columns, rounded, x.features)
 
 

@@ -1,13 +1,13 @@
 """Stored hops and their computation: the section `propagation` of a config."""
 
 import re
-from dataclasses import replace
+from dataclasses import field, fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from shoal.storage.options.types import CLOSED, Number, Whole
+from shoal.storage.options.types import CLOSED, Number, Positive, Seed, Whole
 
 # After far fewer steps all rows of a connected graph are nearly equal.
 MOST_HOPS = 1000
@@ -44,6 +44,11 @@ class PropagationOptions:
         return f"r{self.r}-k{self.hops}-{self.dtype}{rows}" + (f"-keep-{self.keep}" if self.computed else "")
 
     @property
+    def boundaries(self) -> str | None:
+        """Name of the edges between clients that they run over; None: over none."""
+        return None
+
+    @property
     def used(self) -> bool:
         """Whether there are any: the features themselves are in the shards."""
         return self.hops > 0 or self.rows != "all"
@@ -62,8 +67,56 @@ class PropagationOptions:
         return (replace(self, rows="all") if self.computed else self).name
 
 
+@dataclass(frozen=True, config=CLOSED)
+class CrossEdges:
+    """Which edges between clients hops run over.
+
+    Attributes:
+        share: Share of the undirected edges between clients that are kept; what a smaller share keeps a larger one
+            keeps, too.
+        seed: Of what is kept.
+        min_neighbours: A client gets the sum over the neighbours that a node has at another client if these are so
+            many or more; fewer count as cut. A sum over one is that neighbour's row.
+    """
+
+    share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    seed: Seed = 0
+    min_neighbours: Positive = 1
+
+    @property
+    def name(self) -> str:
+        """Folder of the files of these edges inside a store, such as `share0.5-seed0-min1`."""
+        return f"share{self.share}-seed{self.seed}-min{self.min_neighbours}"
+
+
+@dataclass(frozen=True, config=CLOSED)
+class CrossPropagation(PropagationOptions):
+    """Hops that run over edges between clients, too."""
+
+    cross: CrossEdges = field(default_factory=CrossEdges)
+
+    @property
+    def boundaries(self) -> str:
+        return self.cross.name
+
+    @property
+    def name(self) -> str:
+        """Folder of these hops inside a store."""
+        return f"{super().name}-cross-{self.cross.name}"
+
+
+def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
+    """Hops that run over edges between clients, too, of a choice of these by its name."""
+    share, seed, least = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)", name).groups()  # type: ignore[union-attr]
+    edges = CrossEdges(float(share), int(seed), int(least))
+    return CrossPropagation(**{each.name: getattr(own, each.name) for each in fields(own)}, cross=edges)
+
+
 def propagation_of(name: str) -> PropagationOptions:
     """The kernel of a name; the inverse of `PropagationOptions.name`."""
+    own, _, cross = name.partition("-cross-")
+    if cross:
+        return over_cross_edges(propagation_of(own), cross)
     found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(-labelled)?(?:-keep-(labelled|none))?", name)
     assert found is not None, name
     r, hops, dtype, labelled, keep = found.groups()

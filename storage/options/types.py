@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic import WithJsonSchema as Shown
 
+from shoal.storage.errors import ShoalError
+
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 # For the decorator of an options class.
 CLOSED = ConfigDict(extra="forbid")
@@ -22,6 +24,13 @@ LONGEST_NAME, LONGEST_PATH = 255, 4095
 LONGEST_QUOTE = 200
 # Of addresses at which a store or a run can be.
 SCHEMES = ("s3", "gs", "file")
+
+
+def one_of(option: str, value: str, *known: str) -> str:
+    """A value of an option. Raises ShoalError: it is none of the known ones."""
+    if value not in known:
+        raise ShoalError(option, f"must be one of {', '.join(known)}, found {value!r}")
+    return value
 
 
 def is_address(place: str | None) -> bool:

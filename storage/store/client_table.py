@@ -282,6 +282,23 @@ class SplitRecord(Table):
         return {"counts": self.counts.tolist(), **rest, "files": self.files.content()}
 
 
+class BoundaryRecord(Table):
+    """The edges between clients that hops run over.
+
+    Attributes:
+        counts: Of every client, int64 `[N, 5]`: its edges to others, sums that it gets a hop, and those of them that
+            run over one neighbour; edges with labels at both ends, and those of one class.
+    """
+
+    def __init__(self, counts: Any, files: Files, table: FileRecord | None = None) -> None:
+        self.counts, self.files = np.asarray(counts, dtype=np.int64), files
+        super().__init__({"counts": self.counts, **files.columns}, table)
+
+    def hop_bytes(self, features: int) -> int:
+        """Bytes that all clients get for a hop: sums of float64."""
+        return 8 * features * int(self.counts[:, 1].sum())
+
+
 def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
     """The columns of `Clients` of shards, a pack after another, and the values that these keep of sparse features."""
     found: dict[str, list[np.ndarray]] = {}

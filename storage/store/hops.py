@@ -34,6 +34,16 @@ def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = Fa
     found = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
     # In a pack, where the same hop of another client may be dense.
     column = arrow_file.either_column if packed and isinstance(shard.x, CsrRows) else arrow_file.rows_column
+    return columns_of_hops(shard, found, propagation, column)
+
+
+def columns_of_hops(
+    shard: Shard,
+    found: list[Rows],
+    propagation: PropagationOptions,
+    column: Callable[[Rows], pa.Array] = arrow_file.rows_column,
+) -> dict[str, pa.Array]:
+    """The columns of hop 1 to K of all rows of a shard."""
     if propagation.computed:
         row = rows_on_disk(shard, propagation)
         return {"row": pa.array(row), **{f"hop{k}": column(x[row]) for k, x in enumerate(found, 1)}}

@@ -19,7 +19,7 @@ from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.bounds import Limits
-from shoal.storage.store.client_table import TABLES, ClientRecord, Clients, Files, SplitRecord, Table
+from shoal.storage.store.client_table import TABLES, BoundaryRecord, ClientRecord, Clients, Files, SplitRecord, Table
 
 # Of the manifest, and the one before, which had no tables: every client was in it.
 FORMAT, WITHOUT_TABLES = 3, 2
@@ -83,6 +83,7 @@ class Manifest:
         label_names: What every class is called; None: classes are numbers.
         feature_names: What every feature of the user's own graph is called; None: that is not known.
         ids: File of what the user calls the nodes; None: they are 0 to N - 1.
+        boundaries: Edges between clients, by the name of the choice of them.
         copies: Where graphs were cut out of a large one, how many of them a node lies in, by split.
     """
 
@@ -110,6 +111,7 @@ class Manifest:
     feature_names: list[str] | None = None
     ids: FileRecord | None = None
     copies: dict[str, CopiesRecord] = field(default_factory=dict)
+    boundaries: dict[str, BoundaryRecord] = field(default_factory=dict)
 
     @property
     def items(self) -> int:
@@ -165,7 +167,7 @@ class Manifest:
     def tables(self) -> Iterator[tuple[Path, Table]]:
         """Every table, and its path below the store."""
         yield table_path("clients"), self.clients
-        for kind, several in (("splits", self.splits), ("hops", self.hops)):
+        for kind, several in (("splits", self.splits), ("hops", self.hops), ("boundaries", self.boundaries)):
             for name, table in several.items():
                 yield table_path(kind, name), table
 
@@ -182,6 +184,7 @@ class Manifest:
             name: {"unreachable": split.unreachable, "table": split.table} for name, split in self.splits.items()
         }
         plain["hops"] = {name: {"table": files.table} for name, files in self.hops.items()}
+        plain["boundaries"] = {name: {"table": record.table} for name, record in self.boundaries.items()}
         plain = {key: value for key, value in plain.items() if key not in USUAL or value != USUAL[key]}
         if self.layout == "dense":
             del plain["layout"], plain["feature_values"]
@@ -202,7 +205,7 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
 # Keys that came later: they are written only where they say more than this.
 USUAL: dict[str, object] = {
     **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs")),
-    **{"domains": [], "weighted": False, "copies": {}},
+    **{"domains": [], "weighted": False, "copies": {}, "boundaries": {}},
 }
 
 
@@ -256,7 +259,11 @@ def tables_of(manifest: Path) -> list[tuple[Path, FileRecord]]:
     with suppress(ValueError, KeyError, TypeError, AttributeError):
         raw = unsealed(read_bytes(manifest))
         named = {table_path("clients"): raw["clients"]}
-        named |= {table_path(kind, name): of for kind in ("splits", "hops") for name, of in raw[kind].items()}
+        named |= {
+            table_path(kind, name): of
+            for kind in ("splits", "hops", "boundaries")
+            for name, of in raw.get(kind, {}).items()
+        }
         return [(path, FileRecord(**of["table"])) for path, of in named.items()]
     return []
 
@@ -277,6 +284,9 @@ def _with_tables(raw: dict[str, Any], store: Path) -> None:
     for name, named in raw["hops"].items():
         columns, record = table(named, "hops", name)
         raw["hops"][name] = Files(pack, columns, record)
+    for name, named in raw.get("boundaries", {}).items():
+        columns, record = table(named, "boundaries", name)
+        raw["boundaries"][name] = BoundaryRecord(columns["counts"], Files(pack, columns), record)
 
 
 def _with_records(raw: dict[str, Any], store: Path) -> None:

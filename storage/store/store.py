@@ -19,6 +19,7 @@ from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shar
 from shoal.storage.store.split import Split, open_split
 
 if TYPE_CHECKING:
+    from shoal.storage.graph.cross_edges import Boundary
     from shoal.storage.store.computed_hops import ComputedHops
 
 IDS = Path("nodes") / "ids.arrow"
@@ -42,6 +43,11 @@ def split_path(split: str, clients: int | range) -> Path:
 def hops_path(propagation: str, clients: int | range) -> Path:
     """Path of the hops of some clients inside a store, or of those of one."""
     return Path("hops") / propagation / _name(clients)
+
+
+def boundary_path(edges: str, clients: int | range) -> Path:
+    """Path of the edges of some clients to others inside a store, or of those of one, of a choice of edges."""
+    return Path("boundaries") / edges / _name(clients)
 
 
 def _name(clients: int | range) -> str:
@@ -176,6 +182,16 @@ class Store:
         shape = self._count("nodes", client), propagation_of(propagation)
         return self._open(client, self.manifest.hops[propagation], partial(hops_path, propagation), open_hops, *shape)
 
+    def boundary(self, edges: str, client: int) -> "Boundary":
+        """Maps a client's edges to other clients, of a choice of edges by its name."""
+        if edges not in self.manifest.boundaries:
+            raise ShoalError(self.path, f"no edges between clients {edges!r}; run `shoal prepare` on the config")
+        # Runs do not read them.
+        from shoal.storage.store.boundary import open_boundary
+
+        files, nodes = self.manifest.boundaries[edges].files, self.manifest.clients.count("nodes")
+        return self._open(client, files, partial(boundary_path, edges), open_boundary, nodes, client)
+
     def _open(self, client: int, files: Files, place: Place, open_data: Callable[..., T], *shape: object) -> T:
         """Opens the data of a client, the first time with the limits that its numbers must keep."""
         self._count("nodes", client)
@@ -210,6 +226,7 @@ class Store:
         kinds: list[tuple[Place, Files]] = [(shard_path, self.manifest.clients.files)]
         kinds += [(partial(split_path, name), split.files) for name, split in self.manifest.splits.items()]
         kinds += [(partial(hops_path, name), files) for name, files in self.manifest.hops.items()]
+        kinds += [(partial(boundary_path, name), each.files) for name, each in self.manifest.boundaries.items()]
         for place, files in kinds:
             for clients, record in files.files():
                 yield place(clients), record

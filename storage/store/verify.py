@@ -61,6 +61,7 @@ def _checks(store: Store, faults: list[str]) -> Iterator[Sequence[Callable[[], o
     kinds: list[tuple[Files, Callable[[int], object]]] = [(manifest.clients.files, fresh.shard)]
     kinds += [(split.files, partial(fresh.split, name)) for name, split in manifest.splits.items()]
     kinds += [(files, partial(fresh.hops_file, name)) for name, files in manifest.hops.items()]
+    kinds += [(each.files, partial(fresh.boundary, name)) for name, each in manifest.boundaries.items()]
     for files, open_data in kinds:
         for clients, _ in files.files():
             yield [partial(open_data, client) for client in clients]

@@ -83,16 +83,73 @@ def test_a_run_of_a_folder(finished: shoal.Run, plain: dict[str, Any], tmp_path:
         shoal.Run(tmp_path)
 
 
+def test_evaluations_are_sums_of_the_scores_of_clients(finished: shoal.Run) -> None:
+    rows = finished.evaluations.to_pylist()
+    found = {tuple(row[key] for key in ("round", "scope", "part", "metric", "mean")): row["value"] for row in rows}
+    assert len(found) == len(rows) == 2 * 3 * 2 * 8
+    for place, own in finished.clients.to_pandas().groupby(["round", "scope", "part"], observed=True):
+        made = {("f1", "clients"): own["f1"].mean(), ("accuracy", "rows"): own["correct"].sum() / own["rows"].sum()}
+        means = {"clients": np.mean, "min": np.min, "median": np.median, "max": np.max}
+        made |= {("accuracy", name): mean(own["accuracy"]) for name, mean in means.items()}
+        assert {number: found[*place, *number] for number in made} == pytest.approx(made)
+
+
+def test_plot_has_the_numbers_of_the_lines(finished: shoal.Run) -> None:
+    metrics = finished.metrics.to_pydict()
+    (line,) = finished.plot("deployed.test").axes[0].lines
+    assert line.get_xydata().tolist() == [[n, 100 * metrics["deployed.test.nodes"][n - 1]] for n in (2, 3)]
+    (line,) = finished.plot("loss", by="bytes").axes[0].lines
+    sent = np.cumsum(np.add(metrics["bytes_up"], metrics["bytes_down"]))
+    assert line.get_xydata().tolist() == [list(point) for point in zip(sent, metrics["loss"])]
+    with refused("figure", says="there are trained.val, "):
+        finished.plot("losses.test")
+
+
 def test_sweep(elsewhere: dict[str, Any]) -> None:
     found = shoal.sweep({**elsewhere, "rounds": 1}, {"train.lr": [0.1, 1e-3], "seed": range(2)})
     assert found.complete
-    assert found.table["train.lr"].to_pylist() == ["0.1", "0.1", "0.001", "0.001"]
-    assert found.table["seed"].to_pylist() == ["0", "1", "0", "1"]
+    assert found.table["train.lr"].to_pylist() == [0.1, 0.1, 0.001, 0.001]
+    assert found.table["seed"].to_pylist() == [0, 1, 0, 1]
     assert [run.config.train.lr for run in found.runs] == [0.1, 0.1, 1e-3, 1e-3]
     tests = [run.summary["scopes"]["deployed"]["best"]["test"]["nodes"] for run in found.runs]
     assert found.table["deployed.best.test"].to_pylist() == tests
     with refused("algorithm.name", says="'nothing' is unknown"):
         shoal.sweep(elsewhere, {"algorithm.name": ["nothing"]})
+    made = shoal.table(found.runs, figures=["deployed.best.test"], rows=["train.lr"])
+    assert [float(row[-1].split()[0]) for row in made.rows] == pytest.approx(
+        [100 * np.mean(tests[:2]), 100 * np.mean(tests[2:])], abs=0.06
+    )
+    differences = shoal.compare(found.runs[0], found.runs[2].path)
+    assert differences[0].rows[0][:3] == ("train.lr", "0.1", "0.001")
+    for each in (found, found.runs[0], made, found.scaling):
+        assert len(repr(each).splitlines()) <= 10
+        assert each._repr_html_().count("<table>") == 1
+    for name in (shoal.table, shoal.report):
+        with refused(found.path.parent, says="neither a run nor a sweep"):
+            name(found.path.parent)
+
+
+def test_validation_chooses_a_value_for_each_method(elsewhere: dict[str, Any]) -> None:
+    axes = {"algorithm": ["local", {"name": "fedgta", "eps": 0.5}], "train.lr": [0.5, 1e-3], "seeds": 2}
+    found = shoal.sweep(elsewhere, axes, choose="train.lr", choose_seeds=1, choose_by="trained", rounds=1)
+    rows = found.table.to_pylist()
+    assert {row["algorithm"]: row["algorithm.eps"] for row in rows} == {"local": None, "fedgta": 0.5}
+    for method in ("local", "fedgta"):
+        of_seeds = [[row for row in rows if (row["algorithm"], row["seed"]) == (method, seed)] for seed in (0, 1)]
+        best = max(of_seeds[0], key=lambda row: row["trained.best.val"])["train.lr"]
+        assert [row["train.lr"] for row in of_seeds[1] if row["state"] == "finished"] == [best]
+    with refused("choose_by", says="must be one of trained, deployed, "):
+        shoal.sweep(elsewhere, axes, choose="train.lr", choose_by="test")
+
+
+def test_scale_and_overrides(elsewhere: dict[str, Any]) -> None:
+    over: dict[str, Any] = {"rounds": 1, "algorithm": "local", "data.store": None}
+    found = shoal.scale(elsewhere, clients=[2, 3], **over)
+    assert [run.config.partition.clients for run in found.runs] == [2, 3]
+    assert {run.config.algorithm.name for run in found.runs} == {"local"}
+    assert {row[0] for row in found.scaling.rows} == {"2", "3"}
+    assert shoal.run(elsewhere, partition={"clients": 2}, **over).path == found.runs[0].path
+    assert (shoal.prepare(elsewhere, partition={"clients": 3}, **over) / "manifest.json").exists()
 
 
 def test_a_dict_is_the_file_of_the_same_keys(plain: dict[str, Any], tmp_path: Path) -> None:
@@ -159,11 +216,13 @@ def test_predict_of_a_clients_graph_is_its_prediction(
     run = shoal.run({**plain, "algorithm": algorithm, "model": {"name": model}, "rounds": 2})
     store = RunPlan.of(run.config, trains=False).prepare()
     graph, node = graph_of(store.shard(client or 0))
-    own = run.predictions().to_pandas().set_index("node").loc[node]
+    own = run.predictions(probabilities=True).to_pandas().set_index("node").loc[node]
     found = run.predict(graph, client).to_pandas()
     assert found["node"].tolist() == list(range(len(node)))
-    assert found["predicted"].tolist() == own["global" if "global" in own else "deployed"].tolist()
+    scope = "global" if "global" in own else "deployed"
+    assert found["predicted"].tolist() == own[scope].tolist()
     p_NC = np.stack(found["probability"])
+    np.testing.assert_allclose(np.stack(own[f"{scope}_probability"]), p_NC, rtol=1e-4)
     assert p_NC.sum(1) == pytest.approx(1.0)
     assert (p_NC.argmax(1) == found["predicted"]).all()
 

@@ -1,5 +1,8 @@
 """A graph of the user's own: an .npz file, a folder of .npy files whose features stay on disk, or one of tables."""
 
+import json
+import os
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
-from shoal.storage.files.digest import input_digest
+from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays, no_label
 from shoal.storage.graph.graph import Graph, require_edges
 
@@ -91,6 +94,23 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         with replacing(file) as unfinished, unfinished.open("wb") as sink:
             sp.save_npz(sink, array) if sp.issparse(array) else np.save(sink, array)
     return path
+
+
+def keep_graph(graph: Graph, folder: Path) -> Path:
+    """Writes a graph in a folder below `folder`, once, however often it is given, and gives that one's path.
+
+    The folder is named after the content, so that a path always leads to the same graph; raises as `save_graph`.
+    """
+    unfinished = save_graph(graph, folder / f"unfinished-{os.getpid()}")
+    place = unfinished.with_name(f"graph-{text_digest(json.dumps(contents(unfinished)))[:8]}")
+    try:
+        if place.exists():
+            shutil.rmtree(unfinished)
+        else:
+            unfinished.rename(place)
+    except OSError as error:
+        raise cannot_write(place, error) from error
+    return place
 
 
 def graph_at(path: str | None) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from torch_geometric.data import Data
+from torch_geometric.data import Data, TemporalData
 
 from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, to_array
 from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
@@ -31,16 +31,26 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
         ShoalError: An attribute is missing, of a wrong shape, type or value, or it tells something of edges, parts or
             clients and is not read (`edge_attr`, `node_type`, `train_idx`); names it. A warning names all others.
     """
-    return graph_of_data(data, name, called, lambda key: f"take it out (del data.{key})")
+    return graph_of_data(data, name, called, take_out)
 
 
-def graph_of_data(data: Any, name: str, called: str, way_out: Callable[[str], str], own: bool = True) -> Graph:
+def take_out(key: str) -> str:
+    """How a user takes an attribute out."""
+    return f"take it out (del data.{key})"
+
+
+def graph_of_data(
+    data: Any, name: str, called: str, way_out: Callable[[str], str], own: bool = True, warns: bool = True
+) -> Graph:
     """The graph of `from_pyg`; `way_out` says how a user takes an attribute out.
 
     `own`: labels are coded (`shoal.storage.graph.labels.coded_labels`); else y are numbers of published classes.
+    `warns` of attributes that are not read.
     """
     if isinstance(data, list | tuple):
-        return _of_many(data, name, called, way_out, own)
+        return _of_many(data, name, called, way_out, own, warns)
+    if isinstance(data, TemporalData):
+        raise ShoalError(called, "is a TemporalData, and graphs over time are not supported; give a Data")
     if not isinstance(data, Data):
         raise ShoalError(
             called,
@@ -49,7 +59,7 @@ def graph_of_data(data: Any, name: str, called: str, way_out: Callable[[str], st
         )
     values, where = _values(data, called)
     found = {key: f"{called}.{key}" for key in data.to_dict()}
-    require_read(found, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data))
+    require_read(found, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data), warns=warns)
     if (rows := _length(data.x)) is not None and data.num_nodes != rows:
         raise ShoalError(where["x"], f"{rows} rows for {data.num_nodes} nodes; one a node")
     if getattr(data, "batch", None) is not None:
@@ -86,7 +96,9 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
     return values, where
 
 
-def _of_many(graphs: Sequence[Any], name: str, called: str, way_out: Callable[[str], str], own: bool) -> Graph:
+def _of_many(
+    graphs: Sequence[Any], name: str, called: str, way_out: Callable[[str], str], own: bool, warns: bool
+) -> Graph:
     """Many small graphs behind one another, each with one label; the first that is not what it must be is named."""
     if not graphs:
         raise ShoalError(called, "an empty list; give at least one graph")
@@ -122,7 +134,7 @@ def _of_many(graphs: Sequence[Any], name: str, called: str, way_out: Callable[[s
         for kept, array in zip(parts, (x, edge_index + sum(sizes), y.reshape(1))):
             kept.append(array)
         sizes.append(len(x))
-    require_read(names, READ, way_out)
+    require_read(names, READ, way_out, warns=warns)
     for key, given in of_graphs.items():
         if len(given) < len(graphs):
             raise ShoalError(f"{called}[...].{key}", f"{len(given)} of {len(graphs)} graphs have it; give it to all")

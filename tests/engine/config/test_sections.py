@@ -63,10 +63,10 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
         "participation.at_least evaluation.every evaluation.clients engine.hosts engine.threads engine.cell_size "
-        "run.checkpoint_every run.keep run.keep_finished",
+        "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours",
         [0, -1, 2.5, "4", True],
     ),
-    ("data.split_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
+    ("data.split_seed data.cross_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
     (
         "partition.alpha partition.resolution train.lr engine.cell_timeout run.checkpoint_seconds run.max_seconds",
         [0.0, -1.0, NAN, INF, "1", True],
@@ -77,12 +77,12 @@ KINDS: list[tuple[str, list[Any]]] = [
         [-0.5, NAN, INF],
     ),
     ("train.momentum train.dropout", [-0.1, 1.0, NAN, INF]),
-    ("participation.ratio", [0.0, 1.1, NAN, True, "1"]),
+    ("data.cross_share participation.ratio", [0.0, 1.1, NAN, True, "1"]),
     (
-        "data.dtype data.layout data.split data.edge_weights partition.method partition.balance propagation.dtype "
-        "propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer train.opt_state "
-        "evaluation.metric engine.backend engine.trainer engine.device engine.precision engine.on_client_error "
-        "engine.verify run.log_format",
+        "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
+        "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
+        "train.opt_state evaluation.metric engine.backend engine.trainer engine.device engine.precision "
+        "engine.on_client_error engine.verify run.log_format",
         ["another", True],
     ),
 ]

@@ -22,7 +22,6 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
-from shoal.storage.options.split_codes import TEST
 from shoal.storage.store.store import Store
 
 Shoal = Callable[..., None]
@@ -37,9 +36,9 @@ def finished(folder: Path, **changes: Any) -> Path:
     return run(parse_config(plain, "test"))
 
 
-def predictions(run_folder: Path, best: str | None = None) -> dict[str, np.ndarray]:
-    batch = pa.ipc.open_file(export(run_folder, best) / "predictions.arrow").get_batch(0)
-    return {name: batch.column(name).to_numpy() for name in batch.schema.names}
+def predictions(run_folder: Path, best: str | None = None, probabilities: bool = False) -> dict[str, np.ndarray]:
+    batch = pa.ipc.open_file(export(run_folder, best, probabilities) / "predictions.arrow").get_batch(0)
+    return {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
 
 
 @pytest.mark.exhaustive(2)
@@ -56,7 +55,7 @@ def test_accuracies_follow_from_the_predictions(tmp_path: Path, algorithm: str, 
     folder = finished(tmp_path, algorithm={"name": algorithm}, participation={"ratio": ratio})
     columns = predictions(folder)
     assert sorted(columns["node"]) == list(range(1797))
-    test = columns["part"] == TEST
+    test = columns["part"] == "test"
     logged = read_summary(folder)["scopes"]
     assert {name for name in columns if name in ("deployed", "global")} == scopes
     for scope in scopes:
@@ -82,8 +81,16 @@ def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
     (store,) = (tmp_path / "stores").iterdir()
     (file,) = (store / "hops" / "r0.5-k2-float32").iterdir()
     hop = pa.ipc.open_file(file).get_batch(0).column("hop2").flatten().to_numpy().reshape(-1, 64)
-    predicted = (torch.from_numpy(hop.copy()) @ weight.T + bias).argmax(1).numpy()
-    assert np.array_equal(predicted, columns["global"][columns["client"] == 0])
+    logits_NC = torch.from_numpy(hop.copy()) @ weight.T + bias
+    of_first = columns["client"] == 0
+    assert np.array_equal(logits_NC.argmax(1).numpy(), columns["global"][of_first])
+    more = predictions(folder, probabilities=True)
+    p_NC = np.stack(more.pop("global_probability"))
+    assert p_NC.dtype == np.float32
+    np.testing.assert_allclose(p_NC[of_first], torch.softmax(logits_NC, 1), rtol=1e-4, atol=1e-7)
+    # No other column is changed.
+    assert {*more} - {"deployed_probability"} == {*columns}
+    assert all(np.array_equal(more[name], column) for name, column in columns.items())
 
 
 @pytest.mark.parametrize(("algorithm", "scopes"), [("fedavg", ("deployed", "global")), ("fedgta", ("deployed",))])
@@ -106,7 +113,7 @@ def test_the_best_round_follows_from_its_predictions(tmp_path: Path, algorithm: 
     for scope in scopes:
         assert best[scope] < 11
         columns = predictions(folder, scope)
-        test = columns["part"] == TEST
+        test = columns["part"] == "test"
         right = columns[scope][test] == columns["label"][test]
         assert logged[scope]["best"]["test"]["rows"] == pytest.approx(right.mean(), abs=1e-12)
         assert not np.array_equal(columns[scope], last[scope])

@@ -23,7 +23,6 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.studies.removal import remove
-from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.shard import Shard
 
 Named = dict[str, Tensor]
@@ -150,10 +149,10 @@ def test_predictions_follow_from_the_export(configure: Make, tmp_path: Path, nam
     models = load_file(out / "models.safetensors")
     beside = load_file(out / "beside.safetensors") if (out / "beside.safetensors").exists() else {}
     batch = pa.ipc.open_file(out / "predictions.arrow").get_batch(0)
-    column = {name: batch.column(name).to_numpy() for name in batch.schema.names}
+    column = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
     store = prepare(config, load(describe(name, options)).centralized)
     assert "deployed" in column
-    train = column["part"] == TRAIN
+    train = column["part"] == "train"
     for client in range(store.clients):
         mine = column["client"] == client
         own, round_ = f"client/{client:05d}/", f"round/{int(beside['round'][client]) if beside else 0:06d}/"

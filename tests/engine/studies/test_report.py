@@ -3,7 +3,6 @@
 import html
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -284,28 +283,3 @@ def test_in_a_browser(written: Path, tmp_path: Path) -> None:
             assert all(wide > 500 and letters > 9 for wide, letters in sizes)
         assert {url for url in page.requests if not url.startswith("data:")} == {written.as_uri()}
         assert page.said == []
-
-
-def test_scaling(sweep: Sweep, status: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert status("scale", sweep.study.config, "rounds=2", "--clients", "2,4", "--weak") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["clients", "hosts"]
-    assert [line.split()[:2] for line in lines[1:3]] == [["2", "1"], ["4", "1"]]
-    assert [line.split()[4:7] for line in lines[1:3]] == [["1.00", "100", "%"]] * 2
-    page = Path(lines[-1].removeprefix("page: "))
-    assert "seconds of a round by partition.clients" in page.read_text()
-    rows = Sweep(Study(sweep.study.config, ("rounds=2", "partition.clients+data.options.nodes=2+60,4+120"))).rows
-    # The graph grew with the clients.
-    assert [row.state for row in rows] == ["finished", "finished"]
-
-
-def test_scaling_refuses_wrong_numbers(sweep: Sweep, refused: Callable[..., str]) -> None:
-    fixed = ["data.dataset=digits", "--clients", "2,4", "--weak"]
-    for arguments, line in (
-        ([], "--clients, --hosts: name what grows"),
-        (["--clients", "2,x"], "--clients: must be whole numbers above 0 with commas between them, found 'x'"),
-        (["--hosts", "0"], "--hosts: must be whole numbers above 0"),
-        (["--hosts", "1,2"], "--hosts: engine.backend local has no hosts; set it to ray, or leave --hosts out"),
-        (fixed, "--weak: digits has the size"),
-    ):
-        assert line in refused("scale", sweep.study.config, *arguments)

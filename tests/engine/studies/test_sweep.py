@@ -84,8 +84,8 @@ def test_the_tables_for_other_programs(config: str) -> None:
     assert title_of(sweep.folder) == "config: algorithm=fedgta{eps:0.5},local  seeds=2"
     rows = json.loads((sweep.folder / "table.json").read_text())
     assert [(row["algorithm"], row["algorithm.eps"], row["seed"], row["state"]) for row in rows] == [
-        ("fedgta", "0.5", "0", "finished"), ("fedgta", "0.5", "1", "finished"),
-        ("local", None, "0", "finished"), ("local", None, "1", "finished"),
+        ("fedgta", 0.5, 0, "finished"), ("fedgta", 0.5, 1, "finished"),
+        ("local", None, 0, "finished"), ("local", None, 1, "finished"),
     ]  # fmt: skip
     for row in rows:
         best = read_summary(Path(row["run"]))["scopes"]["deployed"]["best"]
@@ -121,7 +121,7 @@ def test_table_with_global_has_one_mean_for_all(config: str) -> None:
 def test_table_of_several_sweeps_separates_their_configs(config: str) -> None:
     folders = [swept(config, f"algorithm={name}", "seed=0,1", "rounds=1").folder for name in ("fedavg", "local")]
     table = table_of(rows_of(folders), Layout(("deployed.best.test",)))
-    assert (table.heads[0], [row[0] for row in table.rows]) == ("algorithm.name", ["fedavg", "local"])
+    assert (table.heads[0], [row[0] for row in table.rows]) == ("method", ["FedAvg", "Local"])
     assert all("±" in row[-1] for row in table.rows)
 
 

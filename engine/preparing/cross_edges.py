@@ -1,0 +1,209 @@
+"""The edges between clients, and hops over them: one exchange of sums a hop, before any training."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from shoal.engine.screen.progress import progress
+from shoal.storage.files.disk import require_disk
+from shoal.storage.files.mapped import ROWS, read
+from shoal.storage.graph.cross_edges import ENTRY_BYTES, Boundary, boundaries, cross_hop
+from shoal.storage.graph.propagation import require_held
+from shoal.storage.graph.rows import CsrRows
+from shoal.storage.options.propagation import CrossEdges, CrossPropagation
+from shoal.storage.runner import Runner, parts
+from shoal.storage.store.arrow_file import FileRecord, write_pack
+from shoal.storage.store.boundary import boundary_columns
+from shoal.storage.store.hops import columns_of_hops
+from shoal.storage.store.store import Store, boundary_path, hops_path
+
+
+@dataclass(frozen=True)
+class BoundarySource:
+    """What the edges between clients are read from; arrays are as `boundaries` takes them."""
+
+    shards: Store
+    graph: tuple[np.ndarray, np.ndarray]
+    assignment: np.ndarray
+    row_of: np.ndarray
+    cut: np.ndarray
+    edges: CrossEdges
+    missing: frozenset[range]
+    label: np.ndarray
+
+    def counts(self, boundary: Boundary, client: int) -> tuple[int, ...]:
+        """What `BoundaryRecord` counts of a client."""
+        first = np.cumsum(self.shards.manifest.clients.count("nodes"))
+        first = np.concatenate([[0], first[:-1]])
+        own, theirs = self.label[first[client] + boundary.row], self.label[first[boundary.client] + boundary.other]
+        known, sums = (own >= 0) & (theirs >= 0), boundary.sums()
+        return len(boundary), len(sums), int((sums == 1).sum()), int(known.sum()), int((known & (own == theirs)).sum())
+
+
+def rows_in_shards(shards: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Row of every node in its client's shard, -1: no client has it, and labels of all rows, int32 `[N]` each.
+
+    Labels of a client are behind those of the one before.
+    """
+    row, labels = np.full(shards.manifest.nodes, -1, dtype=np.int32), []
+    for client in range(shards.clients):
+        shard = shards.shard(client)
+        row[shard.node] = np.arange(shard.nodes, dtype=np.int32)
+        labels.append(np.array(shard.label))
+    return row, np.concatenate(labels)
+
+
+def cut_entries(shards: Store, indptr: np.ndarray, assignment: np.ndarray) -> np.ndarray:
+    """Entries of every client's rows in the whole graph that its shard lacks, int64 `[clients]`."""
+    found = -shards.manifest.clients.count("entries")
+    for start in range(0, len(assignment), ROWS):
+        owner = assignment[start : start + ROWS]
+        degree = np.diff(read(indptr, start, start + len(owner) + 1))
+        found += np.bincount(owner[owner >= 0], degree[owner >= 0], len(found)).astype(np.int64)
+    return found
+
+
+Counted = tuple[FileRecord | None, np.ndarray]
+
+
+def write_boundaries(source: BoundarySource, packs: Sequence[range]) -> Iterator[Counted]:
+    """Writes the edges to others of some packs that are missing, and counts those of all, `[n, 5]`."""
+    clients = [client for pack in packs if pack in source.missing for client in pack]
+    given = source.assignment, source.row_of, source.cut, clients, source.edges
+    found = boundaries(source.graph, *given) if clients else iter(())
+    name = source.edges.name
+    for pack in packs:
+        if pack not in source.missing:
+            several, record = [source.shards.boundary(name, client) for client in pack], None
+        else:
+            several = list(islice(found, len(pack)))
+            path = source.shards.path / boundary_path(name, pack)
+            record = write_pack(path, "boundary", map(boundary_columns, several))
+        yield record, np.array([source.counts(boundary, client) for boundary, client in zip(several, pack)])
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Hops of all clients in scratch files, the rows of one client behind those of another.
+
+    Attributes:
+        store: The shards, and the edges between their clients.
+        folder: Of the scratch files, which are removed when the hops are written.
+    """
+
+    store: Store
+    propagation: CrossPropagation
+    folder: Path
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """First row of every client in the scratch files, and their number, int64 `[clients + 1]`."""
+        return np.concatenate([[0], np.cumsum(self.store.manifest.clients.count("nodes"))])
+
+    def path(self, hop: int) -> Path:
+        """The file of a hop, `[N, F]`; 0 are the features."""
+        return self.folder / f"hop{hop}.npy"
+
+    @property
+    def bytes(self) -> int:
+        """Of all scratch files."""
+        of_x, of_hop = (np.dtype(dtype).itemsize for dtype in (self.store.manifest.dtype, self.propagation.dtype))
+        width = self.store.manifest.features * (of_x + self.propagation.hops * of_hop)
+        return int(self.first[-1]) * (width + np.dtype(np.int32).itemsize)
+
+    def memory(self, counts: np.ndarray) -> int:
+        """Bytes for the largest client, by the counts of edges to others."""
+        nodes = self.store.manifest.clients.count("nodes")
+        return int(((2 * nodes + counts[:, 0]) * (4 * self.store.manifest.features + 2 * ENTRY_BYTES)).max())
+
+    def boundary(self, client: int) -> Boundary:
+        """The edges of a client to others."""
+        return self.store.boundary(self.propagation.cross.name, client)
+
+    def run(self, here: Runner, memory: int) -> None:
+        """Makes the scratch files, hop by hop; those that an interrupted prepare finished are kept."""
+        require_disk(self.folder.parent, self.bytes, "hops over edges between clients, in scratch files,")
+        self.folder.mkdir(exist_ok=True)
+        self._degrees()
+        clients = list(range(self.store.clients))
+        shape = int(self.first[-1]), self.store.manifest.features
+        for hop in range(self.propagation.hops + 1):
+            if self.path(hop).exists():
+                continue
+            unfinished = _unfinished(self.path(hop))
+            dtype = self.propagation.dtype if hop else self.store.manifest.dtype
+            np.lib.format.open_memmap(unfinished, "w+", dtype, shape).flush()
+            groups = parts(clients, here.room(memory, memory).groups)
+            title = f"hop {hop}, sums of neighbours at other clients" if hop else "features"
+            with progress(title, len(clients), "clients") as step:
+                for _ in here.results(write_hop, (self, hop), groups, memory):
+                    step.advance()
+            unfinished.replace(self.path(hop))
+
+    def remove(self) -> None:
+        """Removes the scratch files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _degrees(self) -> None:
+        """Writes the degree of every row over all edges that hops run over, and itself, int32 `[N]`."""
+        if (self.folder / "degree.npy").exists():
+            return
+        degree = np.empty(self.first[-1], dtype=np.int32)
+        for client in range(self.store.clients):
+            shard, row = self.store.shard(client), self.boundary(client).row
+            own = np.diff(shard.indptr) + np.bincount(row, minlength=shard.nodes) + 1
+            degree[self.first[client] : self.first[client + 1]] = own
+        unfinished = _unfinished(self.folder / "degree.npy")
+        np.save(unfinished, degree)
+        unfinished.replace(self.folder / "degree.npy")
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"unfinished-{path.name}")
+
+
+def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[None]:
+    """Writes a hop of some clients into its scratch file."""
+    exchange, hop = given
+    dtype, r = exchange.propagation.dtype, exchange.propagation.r
+    path = _unfinished(exchange.path(hop))
+    out = np.load(path, mmap_mode="r")
+    before = np.load(exchange.path(hop - 1), mmap_mode="r") if hop else None
+    degree = np.load(exchange.folder / "degree.npy", mmap_mode="r")
+    for client in clients:
+        own = slice(*exchange.first[client : client + 2])
+        shard = exchange.store.shard(client)
+        if before is None:
+            rows = shard.x.toarray() if isinstance(shard.x, CsrRows) else np.ascontiguousarray(shard.x)
+        else:
+            boundary = exchange.boundary(client)
+            theirs, place = np.unique(exchange.first[boundary.client] + boundary.other, return_inverse=True)
+            x = np.concatenate([before[own], before[theirs]]).astype(np.float32, copy=False)
+            both = np.concatenate([degree[own], degree[theirs]]).astype(np.float64)
+            pointer = np.searchsorted(boundary.row, np.arange(shard.nodes + 1))
+            scalings = both**-r, both[: shard.nodes] ** (r - 1)
+            neighbours = pointer, (place + shard.nodes).astype(np.int64)
+            rows, peak = cross_hop((shard.indptr, shard.indices), neighbours, x, scalings, dtype)
+            require_held(peak, rows.dtype)
+        # Not by the map, whose pages hold rows of other clients, too, which another machine may write.
+        with path.open("r+b") as file:
+            file.seek(out.offset + own.start * out.strides[0])
+            file.write(rows.data)
+        yield None
+
+
+def write_cross_hops(exchange: Exchange, packs: Sequence[range]) -> Iterator[FileRecord]:
+    """Writes the hops of some packs, whose scratch files are finished."""
+    hops = [np.load(exchange.path(hop), mmap_mode="r") for hop in range(1, exchange.propagation.hops + 1)]
+    for pack in packs:
+        of_clients = ((client, slice(*exchange.first[client : client + 2])) for client in pack)
+        columns = (
+            columns_of_hops(exchange.store.shard(client), [np.asarray(hop[own]) for hop in hops], exchange.propagation)
+            for client, own in of_clients
+        )
+        yield write_pack(exchange.store.path / hops_path(exchange.propagation.name, pack), "hops", columns)

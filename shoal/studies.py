@@ -1,0 +1,246 @@
+"""Sweeps, tables, pages, scaling and comparisons of runs, from a program."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import pyarrow as pa
+import yaml
+
+from shoal.configs import Source, load_config, plain
+from shoal.engine.config.config import Config
+from shoal.engine.config.run_identity import fingerprint_of
+from shoal.engine.config.sections import current_name
+from shoal.engine.studies.means import Mean
+from shoal.engine.studies.study import Scope, Study, axis_text
+from shoal.engine.studies.study_table import Ties, layout_of, table_of
+from shoal.engine.studies.sweep_folder import read_rows, root_of, rows_of, table_of_runs
+from shoal.engine.studies.text_table import TextTable
+from shoal.kept_run import Run
+from shoal.storage.files.atomic import replacing
+from shoal.storage.options.types import is_address, one_of
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep:
+    """The runs of a grid.
+
+    Attributes:
+        path: Folder of the sweep: its tables, and links to its runs.
+        table: A row a run, in the order of the axes: the keys that vary (int64, float64, bool, or text where a value is
+            none of these), `state` (`finished`, `failed` or `not chosen`), `error`, `run` (its folder), and every
+            number of its summary (float64), as `deployed.best.test`, a share. `mean` is the mean over clients of all
+            such scores: `nodes`, or `rows` where numbers of clients differ.
+        complete: Whether all runs are finished.
+    """
+
+    path: Path
+    table: pa.Table
+    complete: bool
+
+    def __repr__(self) -> str:
+        states = self.table["state"].to_pylist()
+        return f"Sweep({str(self.path)!r}, {states.count('finished')} of {len(states)} runs are finished)"
+
+    def _repr_html_(self) -> str:
+        return table(self)._repr_html_()
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that are finished, in the order of the table."""
+        rows = self.table.select(["state", "run"]).to_pylist()
+        return [Run(row["run"]) for row in rows if row["state"] == "finished"]
+
+    @property
+    def scaling(self) -> TextTable:
+        """Seconds of a round, speed-up, efficiency, parts, memory and bytes, by numbers of clients and hosts."""
+        from shoal.engine.studies.scaling import scaling_table
+
+        return scaling_table(read_rows(self.path))
+
+
+# A run or a sweep, or its folder or address.
+OneOfRuns = str | PathLike[str] | Run | Sweep
+Runs = OneOfRuns | Sequence[OneOfRuns]
+
+
+def sweep(
+    config: Source,
+    axes: Mapping[str, Sequence[Any] | Any],
+    *,
+    at_once: int = 1,
+    choose: str | None = None,
+    choose_seeds: int = 2,
+    choose_by: str = "deployed",
+    **overrides: Any,
+) -> Sweep:
+    """Runs a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row.
+
+    Args:
+        config: The config that all runs share, as `load_config` takes it, and so its `overrides`.
+        axes: Values by dotted key, all combinations of which are run: `{"train.lr": [0.1, 0.01], "seeds": 3}`. A text
+            is an axis as `shoal sweep` takes it: `{"algorithm": "fedgta{eps:0.5,0.9},fedavg"}`. A name with options
+            is a dict: `{"algorithm": ["fedavg", {"name": "fedgta", "eps": 0.5}]}`.
+        at_once: Runs at a time, each in a separate process and on separate hosts; one: in this process.
+        choose: A key of the axes whose value validation chooses: all values run with the first `choose_seeds` seeds,
+            and that with the highest mean validation of the scope `choose_by` (`trained`, `deployed`, `global` or
+            `domains`) with the others. With several methods each has a value of its own.
+
+    Raises:
+        ShoalError: Names, options or values of any run are wrong, or two runs are the same.
+        KeyboardInterrupt: The user stopped it; the same sweep continues.
+    """
+    from shoal.engine.studies import sweep as sweep_command
+
+    texts = tuple(f"{key}={axis_text(_several(values))}" for key, values in axes.items())
+    scope = cast(Scope, one_of("choose_by", current_name(choose_by), *get_args(Scope)))
+    study = Study(str(_file_of(config, overrides)), texts, choose, choose_seeds, scope)
+    return _gone(sweep_command.Sweep(study, at_once))
+
+
+def scale(
+    config: Source,
+    *,
+    clients: Sequence[int] = (),
+    hosts: Sequence[int] = (),
+    weak: bool = False,
+    **overrides: Any,
+) -> Sweep:
+    """Runs a config with several numbers of clients and hosts, as `shoal scale`, and gives the sweep.
+
+    Args:
+        config: The config, as `load_config` takes it, and so its `overrides`.
+        clients: Numbers of clients; empty: that of the config.
+        hosts: Numbers of hosts, with `engine.backend: ray`; empty: that of the config.
+        weak: The graph grows with the clients (`sbm` and synthetic twins).
+
+    Returns:
+        The sweep; its `scaling` is the table of seconds, speed-up, memory and bytes.
+
+    Raises:
+        ShoalError: As `sweep`, or nothing grows, or the dataset cannot grow.
+    """
+    from shoal.engine.studies.scaling import scaling_sweep
+
+    of_clients, of_hosts = (",".join(map(str, several)) for several in (clients, hosts))
+    return _gone(scaling_sweep(str(_file_of(config, overrides)), (), of_clients, of_hosts, weak))
+
+
+def table(
+    runs: Runs,
+    *,
+    figures: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    columns: str | None = None,
+    statistic: Literal["mean", "median"] = "mean",
+    against: str | Mapping[str, Any] = "",
+    mean: Mean | None = None,
+    ties: Ties = "shown",
+    not_worse: float | None = None,
+) -> TextTable:
+    """A table of any runs, as `shoal table`: those that differ in seeds alone share a cell, the best two are marked.
+
+    Args:
+        runs: A run, a sweep, or several, each as `Run`, `Sweep` or its folder.
+        figures: Numbers of summaries, as `deployed.best.test`; empty: scores and costs of all scopes.
+        rows: Keys that name a row; empty: all that vary.
+        columns: A key whose values are the columns.
+        statistic: Mean ± sample standard deviation, or median with both quartiles, over seeds.
+        against: Values that name the runs to compare with by a paired t-test over seeds: `{"algorithm": "fedavg"}`.
+        mean: The mean over clients of scores: `nodes`, `rows` or `clients`; None: as the table says.
+        ties: What shares a mark: numbers equal as `shown`, or `exact`ly.
+        not_worse: Level, between 0 and 1: what the paired test does not find worse is marked with the best.
+
+    Returns:
+        The table; its `text`, `markdown`, `latex`, `html` and `csv` give it in these forms.
+
+    Raises:
+        ShoalError: A folder is none of a run or a sweep, or names, keys or values are wrong.
+    """
+    one_of("statistic", statistic, "mean", "median")
+    one_of("ties", ties, *get_args(Ties))
+    if mean is not None:
+        one_of("mean", mean, *get_args(Mean))
+    pairs = against if isinstance(against, str) else ",".join(f"{key}={value}" for key, value in against.items())
+    layout = layout_of(
+        figures=figures,
+        rows=",".join(rows) or None,
+        columns=columns,
+        statistic=statistic,
+        against=pairs,
+        mean=mean,
+        ties=ties,
+        not_worse=not_worse,
+    )
+    return table_of(rows_of(_paths(runs)), layout)
+
+
+def report(runs: Runs, out: str | PathLike[str] | None = None) -> Path:
+    """Writes the page of runs and sweeps, as `shoal report`, and its figures beside it; gives the page.
+
+    Args:
+        runs: A run, a sweep, or several, each as `Run`, `Sweep` or its folder.
+        out: Folder to write; None: `report` in the folder of the first.
+
+    Raises:
+        ShoalError: No run is finished, or a folder is none of a run or a sweep.
+    """
+    from shoal.engine.studies import report as report_command
+
+    return report_command.report(_paths(runs), None if out is None else Path(out))
+
+
+def compare(left: str | PathLike[str] | Run, right: str | PathLike[str] | Run) -> list[TextTable]:
+    """What differs between two runs, each a `Run` or its folder; what is equal is left out.
+
+    Returns:
+        Tables of keys of the config, inputs, environment and results; of unfinished runs the first one, and which run
+        is not finished.
+
+    Raises:
+        ShoalError: A folder is none of a run.
+    """
+    from shoal.engine.studies import listing
+
+    one, other = (run if isinstance(run, Run) else Run(run) for run in (left, right))
+    return listing.compare(one.path, other.path)
+
+
+def _gone(command: Any) -> Sweep:
+    """A sweep that has come to its end."""
+    complete = command.go()
+    return Sweep(command.folder, table_of_runs(command.rows), complete)
+
+
+def _several(values: Any) -> Any:
+    """Values of an axis: a text or a number as it is, others as a list, in which a name with options is a text."""
+    if isinstance(values, str | int | float):
+        return values
+    return [_with_options(value) if isinstance(value, dict) else value for value in plain(list(values))]
+
+
+def _with_options(value: dict[str, Any]) -> str:
+    """`fedgta{eps:0.5}` of `{"name": "fedgta", "eps": 0.5}`."""
+    options = ",".join(f"{key}:{axis_text(option)}" for key, option in value.items() if key != "name")
+    return f"{value.get('name', '')}{{{options}}}"
+
+
+def _paths(runs: Runs) -> list[Path]:
+    """Folders of runs and sweeps, of one or several; of a run at an address, that of its copy."""
+    several = [runs] if isinstance(runs, str | PathLike | Run | Sweep) else runs
+    opened = [Run(each) if isinstance(each, str) and is_address(each) else each for each in several]
+    return [each.path if isinstance(each, Run | Sweep) else Path(each) for each in opened]
+
+
+def _file_of(config: Source, overrides: Mapping[str, Any]) -> Path:
+    """A file with the config, written to the folder of sweeps if there is none."""
+    if not overrides and not isinstance(config, Mapping | Config):
+        return Path(config)
+    resolved = load_config(config, **overrides)
+    keys = resolved.plain()
+    path = root_of(resolved) / "sweeps" / f"{resolved.name}-{fingerprint_of(keys)}.yaml"
+    with replacing(path) as unfinished:
+        unfinished.write_text(yaml.safe_dump(keys, sort_keys=False))
+    return path

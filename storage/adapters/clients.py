@@ -1,0 +1,74 @@
+"""The graphs of clients as one graph, from PyTorch Geometric's `Data` of each."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch_geometric.data import Data
+
+from shoal.storage.datasets.domains import joined
+from shoal.storage.datasets.user.pyg_data import READ, graph_of_data, take_out
+from shoal.storage.datasets.user.unread import require_read
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+
+
+def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients") -> Graph:
+    """The graphs of all clients as one graph, called `name`, which says whose every node is.
+
+    It is what a config takes as `data`, as in `shoal.run(config, data=shoal.from_clients(graphs))`; `save_graph` writes
+    it for a config file. No edge joins two clients.
+
+    Args:
+        graphs: A `Data` a client, as `from_pyg` takes it, all with features of one width; their order is the number of
+            the client. `y` int `[N]` are classes 0 … C-1, the same of all clients, -1 or NaN for none; C is one more
+            than the largest of all, and a class may have no node. Clients may lack edges, labels or training nodes.
+            Masks of all clients are the split; where no client has masks, the config divides the nodes (`data.split`).
+            With `task: graph` a client is a list of `Data`.
+
+    Returns:
+        The nodes of client 0, then those of client 1, and so on, and `assignment`, int32 `[items]`.
+
+    Raises:
+        ShoalError: Names the client, and what is wrong there: as `from_pyg`, no nodes, features of another width than
+            client 0 has, or masks where client 0 has none or the other way round.
+    """
+    if not isinstance(graphs, list | tuple) or not graphs:
+        found = "an empty one" if isinstance(graphs, list | tuple) else type(graphs).__name__
+        raise ShoalError("graphs", f"expected a list with a torch_geometric Data of every client, got {found}")
+    parts: list[Graph] = []
+    names: dict[str, str] = {}
+    for number, data in enumerate(graphs):
+        client = f"client {number}"
+        for one in data if isinstance(data, list | tuple) else (data,):
+            if isinstance(one, Data):
+                names = {key: f"{client}.{key}" for key in one.to_dict()} | names
+                if one.num_nodes == 0:
+                    raise ShoalError(client, "has no nodes; leave the client out")
+        if "assignment" in names:
+            raise ShoalError(names["assignment"], f"the place in the list is the client; {take_out('assignment')}")
+        part = graph_of_data(_without_empty_labels(data), client, client, take_out, own=False, warns=False)
+        first = parts[0] if parts else part
+        if part.features != first.features:
+            raise ShoalError(f"{client}.x", f"expected {first.features} features, as client 0 has, got {part.features}")
+        if (part.split is None) != (first.split is None):
+            found = "has no masks, and client 0 has some" if part.split is None else "has masks, and client 0 has none"
+            raise ShoalError(client, f"{found}; give all clients masks, or none")
+        parts.append(part)
+    require_read(names, (*READ, "batch", "adj_t"), take_out)
+    whole = joined(parts) if len(parts) > 1 else parts[0]
+    clients = np.repeat(np.arange(len(parts), dtype=np.int32), [part.items for part in parts])
+    return replace(whole, name=name, assignment=clients, domains=())
+
+
+def _without_empty_labels(data: Any) -> Any:
+    """The same graph, without labels if all of them are none: of a client that may be, of a whole graph not."""
+    y = getattr(data, "y", None)
+    if not isinstance(y, Tensor) or not ((y == -1) | y.isnan()).all():
+        return data
+    found = copy(data)
+    found.y = None
+    return found

@@ -1,0 +1,46 @@
+"""Files of a store with the edges between clients, a batch a client."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.cross_edges import Boundary
+from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content
+from shoal.storage.store.bounds import Limits
+
+NAMES = ["row", "client", "other"]
+
+
+def boundary_columns(boundary: Boundary) -> dict[str, pa.Array]:
+    """The columns of a client's edges."""
+    return {name: pa.array(getattr(boundary, name)) for name in NAMES}
+
+
+def open_boundary(
+    path: Path,
+    nodes: Sequence[int],
+    client: int,
+    record: FileRecord | None = None,
+    limits: Limits | None = None,
+    opened: Packs = None,
+) -> Boundary:
+    """Maps a client's edges to others, of clients with so many `nodes`; with limits, every byte and number is checked.
+
+    Raises ShoalError: the file is missing, damaged, or of other clients.
+    """
+    if limits is not None and record is not None:
+        require_content(path, record)
+    file = MappedFile(path, "boundary", record, opened)
+    if file.names != NAMES:
+        raise ShoalError(path, f"columns {', '.join(file.names)} and not {', '.join(NAMES)}; {REMAKE}")
+    found = Boundary(*(file.primitive(name) for name in NAMES))
+    if limits is not None and len(found):
+        row, other = found.row, found.client
+        inside = row[0] >= 0 and row[-1] < nodes[client] and not (np.diff(row) < 0).any()
+        inside = inside and other.min() >= 0 and other.max() < len(nodes) and not (other == client).any()
+        if not inside or (found.other < 0).any() or (found.other >= np.asarray(nodes)[other]).any():
+            raise ShoalError(path, f"edges to rows that clients do not have; {REMAKE}")
+    return found

@@ -1,0 +1,220 @@
+"""Edges between clients, and hops over them, against a dense computation in float64 on the whole graph."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.errors import refused
+from support.shards import flip
+
+from shoal.engine.config.config import Config
+from shoal.engine.messages.job import make_job
+from shoal.engine.preparing import cross_edges
+from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.prepare import prepare
+from shoal.storage.graph.cross_edges import boundaries, cross_hop
+from shoal.storage.options.propagation import CrossEdges, propagation_of
+from shoal.storage.store.store import Store, boundary_path
+from shoal.storage.store.verify import unnamed_files, verify
+
+Make = Callable[..., Config]
+NODES = 400
+
+
+def adjacency(config: Config) -> np.ndarray:
+    """The whole graph, bool `[N, N]`."""
+    graph = read_graph(config)
+    found = np.zeros((NODES, NODES), dtype=bool)
+    found[np.repeat(np.arange(NODES), np.diff(graph.indptr)), graph.indices] = True
+    return found
+
+
+def of_nodes(store: Store, name: str) -> list[np.ndarray]:
+    """Features and hops of all nodes, by global number."""
+    clients = [(store.shard(client), store.hops(name, client)) for client in range(store.clients)]
+    order = np.argsort(np.concatenate([shard.node for shard, _ in clients]))
+    columns = zip(*([shard.x, *hops] for shard, hops in clients))
+    return [np.concatenate(column)[order] for column in columns]
+
+
+def cross(store: Store, name: str) -> np.ndarray:
+    """Which edges between clients a choice keeps, from row to column, bool `[N, N]`."""
+    found = np.zeros((NODES, NODES), dtype=bool)
+    nodes = [store.shard(client).node for client in range(store.clients)]
+    for client in range(store.clients):
+        edges = store.boundary(name, client)
+        theirs = np.array([nodes[c][row] for c, row in zip(edges.client, edges.other)], dtype=np.int64)
+        found[nodes[client][edges.row], theirs] = True
+    return found
+
+
+def one_hop(edges: np.ndarray, x: np.ndarray, r: float) -> np.ndarray:
+    with_loops = edges + np.eye(NODES)
+    degree = with_loops.sum(1)
+    return np.diag(degree ** (r - 1)) @ with_loops @ np.diag(degree**-r) @ x.astype(np.float64)
+
+
+def assert_rounded(found: np.ndarray, exact: np.ndarray) -> None:
+    """Rounded once: only halves between two numbers may go either way, by the order of a sum in float64."""
+    expected = exact.astype(found.dtype)
+    np.testing.assert_allclose(found, expected, rtol=np.finfo(found.dtype).eps, atol=1e-9)
+    assert (found == expected).mean() > 0.99
+
+
+@pytest.mark.parametrize("several", [1, 2])
+@pytest.mark.parametrize(("dtype", "r"), [("float32", 0.5), ("float16", 0.0)])
+def test_hops_are_those_of_the_whole_graph(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, several: int, dtype: str, r: float
+) -> None:
+    monkeypatch.setattr("shoal.storage.store.client_table.MOST_IN_A_PACK", several)
+    config = make_config(data__cross_edges="hops", propagation__dtype=dtype, propagation__r=r)
+    store, whole = prepare(config), adjacency(config)
+    name = config.kernel().name
+    assert propagation_of(name) == config.kernel()
+    x, *hops = of_nodes(store, name)
+    for before, hop in zip([x, *hops], hops):
+        assert_rounded(hop, one_hop(whole, before, r))
+    own = np.load(store.path / "assignment.npy")
+    cut = whole & (own[:, None] != own)
+    assert cut.any()
+    np.testing.assert_array_equal(cross(store, config.kernel().cross.name), cut)
+    counts = store.manifest.boundaries[config.kernel().cross.name].counts
+    sums = np.stack([cut[:, own == client].sum(1) for client in range(5)], axis=1)
+    label = read_graph(config).y
+    alike = cut & (label[:, None] == label)
+    expected = [
+        [
+            cut[own == c].sum(),
+            (sums[own == c] > 0).sum(),
+            (sums[own == c] == 1).sum(),
+            cut[own == c].sum(),
+            alike[own == c].sum(),
+        ]
+        for c in range(5)
+    ]
+    np.testing.assert_array_equal(counts, expected)
+    assert (verify(store), unnamed_files(store)) == ([], [])
+    # Hops along clients' own edges stay what they were.
+    plain = prepare(make_config(propagation__dtype=dtype, propagation__r=r))
+    assert set(plain.manifest.hops) == {name, name.partition("-cross")[0]}
+
+
+def test_a_share_of_the_edges_and_sums_over_too_few(make_config: Make) -> None:
+    def kept(**keys: Any) -> tuple[np.ndarray, np.ndarray, Store, str]:
+        config = make_config(data__cross_edges="hops", **{f"data__cross_{key}": value for key, value in keys.items()})
+        store, kernel = prepare(config), config.kernel()
+        edges = cross(store, kernel.cross.name)
+        own = np.load(store.path / "assignment.npy")
+        inside = adjacency(config) & (own[:, None] == own)
+        x, *hops = of_nodes(store, kernel.name)
+        assert_rounded(hops[0], one_hop(inside | edges, x, 0.5))
+        return edges, own, store, kernel.name
+
+    all_of_them, own, *_ = kept()
+    few, more = (kept(share=share)[0] for share in (0.3, 0.7))
+    for edges, share in ((few, 0.3), (more, 0.7)):
+        assert (edges == edges.T).all()
+        assert not (edges & ~all_of_them).any()
+        assert abs(edges.sum() / all_of_them.sum() - share) < 0.1
+    assert not (few & ~more).any()
+    assert (kept(share=0.3, seed=1)[0] != few).any()
+    two, *_ = kept(min_neighbours=2)
+    sums = np.stack([all_of_them[:, own == client].sum(1) for client in range(5)], axis=1)
+    np.testing.assert_array_equal(two, all_of_them & (sums[:, own] >= 2))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 30), st.integers(1, 5), st.floats(0, 1))
+def test_any_graph_and_any_clients(seed: int, nodes: int, clients: int, r: float) -> None:
+    """Clients without nodes, nodes without a client and isolated nodes among them; in float64 to rounding."""
+    rng = np.random.default_rng(seed)
+    upper = np.triu(rng.random((nodes, nodes)) < rng.random(), 1)
+    edges, own = upper | upper.T, rng.integers(-1, clients, nodes).astype(np.int32)
+    csr = np.concatenate([[0], edges.sum(1).cumsum()]), np.nonzero(edges)[1].astype(np.int32)
+    members = [np.flatnonzero(own == client) for client in range(clients)]
+    row_of = np.full(nodes, -1, dtype=np.int32)
+    for each in members:
+        row_of[each] = np.arange(len(each))
+    cut = np.array([edges[own == client].sum() for client in range(clients)])
+    asked = list(range(clients))
+    found = list(boundaries(csr, own, row_of, cut, asked, CrossEdges()))
+    seen = edges & (own >= 0) & (own >= 0)[:, None]
+    degree = 1.0 + seen.sum(1)
+    x = rng.standard_normal((nodes, 3)).astype(np.float32)
+    expected = (degree ** (r - 1))[:, None] * ((seen + np.eye(nodes)) @ ((degree**-r)[:, None] * x))
+    for client, boundary in enumerate(found):
+        mine = members[client]
+        theirs = np.array([members[c][row] for c, row in zip(boundary.client, boundary.other)], dtype=np.int64)
+        of_own = edges[np.ix_(mine, mine)]
+        own_csr = np.concatenate([[0], of_own.sum(1).cumsum()]).astype(np.int32), np.nonzero(of_own)[1].astype(np.int32)
+        pointer, place = np.searchsorted(boundary.row, np.arange(len(mine) + 1)), len(mine) + np.arange(len(theirs))
+        both = np.concatenate([mine, theirs])
+        scalings = degree[both] ** -r, degree[mine] ** (r - 1)
+        hop, peak = cross_hop(own_csr, (pointer, place), x[both], scalings, "float64")
+        np.testing.assert_allclose(hop, expected[mine], rtol=1e-12, atol=1e-12)
+        assert peak == np.abs(hop).max(initial=0)
+
+
+def test_an_interrupted_exchange_goes_on(make_config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = make_config(data__cross_edges="hops")
+    whole = prepare(replace_store(config, tmp_path / "other"))
+    plain, calls, failed = cross_edges.write_hop, list[int](), list[int]()
+
+    def interrupted(given: Any, clients: Any) -> Any:
+        calls.append(given[1])
+        if calls[-1] == 2 and not failed:
+            failed.append(2)
+            raise OSError("cut off")
+        yield from plain(given, clients)
+
+    monkeypatch.setattr(cross_edges, "write_hop", interrupted)
+    with pytest.raises(OSError, match="cut off"):
+        prepare(config)
+    del calls[:]
+    store = prepare(config)
+    assert set(calls) == {2}
+    assert store.manifest.hops == whole.manifest.hops
+    assert store.manifest.boundaries == whole.manifest.boundaries
+    assert not list(store.path.rglob("*scratch*"))
+
+
+def replace_store(config: Config, path: Path) -> Config:
+    return config.model_copy(update={"data": replace(config.data, store=str(path))})
+
+
+def test_damaged_edges_are_found(make_config: Make) -> None:
+    config = make_config(data__cross_edges="hops")
+    store, name = prepare(config), config.kernel().cross.name
+    path = store.path / boundary_path(name, range(5))
+    flip(path, path.stat().st_size // 2)
+    assert verify(store)
+    with refused(path, "client 2", says="checksum does not match"):
+        [Store(store.path).boundary(name, client) for client in range(5)]
+
+
+def test_one_step_of_fedavg_is_one_of_centralised_training(make_config: Make, start: Any) -> None:
+    """With the hops of the whole graph, weights by training nodes, and one step of plain SGD over all of them."""
+    keys = {"data.cross_edges": "hops", "model.name": "sgc", "train.epochs": 1, "train.optimizer": "sgd"}
+    keys |= {"train.lr": 0.5, "train.weight_decay": 0.0, "data.store": str(make_config().data.store)}
+    ends = []
+    for method, edges in (("fedavg", "hops"), ("global", "drop")):
+        server = start({**keys, "data.cross_edges": edges, "algorithm.name": method})
+        for _ in range(3):
+            server.round()
+        ends.append(server.state.server["w"] if method == "fedavg" else server.state.clients[0]["model.w"])
+    np.testing.assert_allclose(*ends, rtol=2e-5, atol=2e-6)
+
+
+def test_what_cannot_be_is_refused(make_config: Make, weighted: dict[str, Any], configure: Any) -> None:
+    with refused("data.cross_edges", says="data.edge_weights=drop"):
+        prepare(configure({**weighted, "data.cross_edges": "hops", "model.name": "sgc"}))
+    config = make_config(data__cross_edges="hops")
+    store = prepare(config)
+    assert make_job(config, store, "test").propagation == config.kernel().name
+    with refused(store.path, says="no edges between clients 'share1.0-seed3-min1'"):
+        store.boundary("share1.0-seed3-min1", 0)
