@@ -22,6 +22,8 @@ from shoal.kept_run import Run
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.types import is_address, one_of
 
+NO_LABELS: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True, repr=False)
 class Sweep:
@@ -106,6 +108,10 @@ def scale(
     clients: Sequence[int] = (),
     hosts: Sequence[int] = (),
     weak: bool = False,
+    graph: Sequence[float] = (),
+    repeat: int = 1,
+    warmup: int = 1,
+    link: str = "10Gbit",
     **overrides: Any,
 ) -> Sweep:
     """Runs a config with several numbers of clients and hosts, as `shoal scale`, and gives the sweep.
@@ -115,6 +121,10 @@ def scale(
         clients: Numbers of clients; empty: that of the config.
         hosts: Numbers of hosts, with `engine.backend: ray`; empty: that of the config.
         weak: The graph grows with the clients (`sbm` and synthetic twins).
+        graph: Nodes of `sbm`, or scales of a synthetic twin; empty: that of the config.
+        repeat: How often each combination runs.
+        warmup: First rounds that tables leave out.
+        link: Speed of the server's link, for the number of hosts that are of use.
 
     Returns:
         The sweep; its `scaling` is the table of seconds, speed-up, memory and bytes.
@@ -124,8 +134,9 @@ def scale(
     """
     from shoal.engine.studies.scaling import scaling_sweep
 
-    of_clients, of_hosts = (",".join(map(str, several)) for several in (clients, hosts))
-    return _gone(scaling_sweep(str(_file_of(config, overrides)), (), of_clients, of_hosts, weak))
+    of_clients, of_hosts, of_graph = (",".join(map(str, several)) for several in (clients, hosts, graph))
+    study = str(_file_of(config, overrides))
+    return _gone(scaling_sweep(study, (), of_clients, of_hosts, weak, of_graph, repeat, warmup, link))
 
 
 def table(
@@ -139,12 +150,14 @@ def table(
     mean: Mean | None = None,
     ties: Ties = "shown",
     not_worse: float | None = None,
+    wide: bool = False,
+    labels: Mapping[str, str] = NO_LABELS,
 ) -> TextTable:
     """A table of any runs, as `shoal table`: those that differ in seeds alone share a cell, the best two are marked.
 
     Args:
         runs: A run, a sweep, or several, each as `Run`, `Sweep` or its folder.
-        figures: Numbers of summaries, as `deployed.best.test`; empty: scores and costs of all scopes.
+        figures: Numbers of summaries; empty: `deployed.best.test`, methods by row, settings by column.
         rows: Keys that name a row; empty: all that vary.
         columns: A key whose values are the columns.
         statistic: Mean ± sample standard deviation, or median with both quartiles, over seeds.
@@ -152,6 +165,8 @@ def table(
         mean: The mean over clients of scores: `nodes`, `rows` or `clients`; None: as the table says.
         ties: What shares a mark: numbers equal as `shown`, or `exact`ly.
         not_worse: Level, between 0 and 1: what the paired test does not find worse is marked with the best.
+        wide: Scores and costs of all scopes.
+        labels: What values, keys and figures are called, as in `{"mine.py:X": "Ours"}`.
 
     Returns:
         The table; its `text`, `markdown`, `latex`, `html` and `csv` give it in these forms.
@@ -173,6 +188,8 @@ def table(
         mean=mean,
         ties=ties,
         not_worse=not_worse,
+        wide=wide,
+        labels=[f"{name}={shown}" for name, shown in labels.items()],
     )
     return table_of(rows_of(_paths(runs)), layout)
 

@@ -1,6 +1,10 @@
 """The command `shoal`."""
 
 import importlib.metadata
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +16,8 @@ from shoal.storage.options.types import one_of as _one_of
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
+    from shoal.engine.studies.study import Study
+    from shoal.engine.studies.sweep import Sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,6 +26,7 @@ app = typer.Typer(
 )
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
 
@@ -46,6 +53,10 @@ def _config(path: str, overrides: list[str] | None) -> "Config":
     resolved = load_config(_possible(path) if is_address(path) else path, overrides or ())
     require_names(resolved)
     return resolved
+
+
+def _print_json(plain: object) -> None:
+    print(json.dumps(plain, indent=1, allow_nan=False))
 
 
 def _show_version(asked: bool) -> None:
@@ -111,19 +122,22 @@ def run_command(
 ) -> None:
     """Run a config to its end; prepares its store first if needed."""
     resolved = _config(config, overrides)
-    from shoal.engine.records.run_folder import run_place
-    from shoal.engine.screen.tables import show_next, show_run
-
     if dry_run:
         from shoal.engine.runs.dry_run import show_plan
 
         show_plan(resolved)
         return
+    from shoal.engine.screen.head import show_head
+
+    show_head(resolved)
+    # It loads what trains, which takes seconds.
+    from shoal.engine.records.run_folder import run_place
     from shoal.engine.runs.run import run
+    from shoal.engine.screen.tables import show_next, show_run
 
     folder = run(resolved, resume=resume, fresh=fresh)
     show_run(folder)
-    show_next(config, overrides or (), resolved, run_place(resolved, folder))
+    show_next(resolved, run_place(resolved, folder))
 
 
 @app.command("submit")
@@ -162,33 +176,67 @@ def sweep_command(
 ) -> None:
     """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
     from shoal.engine.config.sections import current_name
-    from shoal.engine.screen.progress import say
     from shoal.engine.studies.study import read_study
 
     scope = _one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
-    # Read before what trains is loaded, which takes seconds.
-    combinations = len(study.configs)
-    say(f"runs: {study.runs}" + (f", of {combinations} combinations" if study.runs < combinations else ""))
-
-    from shoal.engine.studies.study_table import Layout, show_rows
-    from shoal.engine.studies.sweep import Sweep
+    _show_head_of_study(study)
+    # It loads what trains, which takes seconds.
+    from shoal.engine.studies.sweep import Sweep, show_sweep_plan
 
     sweep = Sweep(study, at_once)
     if dry_run:
-        from shoal.engine.studies.sweep import show_sweep_plan
-
         show_sweep_plan(sweep)
         return
-    complete = sweep.go()
+    with _continued_by(sweep.command, lambda: _show_sweep(sweep, page=False)):
+        complete = sweep.go()
+    _show_sweep(sweep, page)
+    if not complete:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _continued_by(command: str, show: Callable[[], None]) -> Iterator[None]:
+    """After an interruption inside of the block shows what is finished, and the command that continues."""
+    from shoal.engine.screen.interrupt import says_last
+    from shoal.engine.screen.progress import say
+
+    line = f"continue with: {command}"
+    with says_last(line):
+        try:
+            yield
+        except KeyboardInterrupt:
+            show()
+            say(line)
+            raise
+
+
+def _show_head_of_study(study: "Study") -> None:
+    # Wrong ones are refused before anything that takes long is loaded.
+    config, combinations = study.configs[0], len(study.choices)
+    from shoal.engine.screen.head import show_head_of_study
+    from shoal.engine.studies.groups import varied_in
+    from shoal.engine.studies.sweep_folder import root_of
+
+    runs = f"{study.runs} run{'s' * (study.runs > 1)}"
+    runs += f" of {combinations} combinations" if study.runs < combinations else ""
+    show_head_of_study(config, varied_in(study.choices), runs, study.folder(root_of(config), config.name))
+
+
+def _show_sweep(sweep: "Sweep", page: bool) -> None:
+    """What a sweep ends with: the table of what is finished, its folder, and where its page is or how to write it."""
+    from shoal.engine.screen.head import shown_path
+    from shoal.engine.studies.study_table import Layout, show_rows
+
     show_rows(sweep.rows, Layout())
-    print(f"sweep folder: {sweep.folder}")
+    folder = shown_path(sweep.folder)
+    print(f"folder: {folder}")
     if page and any(row.figures for row in sweep.rows):
         from shoal.engine.studies.report import report
 
-        print(f"page: {report([sweep.folder], None)}")
-    if not complete:
-        raise typer.Exit(1)
+        report([sweep.folder], None)
+    written = folder / "report" / "index.html"
+    print(f"page: {written}" if written.exists() else f"next: shoal report {shlex.quote(str(folder))}")
 
 
 @app.command("reproduce")
@@ -222,7 +270,8 @@ def reproduce_command(
     if dry_run:
         show_reproduction(read, names, asked)
         return
-    page, complete = reproduce(read, names, asked, at_once)
+    with _continued_by("the same shoal reproduce", lambda: None):
+        page, complete = reproduce(read, names, asked, at_once)
     if page is not None:
         print(f"page: {page}; beside it tables.md, and a CSV of each table")
     if not complete:
@@ -247,7 +296,8 @@ def scale_command(
     from shoal.engine.studies.study_table import on_screen
 
     sweep = scaling_sweep(config, overrides or (), clients, hosts, weak, graph, repeat, warmup, link)
-    complete = sweep.go()
+    with _continued_by("the same shoal scale", lambda: print(on_screen(scaling_table(sweep.rows)), end="")):
+        complete = sweep.go()
     print(on_screen(scaling_table(sweep.rows)), end="")
     if wrong := scores_differ(sweep.rows):
         raise ShoalError(wrong)
@@ -286,6 +336,7 @@ def table_command(
     caption: Annotated[str, typer.Option(help="Title of the table; with latex, in LaTeX.")] = "",
     latex_label: Annotated[str, typer.Option(help="Label of a LaTeX table, as tab:cora.")] = "",
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put any runs into a table of methods and settings: spreads over seeds, the best two marked, paired tests."""
     from shoal.engine.studies.study_table import layout_of, write_table
@@ -297,6 +348,11 @@ def table_command(
         figure or (), rows, columns, of_seeds, against, by, tie, not_worse, wide, label or ()  # type: ignore[arg-type]
     )  # fmt: skip
     chosen = _one_of("--format", form, "terminal", "markdown", "latex", "html", "csv")
+    if as_json:
+        from shoal.engine.studies.sweep_folder import rows_of, table_of_runs
+
+        _print_json(table_of_runs(rows_of([_possible(path) for path in paths])).to_pylist())
+        return
     write_table([_possible(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
 
 
@@ -327,10 +383,11 @@ def list_command(
     folders: Annotated[
         list[str] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List stores, runs and sweeps: name, age, size, state, accuracy."""
+    """List stores, runs and sweeps by time, the newest last: what differs between them, their state and accuracy."""
     from shoal.engine.preparing.overlay import ROOT
-    from shoal.engine.studies.listing import kept_in, listed
+    from shoal.engine.studies.listing import kept_in, listed, plain_list
 
     if any(map(is_address, folders or ())):
         from shoal.engine.studies.at_address import kept_at
@@ -341,7 +398,10 @@ def list_command(
     found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
     for place in folders or ():
         found += kept_at(place) if is_address(place) else kept_in(_possible(place))
-    print(on_screen(listed(found)), end="")
+    if as_json:
+        _print_json(plain_list(found))
+        return
+    print("\n".join(map(on_screen, listed(found))), end="")
 
 
 @app.command("remove")
@@ -366,22 +426,30 @@ def remove_command(
 
 
 @app.command("inspect")
-def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")]) -> None:
+def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")], as_json: AsJson = False) -> None:
     """Show what a store, a run folder or a sweep holds."""
     from shoal.engine.records.metrics import METRICS
-    from shoal.engine.records.run_folder import SUMMARY
+    from shoal.engine.records.run_folder import CONFIG, SUMMARY, failure_of
     from shoal.engine.screen.tables import show_rounds, show_run, show_store
     from shoal.engine.studies.study_table import show_sweep
     from shoal.engine.studies.sweep_folder import is_sweep
     from shoal.storage.store.manifest import read_manifest
 
     path = _possible(place)
-    if is_sweep(path):
+    if as_json:
+        from shoal.engine.studies.listing import plain_content
+
+        _print_json(plain_content(path))
+    elif is_sweep(path):
         show_sweep(path)
     elif (path / METRICS).exists():
         show_rounds(path)
         if (path / SUMMARY).exists():
-            show_run(path)
+            show_run(path, details=True)
+        elif failure := failure_of(path):
+            print(failure)
+    elif (path / CONFIG).exists() and (failure := failure_of(path)):
+        print(failure)
     else:
         show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
 
@@ -470,8 +538,11 @@ def synthesize_command(
 
 
 @app.command("doctor")
-def doctor_command() -> None:
+def doctor_command(as_json: AsJson = False) -> None:
     """Say what is installed, what is missing and what that disables, and what the machine has."""
-    from shoal.engine.cli.doctor import show_doctor
+    from shoal.engine.cli.doctor import machine, packages, show_doctor
 
-    show_doctor()
+    if as_json:
+        _print_json({"packages": packages(), "machine": machine()})
+    else:
+        show_doctor()

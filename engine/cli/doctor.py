@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import psutil
-from rich.table import Table
+from rich.table import Column, Table
 
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.environment import bfloat16_support
@@ -33,19 +33,28 @@ DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 def show_doctor() -> None:
     """Prints what is installed and from where, what is missing and what that disables, and what the machine has."""
-    packages = Table(title="packages")
+    table = Table(title="packages")
     for name in ("package", "version", "from"):
-        packages.add_column(name)
-    for name in ("shoal", *REQUIRED):
-        packages.add_row(name, *_installed(name))
-    for name, use in OPTIONAL.items():
-        version, where = _installed(name)
-        packages.add_row(name, version, where if version != "missing" else f"without it: no {use}")
-    console.print(packages)
+        table.add_column(name, overflow="fold")
+    for name, (version, where) in ((name, _installed(name)) for name in ("shoal", *REQUIRED, *OPTIONAL)):
+        lacks = version is None and name in OPTIONAL
+        table.add_row(name, version or "missing", f"without it: no {OPTIONAL[name]}" if lacks else where)
+    console.print(table)
+    table = Table("", Column(overflow="fold"), title="machine", show_header=False)
+    for name, text in machine().items():
+        table.add_row(name, text)
+    console.print(table)
 
-    machine = Table(title="machine", show_header=False)
+
+def packages() -> dict[str, str | None]:
+    """The version of every package that Shoal uses; None where it is missing."""
+    return {name: _installed(name)[0] for name in ("shoal", *REQUIRED, *OPTIONAL)}
+
+
+def machine() -> dict[str, str]:
+    """What the machine has, in words."""
     memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
-    for name, text in {
+    return {
         "processor": f"{os.cpu_count()} cores",
         "bfloat16": bfloat16_support(),
         "memory": f"{size(min(memory.available, machine_memory()))} free of {size(machine_memory())}",
@@ -55,16 +64,14 @@ def show_doctor() -> None:
         "data folder": f"{root} ({'from SHOAL_DATA' if 'SHOAL_DATA' in os.environ else 'default; set SHOAL_DATA'})",
         "free disk there": _free(root),
         "free disk here": _free(Path.cwd()),
-    }.items():
-        machine.add_row(name, text)
-    console.print(machine)
+    }
 
 
-def _installed(name: str) -> tuple[str, str]:
+def _installed(name: str) -> tuple[str | None, str]:
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        return "missing", "required: pip install -e ."
+        return None, "required: pip install -e ."
     if name == "shoal":
         return distribution.version, str(Path(__file__).absolute().parents[2])
     return distribution.version, str(distribution.locate_file(""))

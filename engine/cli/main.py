@@ -164,7 +164,9 @@ def open_streams() -> None:
         stream = getattr(sys, name)
         if stream is not None:
             raw = kind(stream.fileno(), "wb", closefd=False)
-            options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            # Unbuffered (PYTHONUNBUFFERED), a stream has no lines of its own.
+            lines = stream.line_buffering or stream.write_through
+            options = {"line_buffering": lines, "write_through": stream.write_through}
             text = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "backslashreplace", **options)
             setattr(sys, name, text)
 

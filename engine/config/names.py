@@ -43,6 +43,11 @@ def kept_name(code: UserCode) -> str:
     return f"{CODE}/{code.digest[:8]}/{Path(file).name}:{name}"
 
 
+def shown_name(name: str) -> str:
+    """A name for people: of user code `my_file.py:Name`, wherever the file is."""
+    return Path(name).name if is_own(name) else name
+
+
 def located(plain: dict[str, Any], run: Path) -> dict[str, Any]:
     """The values of a config in a run folder, its code found there.
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -30,7 +31,7 @@ from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import is_address
 from shoal.storage.user_code.user_code import UserCode, path_of
 
-SUMMARY, LOG = "summary.json", "run.log"
+SUMMARY, LOG, FAILURE = "summary.json", "run.log", "failure.txt"
 # Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS = "checkpoints"
@@ -68,6 +69,18 @@ def finished(run: Path) -> bool:
 def started(run: Path) -> bool:
     """Whether a round was logged in a run folder, or a checkpoint written, readable or not."""
     return present(run / METRICS) or checkpoint.newest_round(run / CHECKPOINTS) > 0
+
+
+def failure_of(run: Path) -> str | None:
+    """Why a run that is not finished failed, in a line that begins with the round; None: it did not fail."""
+    try:
+        line = read_bytes(run / FAILURE).decode(errors="replace").strip()
+    except OSError:
+        return None
+    where, _, why = line.partition(", ")
+    if re.fullmatch(r"round \d+", where):
+        return f"failed in {where}: {why}"
+    return f"failed before its first round: {line}" if not started(run) else f"failed: {line}"
 
 
 class RunFolder:
@@ -129,11 +142,18 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             return None
 
+    def fail(self, line: str) -> None:
+        """Notes why the run failed, until it begins again; what cannot be written is in the log."""
+        with suppress(OSError, ShoalError), replacing(self.path / FAILURE) as unfinished:
+            unfinished.write_text(" ".join(line.split()) + "\n")
+
     def begin(self, config: Config) -> None:
         """Writes the resolved config, the name of the run, which goes on or is new, and the user code.
 
         Raises ShoalError: it cannot.
         """
+        with suppress(OSError):
+            (self.path / FAILURE).unlink()
         self.metrics.run = run_of(self.path) if self.started else new_run(self.path)
         plain = config.plain()
         codes = {code.name: code for _, code in read_all(plain)}
@@ -156,7 +176,18 @@ class RunFolder:
         # Opened again by the next line.
         self._log.close()
         try:
-            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, checkpoint.BEST, RECORDS, CODE, *OF_OTHERS):
+            for name in (
+                METRICS,
+                CLIENT_SCORES,
+                SUMMARY,
+                FAILURE,
+                LOG,
+                CHECKPOINTS,
+                checkpoint.BEST,
+                RECORDS,
+                CODE,
+                *OF_OTHERS,
+            ):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)

@@ -18,7 +18,10 @@ ON_HOSTS = ("train", "upload", "evaluate")
 
 @dataclass(frozen=True)
 class Live:
-    """How far a round is: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells."""
+    """How far a round is: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells.
+
+    While clients are `scored`, visits are those of the evaluation, of the model at hand.
+    """
 
     round: int
     visits: int
@@ -27,6 +30,7 @@ class Live:
     bytes_down: int
     hosts: tuple[int, int]
     retries: int
+    scored: bool = False
 
 
 Watch = Callable[[Live], None]
@@ -74,6 +78,7 @@ class Meter:
         self._losses: dict[int, float] = {}
         self._bytes_up = self._bytes_down = 0
         self._visits = self._expected = 0
+        self._scored = False
         self._retried_before, self._transfer_before = pool.retried, pool.transfer
         self._began, self._ready_before = working_clock(), seconds_of_kernels()
         # Of hosts in other processes.
@@ -86,8 +91,11 @@ class Meter:
         """Keeps the method's notes."""
         self.notes = {name: float(value) if math.isfinite(value) else None for name, value in notes.items()}
 
-    def expect(self, visits: int) -> None:
-        """So many more visits are needed."""
+    def expect(self, visits: int, scored: bool) -> None:
+        """So many more visits are needed; those that score alone are counted from 0, of each model by itself."""
+        if scored:
+            self._visits = self._expected = 0
+        self._scored = scored
         self._expected += visits
         self._show()
 
@@ -112,7 +120,8 @@ class Meter:
 
     def _show(self) -> None:
         hosts, retries = self._pool.hosts, self._pool.retried - self._retried_before
-        self._watch(Live(self._number, self._visits, self._expected, self._bytes_up, self._bytes_down, hosts, retries))
+        sent = self._bytes_up, self._bytes_down
+        self._watch(Live(self._number, self._visits, self._expected, *sent, hosts, retries, self._scored))
 
     def trained(self, outcome: Outcome) -> None:
         """The losses of clients that were trained."""

@@ -401,7 +401,7 @@ class Exchange:
         """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
         outcomes: dict[int, Outcome] = {}
         sums, tables, counts = Sums(), list[ScoreTable](), dict[int, np.ndarray]()
-        self._meter.expect(sum(len(cell.ids) for cell in cells))
+        self._meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
         asked = working_clock()
         for position, outcome in self._pool.run_cells(cells, shared):
             self._meter.waited += working_clock() - asked

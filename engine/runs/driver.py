@@ -47,8 +47,12 @@ class Driver:
         store: Store,
         inputs: dict[str, str],
         trainers: Sequence[str],
+        go_on: str | None = None,
     ) -> None:
-        """`inputs` are digests of all files that the run reads, `trainers` say how hosts train its clients."""
+        """`inputs` are digests of all files that the run reads, `trainers` say how hosts train its clients.
+
+        `go_on` is the command that continues after an interruption; by default one of this run alone.
+        """
         self.config = config = plan.config
         self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
         self.job, self.store, self.plan = job, store, plan.rounds
@@ -56,6 +60,8 @@ class Driver:
         plain = config.plain()
         running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
         self._calls = Calls(plan.callbacks, running, say)
+        self._of_study = go_on is not None
+        self._go_on = go_on or f"shoal run {shlex.quote(str(folder.place))} --resume"
         self._servers_lost = 0
         self._saved = time.monotonic()
         # Since the last line of a round.
@@ -73,7 +79,8 @@ class Driver:
         try:
             # Until the first round begins, a signal ends the run immediately.
             done = self._serve(state)
-            with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
+            name, rounds = self.config.name, self.config.rounds
+            with graceful() as interrupt, live_view(name, rounds, done, self._of_study) as view:
                 while done < self.config.rounds and not self._ended_early():
                     try:
                         with self._keeping(done):
@@ -94,7 +101,7 @@ class Driver:
                         done = self._serve_again(error)
                         view.back_to(done)
                     if interrupt.asked and done < self.config.rounds and not self._ended_early():
-                        say(f"stopped after round {done}; {self._how_to_resume()}")
+                        say(f"stopped after round {done}" + ("" if self._of_study else f"; {self._how_to_resume()}"))
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
@@ -146,7 +153,7 @@ class Driver:
             raise
 
     def _how_to_resume(self) -> str:
-        return f"continue with: shoal run {shlex.quote(str(self.folder.place))} --resume"
+        return f"continue with: {self._go_on}"
 
     def _ended_early(self) -> bool:
         """Whether a callback ended the run; it ends with the next evaluation."""

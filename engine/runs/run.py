@@ -34,6 +34,7 @@ from shoal.engine.records.run_folder import (
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.screen.head import show, shown_path
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -47,13 +48,20 @@ READS_ROUNDS = re.compile(r"""\.rounds\b|["']rounds["']""")
 OF_METHODS = "shoal.algorithms.methods."
 
 
-def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backend: Backend | None = None) -> Path:
+def run(
+    run: Config | RunPlan,
+    resume: bool = False,
+    fresh: bool = False,
+    backend: Backend | None = None,
+    go_on: str | None = None,
+) -> Path:
     """Runs a config, or the plan that was made of it, to its end and returns the run folder.
 
     Args:
         resume: Continue an unfinished run from its newest checkpoint, or one of fewer rounds; see `take_over`.
         fresh: Start over, whatever the folder holds.
         backend: Carries it out; by default the run starts its own and closes it.
+        go_on: The command of the study that the run belongs to, which continues it; the study says the rest.
 
     Raises:
         ShoalError: Bad input, or a failure that a resume can continue from.
@@ -63,8 +71,10 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
         raise ShoalError("--resume, --fresh", "one goes on with the run, the other clears it; give one of them")
     plan = run if isinstance(run, RunPlan) else _planned(run)
     config = plan.config
-    folder, remote = RunFolder(plan.folder, config.run.log_format), None
+    folder, remote, begun = RunFolder(plan.folder, config.run.log_format), None, False
     try:
+        if go_on is None:
+            show({"folder": str(plan.place if isinstance(plan.place, str) else shown_path(plan.place))})
         if isinstance(plan.place, str):
             from shoal.engine.runs.remote_run import RemoteRun
 
@@ -76,12 +86,18 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
             _require_same(folder, read_summary(folder.path).get("inputs", {}), read)
-            say(f"{folder.place}: already finished; --fresh runs it again")
+            if go_on is None:
+                say("already finished; --fresh runs it again")
             return folder.path
         found = None if fresh else _checkpoint(plan, folder, resume)
         if found:
             _require_same(folder, found.inputs, read)
         store = plan.prepare(repair=False)
+        if go_on is None:
+            graph = store.manifest
+            kind = " (synthetic)" if graph.synthetic else ""
+            sizes = f"{graph.nodes:,} nodes, {graph.features} features, {graph.classes} classes"
+            show({"graph": f"{graph.name}{kind}: {sizes}"})
         job = make_job(config, store, folder.path.name)
         # Files that were first downloaded now count, too.
         read |= _published(config)
@@ -100,18 +116,22 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             if remote is not None:
                 remote.clear()
         folder.begin(config)
+        begun = True
         go_on_from(folder, found, config.run.client_scores)
         own = backend or open_backend(config)
         try:
-            Driver(plan, folder, own, job, store, read, trainers).drive(found.state if found else None)
+            Driver(plan, folder, own, job, store, read, trainers, go_on).drive(found.state if found else None)
         finally:
             if backend is None:
                 own.close()
         if remote is not None:
             remote.finish()
         return folder.path
-    except ShoalError as error:
-        _note(error, folder)
+    except Exception as error:
+        if isinstance(error, ShoalError):
+            _note(error, folder)
+        if begun:
+            folder.fail(error.line if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}")
         raise
     finally:
         if remote is not None:

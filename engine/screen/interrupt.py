@@ -16,6 +16,8 @@ from shoal.storage.parent import ends_with
 # Names the process that a command is a part of.
 PARENT = "SHOAL_PARENT"
 SHOW_CURSOR = "\x1b[?25h"
+# Lines that a command ends with where a signal ends it at once.
+_last: list[str] = []
 
 
 class Interrupted(KeyboardInterrupt):
@@ -67,6 +69,16 @@ def graceful() -> Iterator[Interrupt]:
             signal.signal(each, earlier)
 
 
+@contextmanager
+def says_last(line: str) -> Iterator[None]:
+    """A signal that ends the command inside of the block prints a line at its end."""
+    _last.append(line)
+    try:
+        yield
+    finally:
+        _last.remove(line)
+
+
 def listen() -> None:
     """From now on a signal ends this process and its children immediately; written files can be resumed from.
 
@@ -93,8 +105,9 @@ def end_now(number: int) -> None:
     """Ends all child processes and this one, with status 128 plus the number of the signal."""
     listen_no_more()
     if sys.stderr.isatty():
-        _print(SHOW_CURSOR, end="")
-    _print("stopped")
+        # Below a bar, and what the terminal shows of the key.
+        _print(f"{SHOW_CURSOR}\n", end="")
+    _print("\n".join(["stopped", *_last]))
     end_children()
     os._exit(128 + number)
 

@@ -17,7 +17,7 @@ from shoal.engine.config.sections import EVALUATED, RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import SAMPLED, chosen, metric_of
 from shoal.engine.rounds.costs import Live
-from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
+from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars, standing
 
 # Most runs are about the model that a client would deploy.
 FIRST_SCOPE = "deployed"
@@ -64,9 +64,9 @@ def columns() -> tuple[ProgressColumn, ...]:
 class LiveView:
     """Rounds and clients done, their rate, bytes, hosts, retries, time left."""
 
-    def __init__(self, name: str, rounds: int, done: int, bars: Progress | None) -> None:
-        """Starts after `done` of `rounds`."""
-        self._name, self._rounds, self._bars = name, rounds, bars
+    def __init__(self, name: str, rounds: int, done: int, bars: Progress | None, of_study: bool = False) -> None:
+        """Starts after `done` of `rounds`; the end of a run `of_study` is a line of the study."""
+        self._name, self._rounds, self._bars, self._of_study = name, rounds, bars, of_study
         self._shown = time.monotonic()
         self._retries = 0
         if bars is not None:
@@ -77,18 +77,21 @@ class LiveView:
 
     def watch(self, live: Live) -> None:
         """A round is on its way."""
+        if not live.visits:
+            self._round_began = time.monotonic()
         rate = f"{live.visits / max(time.monotonic() - self._round_began, 1e-9):.1f} clients/s"
         traffic = _traffic(live.bytes_up, live.bytes_down, live.hosts, self._retries + live.retries)
         if self._bars is not None:
             self._bars.update(
                 self._round,
-                description=f"round {live.round}",
+                description=f"round {live.round}" + (", scores" if live.scored else ""),
                 completed=live.visits,
                 total=live.expected,
                 note=(rate, *traffic),
             )
         elif self._due():
-            self._print(f"round {live.round}: {live.visits}/{live.expected} clients, {', '.join((rate, *traffic))}")
+            did = "clients scored" if live.scored else "clients"
+            self._print(f"round {live.round}: {live.visits}/{live.expected} {did}, {', '.join((rate, *traffic))}")
 
     def advance(self, line: dict[str, Any]) -> None:
         """A round is done; `line` is its line of metrics."""
@@ -103,8 +106,15 @@ class LiveView:
             traffic.append(f"{100 * fmean(busy.values()):.0f} % busy")
         if self._bars is not None:
             self._bars.update(self._run, completed=self._done, note=(*_reached(line), f"{rate:.1f} rounds/s"))
-            self._bars.update(self._round, description=f"round {self._done}", note=(visits, *traffic))
-        elif self._due() or self._done == self._rounds:
+            clients = len(line["cohort"])
+            self._bars.update(
+                self._round,
+                description=f"round {self._done}",
+                completed=clients,
+                total=clients,
+                note=(visits, *traffic),
+            )
+        elif self._due() or (self._done == self._rounds and not self._of_study):
             left = (self._rounds - self._done) / rate
             self._print(
                 f"{self._done}/{self._rounds} rounds, {rate:.1f}/s, {left:.0f} s left, "
@@ -127,12 +137,13 @@ class LiveView:
 
 
 @contextmanager
-def live_view(name: str, rounds: int, done: int) -> Iterator[LiveView]:
+def live_view(name: str, rounds: int, done: int, of_study: bool = False) -> Iterator[LiveView]:
     """Shows a run while it is at work."""
     if not shows_bars():
-        yield LiveView(name, rounds, done, None)
+        yield LiveView(name, rounds, done, None, of_study)
         return
-    with Progress(*columns(), console=console) as bars:
+    bars = Progress(*columns(), console=console)
+    with standing(bars.get_renderable):
         yield LiveView(name, rounds, done, bars)
 
 

@@ -3,11 +3,12 @@
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from shoal.storage.progress import Advance
@@ -16,6 +17,11 @@ from shoal.storage.progress import Advance
 PLAIN: dict[str, Any] = {"markup": False, "emoji": False}
 console = Console(stderr=True, **PLAIN)
 SECONDS_BETWEEN_LINES = 5.0
+# A step inside of a step is shown from then on.
+SECONDS_OF_INNER_STEP = 1.0
+# What stands at the foot of the terminal, the outermost first.
+_standing: list[Callable[[], RenderableType]] = []
+_steps: list["Step"] = []
 
 
 def shows_bars() -> bool:
@@ -23,15 +29,33 @@ def shows_bars() -> bool:
     return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
+@contextmanager
+def standing(part: Callable[[], RenderableType], stays: bool = True) -> Iterator[None]:
+    """Shows a part at the foot of the terminal, below those that stand there.
+
+    At its end the first one stays, if it is to; one below another goes.
+    """
+    _standing.append(part)
+    try:
+        if len(_standing) > 1:
+            yield
+            return
+        everything = lambda: Group(*(each() for each in _standing))  # noqa: E731
+        with Live(console=console, get_renderable=everything, refresh_per_second=10, transient=not stays):
+            yield
+    finally:
+        _standing.remove(part)
+
+
 class Step:
     """A long step of known length."""
 
-    def __init__(self, what: str, total: int, unit: str, bar: Progress | None, done: int = 0) -> None:
-        """Starts at `done` of `total`."""
-        self._what, self._total, self._unit, self._bar = what, total, unit, bar
+    def __init__(self, what: str, total: int, unit: str, bar: Progress | None, done: int = 0, inner: bool = False):
+        """Starts at `done` of `total`; an `inner` one, a part of another, is shown only if it takes long."""
+        self._what, self._total, self._unit, self.bar, self._inner = what, total, unit, bar, inner
         self._first = self._done = done
         self._began = self._shown = time.monotonic()
-        self._task = bar.add_task(what, total=total, completed=done, rate="") if bar else None
+        self._task = bar.add_task(what, total=total, completed=done, rate="") if bar and not inner else None
 
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
@@ -40,9 +64,12 @@ class Step:
         self._done += count
         now = time.monotonic()
         rate = (self._done - self._first) / max(now - self._began, 1e-9)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, rate=f"{_short(rate)} {self._unit}/s")
-        elif now - self._shown >= SECONDS_BETWEEN_LINES or self._done == self._total:
+        if self.bar is not None:
+            if self._task is None and now - self._began > SECONDS_OF_INNER_STEP:
+                self._task = self.bar.add_task(f"  {self._what}", total=self._total, rate="")
+            if self._task is not None:
+                self.bar.update(self._task, completed=self._done, rate=f"{_short(rate)} {self._unit}/s")
+        elif now - self._shown >= SECONDS_BETWEEN_LINES or (self._done == self._total and not self._inner):
             self._shown = now
             left = (self._total - self._done) / max(rate, 1e-9)
             print(
@@ -51,22 +78,39 @@ class Step:
                 flush=True,
             )
 
+    def end(self) -> None:
+        """All is done: the bar is full, that of an inner step goes."""
+        if self.bar is not None and self._task is not None:
+            if self._inner:
+                self.bar.remove_task(self._task)
+            else:
+                self.bar.update(self._task, completed=self._total)
+
 
 @contextmanager
 def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
-    """Shows a step while it runs, with its rate and the time left."""
-    if not shows_bars():
-        yield Step(what, total, unit, None, done)
-        return
-    columns = (
+    """Shows a step while it runs, with its rate and the time left; one inside of another shares its place."""
+    outer = _steps[0] if _steps else None
+    bar = outer.bar if outer else _bar() if shows_bars() else None
+    step = Step(what, total, unit, bar, done, outer is not None)
+    _steps.append(step)
+    try:
+        with nullcontext() if outer or bar is None else standing(bar.get_renderable):
+            yield step
+            step.end()
+    finally:
+        _steps.remove(step)
+
+
+def _bar() -> Progress:
+    return Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}", markup=False),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
+        console=console,
     )
-    with Progress(*columns, console=console) as bar:
-        yield Step(what, total, unit, bar, done)
 
 
 @contextmanager

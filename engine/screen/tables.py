@@ -2,139 +2,106 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.names import shown_name
 from shoal.engine.config.sections import BOTH, DOMAINS, EVALUATED, RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import OF_SAMPLES, PARTS, SAMPLED, chosen, metric_of, scopes_apart
+from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
+from shoal.storage.options.types import is_own
 from shoal.storage.store.client_table import BoundaryRecord
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
 
-NARROWEST = 100
+# Columns of a terminal, and where there is none.
+NARROWEST = 80 if Console().is_terminal else 100
 # Of classes that have names, and of features.
 SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
-# Of methods to try next.
-MOST_NAMED = 4
+# Of methods to try next, beside the run's own.
+TO_COMPARE = ("local", "fedavg")
+# The predicted item, by task.
+ITEMS = {"node": "node", "edge": "pair", "graph": "graph"}
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST, **PLAIN)
 
-# Predicted items, by task.
-ITEMS = {"node": "nodes", "edge": "pairs", "graph": "graphs"}
-CAPTION = (
-    "test accuracy in %: last round and best validation round, weighted by all {items} of\n"
-    "a client; last round weighted by test {items}, plain mean over clients, macro-F1;\n"
-    "minimum, median, maximum over clients. trained: after the last local step;\n"
-    "deployed: what a client would deploy now; global: the server's model"
-)
 
-
-def show_run(run: Path) -> None:
-    """The table that a finished run ends with."""
+def show_run(run: Path, details: bool = False) -> None:
+    """The table that a finished run ends with; with `details` spreads over clients, and the seconds of parts."""
     summary = read_summary(run)
     config = load_config(run)
-    kind = " (synthetic)" if summary["synthetic"] else ""
-    title = (
-        f"{config.algorithm.name} on {summary['dataset']}{kind}: {summary['clients']} clients, "
-        f"{summary['rounds']} rounds, {', '.join(model.name for model in config.models())}"
-    )
-    table = _numbers(title, ["scope"], ["final", "best val", "tests", "clients", "F1", "min", "median", "max"])
-    for scope, numbers in summary["scopes"].items():
-        last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
-        if last is None or scope == DOMAINS:
-            continue
-        marks = {moment: _mark(numbers[moment]) for moment in ("final", "best")}
-        at_best = f"{_percent(best['nodes'])}{marks['best']} @{numbers['best']['round']}" if best else "-"
-        rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
-        table.add_row(scope, _percent(last["nodes"]) + marks["final"], at_best, *rest)
-    console.print(table)
-    _line(CAPTION.format(items=ITEMS[config.task]))
+    metric = ranking_of(summary["scopes"])
+    _line(f"{title_of_run(summary, config)}; test {RANKINGS[metric] if metric else 'accuracy'} (%)")
+    console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
     points, why = scopes_apart(summary, config)
     if why:
         _line(f"deployed and global are apart, {points:.1f} points: {why}")
-    if (metric := ranking_of(summary["scopes"])) is not None:
-        console.print(ranking_table(summary["scopes"], metric))
-        _line(OF_RANKINGS)
     if DOMAINS in summary["scopes"]:
         console.print(domain_table(summary["scopes"][DOMAINS]))
-        _line(OF_DOMAINS)
-    traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
-    each = " and ".join(
-        f"{size(traffic[f'{way}_per_client_round'])} {way} ({scalars[f'{way}_per_client_round']:,.0f} scalars)"
-        for way in ("up", "down")
-    )
+    traffic, seconds = summary["bytes"], summary["seconds"]
+    kernels = f"; {short(ready)} s to compile kernels" if (ready := seconds.get("kernels", 0.0)) >= 0.05 else ""
+    _line(f"{short(seconds['round_median'])} s per round (median), {short(seconds['rounds'])} s in total{kernels}")
+    each = ", ".join(f"{short_size(traffic[f'{way}_per_client_round'])} {way}" for way in ("up", "down"))
+    _line(f"per client and round: {each}")
     if "exchange" in traffic:
         _line(f"hops over edges between clients: {size(traffic['exchange'])} of sums sent once, before round 1")
-    _line(f"sent by a client and round: {each}; in all {size(traffic['up'])} up, {size(traffic['down'])} down")
-    kernels = f", {ready:.1f} s more to compile kernels" if (ready := seconds.get("kernels", 0.0)) >= 0.05 else ""
-    _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds{kernels}")
-    spent = {part: f"{seconds[part]:.1f} s" for part in PARTS}
-    _line(
-        f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "
-        f"server: {spent['aggregate']} aggregating, {spent['transfer']} sending and receiving, {spent['wait']} waiting"
-        + (f"; {seconds['checkpoint']:.1f} s writing checkpoints" if "checkpoint" in seconds else "")
-    )
-    if busy := summary.get("busy_seconds"):
-        shares = [100 * spent / max(seconds["rounds"], 1e-9) for spent in busy.values()]
-        _line(f"hosts worked {fmean(shares):.0f} % of the rounds' seconds, the least busy one {min(shares):.0f} %")
-    held = ", ".join(f"{process} {size(count)}" for process, count in summary["resident_bytes"].items())
-    lost = f"; {summary['retries']} times a cell was lost with its host" if summary["retries"] else ""
-    _line(
-        f"peak memory {size(summary['peak_memory_bytes'])}, all processes, each page of memory once (resident, with "
-        f"pages that others hold, too: {held}){lost}"
-    )
+    held = ", ".join(f"{process} {short_size(count)}" for process, count in summary["resident_bytes"].items())
+    _line(f"peak memory {short_size(summary['peak_memory_bytes'])} ({held} with shared pages)")
+    if details:
+        _show_costs(summary)
     # Summaries of before have no such count.
     if (left_out := summary.get("left_out", {})).get("visits"):
         _line(
             f"left out: {left_out['visits']} visits of {left_out['clients']} clients, which failed "
             f"(engine.on_client_error: skip); why is in {METRICS}"
         )
-    _line(f"run folder: {run}")
+    _line(f"folder: {shown_path(run)}", whole=True)
 
 
-def show_next(config_path: str, overrides: Sequence[str], config: Config, run: Path | str) -> None:
-    """Prints commands to try after a run, with its overrides, but those of the keys that a command sets."""
-    folder = shlex.quote(str(run))
-    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+def _show_costs(summary: Mapping[str, Any]) -> None:
+    """Bytes in all, and the seconds of every part of the rounds."""
+    traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
+    numbers = ", ".join(f"{scalars[f'{way}_per_client_round']:,.0f} {way}" for way in ("up", "down"))
+    _line(f"numbers per client and round: {numbers}; in total {size(traffic['up'])} up, {size(traffic['down'])} down")
+    spent = {part: f"{short(seconds[part])} s" for part in PARTS}
+    _line(
+        f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "
+        f"server: {spent['aggregate']} aggregating, {spent['transfer']} sending and receiving, {spent['wait']} waiting"
+        + (f"; {short(seconds['checkpoint'])} s writing checkpoints" if "checkpoint" in seconds else "")
+    )
+    if busy := summary.get("busy_seconds"):
+        shares = [100 * spent / max(seconds["rounds"], 1e-9) for spent in busy.values()]
+        _line(f"hosts worked {fmean(shares):.0f} % of the rounds' seconds, the least busy one {min(shares):.0f} %")
+    if summary["retries"]:
+        _line(f"{summary['retries']} times a cell was lost with its host")
 
-    def again(command: str, *sets: str) -> str:
-        kept = [f"{key}={value}" for key, value in given.items() if key not in sets and key.split(".")[0] not in sets]
-        # What would be several values of an axis, or none, is in the config of the run folder.
-        if command == "sweep" and any(not v or ("," in v and v[0] not in "[{(") for v in given.values()):
-            return f"  shoal sweep {folder}"
-        return f"  shoal {command} {shlex.join([config_path, *kept])}"
 
-    _line("next:")
-    models = config.models()
-    if len(models) == 1:
-        # It reads the code of methods, and with it torch, which takes seconds.
-        from shoal.algorithms.methods.registry.load import weighing_methods
-
-        # Some that can train any graph, with weights or without.
-        names = ",".join(islice(weighing_methods(config.task), MOST_NAMED))
-        key = "algorithm" if config.algorithm.options else "algorithm.name"
-        _line(f"{again('sweep', 'algorithm', 'seed')} {key}={names} seed=0,1,2")
-        of_model = "" if models[0].options or any(key.startswith("model") for key in given) else " model.name=sgc"
-        _line(f"{again('run', 'participation.ratio', 'participation.count')} participation.ratio=0.5{of_model}")
-    else:
-        start = again("sweep", "heterogeneity.rule", "heterogeneity.clients", "seed")
-        _line(f"{start} heterogeneity.rule=round-robin,blocks seed=0,1,2")
-    board = config.run.tensorboard or any(callback.name == "tensorboard" for callback in config.callbacks)
-    more = f", tensorboard --logdir {shlex.quote(config.run.root)}" if board and isinstance(run, Path) else ""
-    _line(f"  shoal export {folder}, shoal inspect {folder}{more}")
+def show_next(config: Config, run: Path | str) -> None:
+    """Prints where the page of a run is, or how to write it, and what to compare the run with."""
+    folder = shlex.quote(str(run if isinstance(run, str) else shown_path(run)))
+    page = None if isinstance(run, str) else run / "report" / "index.html"
+    lines = [f"shoal report {folder}"]
+    if page is not None and page.exists():
+        lines = []
+        _line(f"page: {shown_path(page)}", whole=True)
+    if len(config.models()) == 1 and not isinstance(run, str):
+        own = config.algorithm
+        names = dict.fromkeys([*TO_COMPARE, *([] if own.options or is_own(own.name) else [own.name])])
+        lines.append(f"shoal sweep {folder} algorithm={','.join(names)} seeds=3")
+    for number, line in enumerate(lines or [f"shoal export {folder}"]):
+        _line(f"{'      ' if number else 'next: '}{line}", whole=True)
 
 
 def show_store(place: object, manifest: Manifest) -> None:
@@ -142,7 +109,7 @@ def show_store(place: object, manifest: Manifest) -> None:
     kind = " (synthetic)" if manifest.synthetic else ""
     weighted = ", weighted" if manifest.weighted else ""
     hidden = "" if manifest.pairs is None else " for training, those held out not counted"
-    table = Table(title=f"store {place}", show_header=False)
+    table = Table("", Column(overflow="fold"), title=f"store {place}", show_header=False)
     quality = manifest.quality
     clients = manifest.clients
     entries, nodes, labelled, items = (clients.count(name) for name in ("entries", "nodes", "labelled", "items"))
@@ -211,7 +178,8 @@ def show_rounds(run: Path, last: int = 10) -> None:
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
     metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
     heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
-    table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %", [], heads)
+    _line(f"{shown_path(run)}: {len(lines)} rounds logged; validation {metric} in %", whole=True)
+    table = _numbers("", [], heads)
     for line in lines[-last:]:
         scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "deployed")}
         values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
@@ -237,22 +205,17 @@ RATES = {
     "AUC": ("auc", "auc"),
     "majority": ("majority", "majority"),
 }
-OF_DOMAINS = (
-    "in %, of a whole graph with all its edges; F1 is the mean over classes, balanced the mean\n"
-    "recall, AUC the mean area under the ROC curve of each class against the others; majority:\n"
-    "the share of the domain's largest class; constant: one class for all domains"
-)
 
 
 def domain_table(scope: Mapping[str, Any]) -> Table:
     """A row a domain, their mean, and the best constant class: of the best round, the last, the last five."""
-    table = _numbers("the server's model on the whole graph of every domain", ["rounds", "domain"], list(RATES))
+    table = _numbers("the server's model on the whole graph of every domain (%)", ["test", "domain"], list(RATES))
     best, last, five = scope["best"], scope["final"], scope["last_five"]
     rounds = five["rounds"]
     blocks = [
-        (f"best val @{best['round']}, test" if best else "", (best or {}).get("test")),
-        (f"last @{last['round']}, test", last.get("test")),
-        (f"mean of {len(rounds)} to @{rounds[-1] if rounds else 0}, {BOTH}", five if rounds else None),
+        (f"at best @{best['round']}" if best else "", (best or {}).get("test")),
+        (f"final @{last['round']}", last.get("test")),
+        (f"{BOTH}, mean of {len(rounds)}", five if rounds else None),
     ]
     for label, numbers in blocks:
         if numbers is None:
@@ -264,41 +227,42 @@ def domain_table(scope: Mapping[str, Any]) -> Table:
     return table
 
 
-# Columns, by the names of weightings.
-LAST = {"tests": "rows", "clients": "clients", "min": "min", "median": "median", "max": "max"}
-OF_RANKINGS = (
-    "in %, of the test items of each client among themselves, and over the clients whose test\n"
-    "items are of both classes (ranked): last round and the round of the best on validation,\n"
-    "weighted by all items of a client, domains by their plain mean; last round weighted by\n"
-    "test items, plain mean over clients; minimum, median, maximum"
-)
-
-
 def ranking_of(scopes: Mapping[str, Any]) -> str | None:
     """The metric of a summary's scopes if that is not accuracy, else None."""
     found = {metric_of(part) for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)}
     return next((metric for metric in RANKINGS if metric in found), None)
 
 
-def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
-    """A row a scope of a summary, by the metric of the run."""
-    table = _numbers(f"test {RANKINGS[metric]}", ["scope"], ["final", "best val", *LAST, "ranked"])
+# Columns, by the names of weightings: of the final round, and more of them with details.
+FINAL = {"per test {item}": "rows", "per client": "clients"}
+SPREAD = {"F1": "f1", "min": "min", "median": "median", "max": "max"}
+
+
+def score_table(scopes: Mapping[str, Any], metric: str | None, item: str = "node", details: bool = False) -> Table:
+    """A row a scope of a summary: test scores by a ranking `metric`, or accuracy; with `details` those over clients."""
+    columns = {**FINAL, **(SPREAD if details else {})}
+    if metric is not None:
+        columns = {head: name for head, name in columns.items() if name != "f1"}
+    heads = ["final", "at best validation", *(head.format(item=item) for head in columns), *["ranked"] * bool(metric)]
+    if details:
+        # All of them have room on 80 columns.
+        heads[1:4] = ["at best val", f"test {item}", "client"]
+    table = _numbers("", ["model"], heads)
     for scope, numbers in scopes.items():
         last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
-        if last is None:
+        if last is None or (scope == DOMAINS and metric is None):
             continue
-        mark = _mark(numbers["best"])
-        at_best = _percent(chosen(best, scope)) + f"{mark} @{numbers['best']['round']}" if best else "-"
-        rest = [_percent(last[metric][weighting]) for weighting in LAST.values()]
-        table.add_row(
-            scope, _percent(chosen(last, scope)) + _mark(numbers["final"]), at_best, *rest, str(last[metric]["ranked"])
-        )
+        marks = {moment: _mark(numbers[moment]) for moment in ("final", "best")}
+        at_best = f"{_percent(chosen(best, scope))}{marks['best']} @{numbers['best']['round']}" if best else "-"
+        held = last if metric is None else last[metric]
+        rest = [_percent(held[name]) for name in columns.values()] + ([str(held["ranked"])] if metric else [])
+        table.add_row(scope, _percent(chosen(last, scope)) + marks["final"], at_best, *rest)
     return table
 
 
 def _numbers(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
     """A table that stays readable on 80 columns: columns of names, then of numbers."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(title=title or None, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=True)
     for name in numbers:
@@ -315,5 +279,24 @@ def _mark(numbers: Mapping[str, Any] | None) -> str:
     return SAMPLED if EVALUATED in (numbers or {}) else ""
 
 
-def _line(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+def title_of_run(summary: Mapping[str, Any], config: Config) -> str:
+    """Method, dataset, clients, rounds and models of a run, in a line."""
+    models = ", ".join(shown_name(model.name) for model in config.models())
+    what = f"{summary['dataset']}{' (synthetic)' if summary['synthetic'] else ''}: {summary['clients']} clients"
+    return f"{shown_name(config.algorithm.name)} on {what}, {summary['rounds']} rounds, {models}"
+
+
+def short(number: float) -> str:
+    """A number with two digits that count, or all before the point."""
+    return f"{number:.2g}" if number < 100 else f"{number:,.0f}"
+
+
+def short_size(count: float) -> str:
+    """Bytes for people, with three digits at most."""
+    number, unit = size(count).split(" ")
+    return f"{float(number):.0f} {unit}" if float(number) >= 100 else f"{number} {unit}"
+
+
+def _line(text: str, whole: bool = False) -> None:
+    """Prints a line, which a terminal wraps between words; one that is copied stays `whole`."""
+    console.print(text, highlight=False, soft_wrap=whole or not console.is_terminal)

@@ -94,8 +94,8 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
     Only what Shoal wrote is removed; whatever else is there stays and is named. Refuses a run that is being written.
     """
     found = [Kept(_kind(address), local_copy(address), _change(address)) for address in addresses]
-    print(listed(found).text(), end="")
-    if not ask(f"remove {len(found)} folders, {size(sum(each.bytes for each in found))}?"):
+    print("\n".join(table.text() for table in listed(found)), end="")
+    if not ask(f"remove {len(found)} folder{'s' * (len(found) > 1)}, {size(sum(each.bytes for each in found))}?"):
         return False
     for address, kept in zip(addresses, found):
         folder = _folder(address)

@@ -1,12 +1,13 @@
 """Runs of a study by what they share: repetitions of one combination, summed up and compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
 from typing import Literal
 
-from shoal.engine.studies.study import is_seed
+from shoal.engine.config.names import shown_name
+from shoal.engine.studies.study import Selection, is_seed
 
 Statistic = Literal["mean", "median"]
 
@@ -38,9 +39,28 @@ class Row:
 Key = tuple[tuple[str, str], ...]
 
 
+def varied_in(rows: Sequence[Row] | Sequence[Selection]) -> dict[str, list[str]]:
+    """The keys in which runs differ, seeds among them, with their values in order."""
+    keys = dict.fromkeys(key for row in rows for key in row.columns)
+    values = {key: dict.fromkeys(row.columns.get(key) for row in rows) for key in keys}
+    return {key: [v for v in several if v is not None] for key, several in values.items() if len(several) > 1}
+
+
+def short_key(key: str, keys: Iterable[str]) -> str:
+    """A key as short as it is clear among others: without its section, and `algorithm.name` without `name`."""
+    names = {other: other.removesuffix(".name").rpartition(".")[2] for other in keys}
+    return names[key] if list(names.values()).count(names[key]) == 1 else key
+
+
 def others_of(row: Row, key: str = "") -> Key:
     """The columns of a run but seeds and one key."""
     return tuple((name, value) for name, value in row.columns.items() if name != key and not is_seed(name))
+
+
+def label_of(row: Row, varied: Sequence[str]) -> str:
+    """The values of a run, of the keys that vary, in a line."""
+    keys = [key for key in varied if key in row.columns]
+    return ", ".join(f"{short_key(key, varied)} {shown_name(row.columns[key])}" for key in keys)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,30 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from shoal.engine.config.config import load_config
+from shoal.engine.config.names import shown_name
 from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.config.sizes import size
-from shoal.engine.records.metrics import METRICS
-from shoal.engine.records.run_folder import CONFIG, finished, read_summary, started
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import CONFIG, FAILURE, failure_of, finished, read_summary, started
 from shoal.engine.records.summary import NODES, OF_SAMPLES, POOLED, SAMPLED
-from shoal.engine.studies.groups import Row
+from shoal.engine.studies.groups import Row, short_key, varied_in
 from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_of_sample, is_share, several_clients
-from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows, row_of, title_of
+from shoal.engine.studies.sweep_folder import (
+    SWEEP,
+    SWEEPS,
+    differing,
+    is_sweep,
+    keys_of,
+    read_rows,
+    row_of,
+    table_of_runs,
+)
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK
@@ -44,6 +56,29 @@ class Kept:
             return self.there[0]
         return sum(file.lstat().st_size for file in self.path.rglob("*") if file.is_file() and not file.is_symlink())
 
+    @cached_property
+    def changed(self) -> float:
+        """When its newest file was written, in seconds since 1970."""
+        if self.there is not None:
+            return self.there[1]
+        names = (self.path / name for name in (SWEEP, MANIFEST, METRICS, FAILURE, CONFIG))
+        return max((file.stat().st_mtime for file in names if file.exists()), default=self.path.stat().st_mtime)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a list says of a folder: its state, and in words what is in it; `sweep` is the sweep that a run belongs to.
+
+    Of a finished run `score` is its test score at the best validation round, a share of 1, of the scope that is named.
+    """
+
+    kept: Kept
+    state: str
+    what: str
+    sweep: Path | None = None
+    score: float | None = None
+    scope: str | None = None
+
 
 def kind_of(path: Path) -> str | None:
     """`store`, `run` or `sweep`; None of a folder that is none of these."""
@@ -57,20 +92,106 @@ def kind_of(path: Path) -> str | None:
 
 def kept_in(root: Path) -> Iterator[Kept]:
     """Folders of Shoal in a folder, and in its `sweeps` and `stores`; in the order of names."""
-    for folder in (root, root / "sweeps", root / "stores"):
+    for folder in (root, root / SWEEPS, root / "stores"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             kind = kind_of(path) if path.is_dir() else None
             if kind is not None:
                 yield Kept(kind, path)
 
 
-def listed(found: list[Kept]) -> TextTable:
-    """A row for each folder: kind, name, age, size, state, and content or result. Damage is in the row."""
+def entries(found: Sequence[Kept]) -> tuple[list[Entry], str]:
+    """Stores, then runs and sweeps, each by time, the newest last; runs of a sweep below it. And the mean of scores."""
     mean = POOLED if several_clients(list(_finished_runs(found))) else NODES
-    rows = [(each.kind, each.path.name, _age(each), size(each.bytes), *_state(each, mean)) for each in found]
-    heads = ("kind", "name", "age", "size", "state", "what")
-    scored = (f"scores: {MEANS[mean]}",) if any(each.kind == "run" for each in found) else ()
-    return TextTable(heads, tuple(rows), len(heads), notes=scored if rows else ("no runs, sweeps or stores",))
+    own: dict[Path, tuple[Path, dict[str, str]]] = {}
+    for sweep in sorted((each for each in found if each.kind == "sweep"), key=lambda each: each.changed):
+        with suppress(ShoalError):
+            rows = read_rows(sweep.path)
+            own |= {row.path.resolve(): (sweep.path, varied) for row, varied in zip(rows, _varied(rows))}
+    alone = [each for each in found if each.kind == "run" and each.path.resolve() not in own]
+    differ = _differences(alone)
+
+    def entry(each: Kept) -> Entry:
+        sweep, varied = own.get(each.path.resolve(), (None, differ.get(each.path, {})))
+        try:
+            return _entry(each, mean, sweep if each.kind == "run" else None, varied)
+        except ShoalError as error:
+            return Entry(each, "damaged", str(error))
+
+    listed = list(map(entry, found))
+    newest = {each.kept.path: each.kept.changed for each in listed}
+    for each in listed:
+        if each.sweep in newest:
+            newest[each.sweep] = max(newest[each.sweep], each.kept.changed)
+
+    def place(each: Entry) -> tuple[bool, float, Path, bool, float]:
+        head = each.sweep if each.sweep in newest else each.kept.path
+        return each.kept.kind != "store", newest[head], head, head != each.kept.path, each.kept.changed
+
+    return sorted(listed, key=place), mean
+
+
+def listed(found: Sequence[Kept]) -> list[TextTable]:
+    """Tables of stores, and of runs and sweeps: name, age, size, state, and content or result. Damage is in the row."""
+    all_of_them, mean = entries(found)
+    if not all_of_them:
+        return [TextTable(("name",), (), 1, notes=("no runs, sweeps or stores",))]
+    tables = []
+    for kinds in (("store",), ("run", "sweep")):
+        some = [each for each in all_of_them if each.kept.kind in kinds]
+        shown = {each.kept.path for each in some}
+        rows = tuple(
+            ("└ " * (each.sweep in shown) + each.kept.path.name, _age(each.kept), size(each.kept.bytes), _words(each))
+            for each in some
+        )
+        heads = ("store", "age", "size", "what") if kinds == ("store",) else ("run or sweep", "age", "size", "what")
+        scored = (f"scores: test, {MEANS[mean]}",) if any(each.score is not None for each in some) else ()
+        if rows:
+            tables.append(TextTable(heads, rows, len(heads), notes=scored))
+    return tables
+
+
+def plain_list(found: Sequence[Kept]) -> list[dict[str, Any]]:
+    """What `listed` shows, as plain values."""
+    return [
+        {
+            "kind": each.kept.kind,
+            "path": str(each.kept.path),
+            "changed": datetime.fromtimestamp(each.kept.changed, UTC).isoformat(timespec="seconds"),
+            "bytes": each.kept.bytes,
+            "state": each.state,
+            "what": each.what,
+            "sweep": None if each.sweep is None else str(each.sweep),
+            "score": each.score,
+            "scope": each.scope,
+        }
+        for each in entries(found)[0]
+    ]
+
+
+def plain_content(path: Path) -> dict[str, Any]:
+    """What a folder holds, as plain values: state, and of a store its manifest, of a run its rounds, of a sweep runs.
+
+    Raises ShoalError: it is none of these, or damaged.
+    """
+    kind = kind_of(path)
+    if kind == "sweep":
+        return {"kind": kind, "path": str(path), "runs": table_of_runs(read_rows(path)).to_pylist()}
+    if kind == "run":
+        done = finished(path)
+        return {
+            "kind": kind,
+            "path": str(path),
+            "state": "finished" if done else failure_of(path) or ("unfinished" if started(path) else "not begun"),
+            "config": load_config(path).plain(),
+            "summary": read_summary(path) if done else None,
+            "rounds": read_metrics(path),
+        }
+    manifest = read_manifest(path)
+    clients = {name: manifest.clients.count(name).tolist() for name in ("nodes", "entries", "labelled", "items")}
+    plain = {name: getattr(manifest, name) for name in ("name", "synthetic", "nodes", "features", "classes", "dtype")}
+    made = {"identity": manifest.identity, "quality": manifest.quality, "clients": clients}
+    splits = {name: split.counts.tolist() for name, split in manifest.splits.items()}
+    return {"kind": "store", "path": str(path), **plain, **made, "splits": splits, "hops": list(manifest.hops)}
 
 
 def _finished_runs(found: Sequence[Kept]) -> Iterator[Row]:
@@ -80,44 +201,71 @@ def _finished_runs(found: Sequence[Kept]) -> Iterator[Row]:
                 yield row_of({}, each.path)
 
 
-def _state(each: Kept, mean: str) -> tuple[str, str]:
-    try:
-        if each.kind == "run":
-            return _of_run(each.path, mean)
-        if each.kind == "store":
-            manifest = read_manifest(each.path)
-            return "finished", f"{manifest.name}, {len(manifest.clients)} clients, {manifest.nodes:,} nodes"
-        states = [row.state in ("finished", "not chosen") for row in read_rows(each.path)]
-        state = "finished" if all(states) else f"{sum(states)} of {len(states)}"
-        return state, title_of(each.path)
-    except ShoalError as error:
-        return "damaged", str(error)
+def _differences(runs: Sequence[Kept]) -> dict[Path, dict[str, str]]:
+    """By run, the values in which runs of one name differ."""
+    named: dict[str, dict[Path, dict[str, str]]] = {}
+    for each in runs:
+        with suppress(ShoalError):
+            keys = keys_of(each.path)
+            named.setdefault(keys["name"], {})[each.path] = keys
+    return {
+        path: varied for of_name in named.values() for path, varied in zip(of_name, differing(list(of_name.values())))
+    }
 
 
-def _of_run(path: Path, mean: str) -> tuple[str, str]:
-    config = load_config(path)
-    graph = config.data.name or config.data.dataset
-    what = f"{config.algorithm.name} on {graph}, {config.partition.clients} clients, seed {config.seed}"
+def _varied(rows: Sequence[Row]) -> list[dict[str, str]]:
+    keys = varied_in(rows)
+    return [{key: value for key, value in row.columns.items() if key in keys} for row in rows]
+
+
+def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str]) -> Entry:
+    path = each.path
+    if each.kind == "store":
+        manifest = read_manifest(path)
+        what = f"{manifest.name}, {len(manifest.clients):,} clients, {manifest.nodes:,} nodes"
+        return Entry(each, "finished", what + (" (synthetic)" if manifest.synthetic else ""))
+    if each.kind == "sweep":
+        rows = read_rows(path)
+        states = [row.state for row in rows]
+        done, failed = sum(state in ("finished", "not chosen") for state in states), states.count("failed")
+        state = "finished" if done == len(states) else f"{done} of {len(states)}"
+        varied = {key: ",".join(map(shown_name, values)) for key, values in varied_in(rows).items()}
+        return Entry(each, state + (f", {failed} failed" if failed else ""), f"sweep of {_listed(varied)}")
+    keys = keys_of(path)
+    what = _listed({key: value for key, value in varied.items() if key not in ("algorithm", "algorithm.name")})
+    if sweep is None:
+        graph = keys["data.dataset"] if keys["data.name"] == "None" else keys["data.name"]
+        head = f"{shown_name(keys['algorithm.name'])} on {graph}, {keys['partition.clients']} clients"
+    else:
+        head = shown_name(keys["algorithm.name"])
+    what = ", ".join(part for part in (head, what) if part)
     if not finished(path):
-        return ("unfinished" if started(path) else "not begun"), what
+        return Entry(each, failure_of(path) or ("unfinished" if started(path) else "not begun"), what, sweep)
     figures = figures_by(path, mean)
     scope = next((scope for scope in ("deployed", "trained", "global") if f"{scope}.best.test" in figures), None)
-    reached = "" if scope is None else f": {100 * figures[f'{scope}.best.test']:.2f} % {scope}"
-    return "finished", what + reached
+    return Entry(each, "finished", what, sweep, None if scope is None else figures[f"{scope}.best.test"], scope)
+
+
+def _listed(varied: Mapping[str, str]) -> str:
+    return ", ".join(f"{short_key(key, varied)} {shown_name(value)}" for key, value in varied.items())
+
+
+def _words(each: Entry) -> str:
+    """Content, and state or result, in one text."""
+    if each.score is not None:
+        return f"{each.what}: {100 * each.score:.2f} % {each.scope}"
+    return each.what if each.state == "finished" else f"{each.what}: {each.state}"
 
 
 def _age(each: Kept) -> str:
     """Time since its newest file was written."""
-    path = each.path
-    names = (path / name for name in (SWEEP, MANIFEST, METRICS, CONFIG))
-    newest = max((file.stat().st_mtime for file in names if file.exists()), default=path.stat().st_mtime)
-    seconds = max(time.time() - (newest if each.there is None else each.there[1]), 0)
+    seconds = max(time.time() - each.changed, 0)
     unit, length = next((each for each in UNITS if seconds >= each[1]), ("s", 1))
     return f"{seconds / length:.0f} {unit}"
 
 
 # Of the figures, those that a person asks for first.
-SHOWN = ("best.val", "best.test", "last.test", "round", "round_median", "per_client_round", "peak_memory_bytes")
+SHOWN = ("best.val", "best.test", "final.test", "round", "round_median", "per_client_round", "peak_memory_bytes")
 
 
 def compare(left: Path, right: Path) -> list[TextTable]:
@@ -125,7 +273,7 @@ def compare(left: Path, right: Path) -> list[TextTable]:
     names = (left.name, right.name)
     table = _differing("config", names, *(flatten(load_config(run).plain()) for run in (left, right)))
     rows = tuple((*row, "yes" if changes_numbers(row[0]) else "no") for row in table.rows)
-    tables = [replace(table, heads=(*table.heads, "changes numbers"), rows=rows, keys=table.keys + 1)]
+    tables = [replace(table, heads=(*table.heads, "affects results"), rows=rows, keys=table.keys + 1)]
     if not (finished(left) and finished(right)):
         missing = ", ".join(run.name for run in (left, right) if not finished(run))
         return [*tables, TextTable(("results",), (), 1, notes=(f"not finished: {missing}",))]

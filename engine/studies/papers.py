@@ -247,6 +247,11 @@ class PaperStudy(Study):
             raise ShoalError(cell, error.line, detail=error.detail) from error
         return config
 
+    @property
+    def command(self) -> str:
+        """What continues its sweep, which a command that knows the paper makes."""
+        return "the same shoal reproduce"
+
     def folder(self, root: Path, name: str) -> Path:
         """The folder of the sweep, named after paper and table, and after the cells."""
         cells = [sorted({*selection.overrides}) for selection in self.selections]

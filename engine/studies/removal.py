@@ -28,7 +28,7 @@ REPORT = r"report/(index\.html|figures/[^/]+\.(svg|png))"
 # Paths of the files that Shoal writes into a folder of a kind, and of the links.
 FILES = {
     "run": (
-        r"config\.yaml|metrics\.jsonl|clients\.arrows|summary\.json|run\.log|metrics\.csv|\.lock|\.address|run\.json",
+        r"config\.yaml|metrics\.jsonl|clients\.arrows|summary\.json|failure\.txt|run\.log|metrics\.csv|\.lock|\.address|run\.json",
         rf"(checkpoints|best)/{ROUND}(\.unfinished|\.unusable\d*)?/(state\.safetensors|state\.json|metrics\.jsonl)",
         rf"records/{ROUND}\.safetensors|code/[0-9a-f]{{8}}/.+\.py|tensorboard/events\.out\.tfevents\..+|wandb/.+",
         rf"export/(best-\w+/)?((models|beside)\.safetensors|predictions(-domains)?\.arrow)|{REPORT}",
@@ -106,11 +106,13 @@ def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
             for path in found.files[0]:
                 if path.name == LOCK:
                     locks.enter_context(_lock(path.parent))
-        print(listed([found.kept for found in several]).text(), end="")
+        print("\n".join(table.text() for table in listed([found.kept for found in several])), end="")
         for found in several:
             for line in (*_needed_by(found.kept, several), *_staying(found, "will stay")):
                 say(line)
-        if not ask(f"remove {len(several)} folders, {size(sum(found.bytes for found in several))}?"):
+        if not ask(
+            f"remove {len(several)} folder{'s' * (len(several) > 1)}, {size(sum(found.bytes for found in several))}?"
+        ):
             return False
         for found in several:
             found.remove()

@@ -17,8 +17,9 @@ from shoal.engine.studies.page import Section, write_page
 from shoal.engine.studies.papers import LOCAL, Paper, Printed, known_names, smallest_of, some_of, study_of
 from shoal.engine.studies.study import Selection
 from shoal.engine.studies.study_table import Place, marked, on_screen
-from shoal.engine.studies.sweep import Sweep, span, store_keys
+from shoal.engine.studies.sweep import Sweep, store_keys
 from shoal.engine.studies.sweep_folder import root_of, row_of
+from shoal.engine.studies.sweep_view import span
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.datasets.registry import missing_files
 from shoal.storage.errors import ShoalError

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -223,6 +224,13 @@ class Study:
     def runs(self) -> int:
         """How many of the combinations will run."""
         return len(self.choices) - len(self.rivals) + len(set(self.rivals.values()))
+
+    @property
+    def command(self) -> str:
+        """The command line of the sweep."""
+        chosen = [] if self.choose is None else ["--choose", self.choose, "--choose-seeds", str(self.choose_seeds)]
+        by = [] if self.choose is None or self.choose_by == Study.choose_by else ["--choose-by", self.choose_by]
+        return shlex.join(["shoal", "sweep", self.config, *self.axes, *chosen, *by])
 
     def folder(self, root: Path, name: str) -> Path:
         """The folder of the sweep, in `sweeps` of the root of its runs; named after them and after its axes."""

@@ -18,9 +18,11 @@ from shoal.engine.studies.groups import (
     baseline_of,
     differences,
     grouped,
+    label_of,
     paired_p,
     spread_of,
     varied,
+    varied_in,
 )
 from shoal.engine.studies.means import (
     MEANS,
@@ -38,6 +40,7 @@ from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
+from shoal.storage.suggestions import did_you_mean
 
 Ties = Literal["shown", "exact"]
 Place = tuple[int, int]
@@ -185,8 +188,7 @@ def _read(rows: Sequence[Row], layout: Layout) -> _Read | None:
     figures = layout.figures or _unasked(known, layout.wide)
     for figure in figures:
         if figure not in known:
-            similar = [name for name in known if name.endswith(figure.rpartition(".")[2])] or list(known)
-            raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
+            raise ShoalError(f"--figure {figure}", f"no run has it{_meant(figure, known)}")
     names = PlainNames(groups, figures, layout.labels)
     against = _against(layout.against, groups, names)
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
@@ -241,6 +243,15 @@ def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None]:
         key for key in settings if len({(g.columns.get(column), g.columns.get(key)) for g in groups}) > count[column]
     ]
     return [*apart, *of_method], column
+
+
+def _meant(figure: str, known: Mapping[str, float]) -> str:
+    """Names that a wrong one may stand for: where it begins some, the test score of these, else what is like it."""
+    short = [name for name in known if is_short(name)]
+    begun = [name for name in short if name.startswith(f"{figure}.") and name.endswith("test")]
+    if begun:
+        return f"; did you mean {begun[0]!r}?"
+    return did_you_mean(figure, known) or f"; there are {', '.join(short or list(known)[:12])}"
 
 
 @dataclass(frozen=True)
@@ -458,7 +469,7 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
     print(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:
-            print(f"failed: {row.label}: {row.error}")
+            print(f"failed: {label_of(row, list(varied_in(rows)))}: {row.error}")
 
 
 def show_sweep(folder: Path) -> None:

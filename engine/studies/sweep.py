@@ -25,6 +25,7 @@ from shoal.engine.studies.groups import Key, others_of
 from shoal.engine.studies.means import validation_by
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep_folder import root_of, row_of, write_sweep
+from shoal.engine.studies.sweep_view import FAILED, FINISHED, NOT_CHOSEN, SweepView, span
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, ShoalError
 
@@ -33,18 +34,19 @@ SHOAL = (sys.executable, "-m", "shoal")
 PREFIX = "shoal: "
 SECONDS_BETWEEN_LOOKS = 0.1
 BACKEND_KEYS = {"engine", "resources", "ray"}
-FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
 
 
 class Sweep:
     """The runs of a study: every run checked, their state and figures, and the folder of their tables."""
 
-    def __init__(self, study: Study, at_once: int = 1) -> None:
+    def __init__(self, study: Study, at_once: int = 1, command: str | None = None) -> None:
         """Reads and checks the configs of all runs, no two of which may be the same; starts and writes nothing.
 
-        Of one `at_once`, they run in this process, on warm hosts; of several, in separate processes.
+        Of one `at_once`, they run in this process, on warm hosts; of several, in separate processes. `command` is what
+        continues it after an interruption, by default `shoal sweep` of the study.
         """
         self.study, self._parallel = study, at_once
+        self.command = command or study.command + (f" --at-once {at_once}" if at_once > 1 else "")
         self._choices = choices = study.choices
         self.plans = [RunPlan.of(config) for config in study.configs]
         paths = [plan.folder for plan in self.plans]
@@ -63,8 +65,9 @@ class Sweep:
         """
         self._require_set_up()
         write_sweep(self.folder, self.study, self.rows)
+        self._view = SweepView(self.rows, self.study.runs, self._parallel)
         try:
-            with closing(_Hosts()) as hosts:
+            with closing(_Hosts()) as hosts, self._view.shown():
                 first = self._for_the_choice()
                 self._all_of(first, hosts)
                 rest = self._after_the_choice(first)
@@ -94,15 +97,8 @@ class Sweep:
         if self._parallel > 1:
             self._in_processes(places, hosts)
             return
-        took: list[float] = []
-        for number, place in enumerate(places, 1):
-            waiting = sum(self.rows[other].state == WAITING for other in places[number - 1 :])
-            left = f", {span(waiting * fmean(took))} left" if took and waiting else ""
-            say(f"[{number}/{len(places)}{left}] {self.rows[place].label}")
-            was, began = self.rows[place].state, time.monotonic()
+        for place in places:
             self._one(place, hosts)
-            if was == WAITING:
-                took.append(time.monotonic() - began)
             write_sweep(self.folder, self.study, self.rows)
 
     def _in_processes(self, places: Sequence[int], hosts: "_Hosts") -> None:
@@ -115,7 +111,7 @@ class Sweep:
         for place in places:
             if place not in waiting:
                 self._one(place, hosts)
-        began, left, signalled = time.monotonic(), len(waiting), False
+        signalled = False
         queue, running = iter(waiting), dict[int, "subprocess.Popen[bytes]"]()
         prepared: set[str] = set()
         with graceful() as interrupt:
@@ -123,8 +119,10 @@ class Sweep:
                 while not interrupt.asked and len(running) < self._parallel and (place := next(queue, -1)) >= 0:
                     # Only one process at a time can write a store.
                     if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
-                        say(f"begins: {self.rows[place].label}")
+                        self._view.begin(place)
                         running[place] = self._started(place)
+                    else:
+                        self._view.end(place)
                 if not running:
                     break
                 if interrupt.asked and not signalled:
@@ -135,16 +133,12 @@ class Sweep:
                     code = running.pop(place).returncode
                     if signalled and code:
                         continue
-                    left -= 1
                     if code:
                         self._failed(place, _failure(self._output(place), code))
                     else:
                         self._tried(place, partial(self._take_over, place))
                     write_sweep(self.folder, self.study, self.rows)
-                    seconds = left * (time.monotonic() - began) / (len(waiting) - left)
-                    to_go = f", {span(seconds)} left" if left else ""
-                    row = self.rows[place]
-                    say(f"[{len(places) - left}/{len(places)}{to_go}] {row.state}: {row.label}")
+                    self._view.end(place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         if interrupt.asked:
             raise Interrupted(interrupt.number)
@@ -175,14 +169,19 @@ class Sweep:
         def run_it() -> None:
             if finished(plan.folder):
                 # Needs no hosts, only the check that its data is the same.
-                run(plan)
+                run(plan, go_on=self.command)
             else:
-                run(plan, resume=started(plan.folder), backend=hosts.of(plan.config))
+                backend = hosts.of(plan.config)
+                self._view.begin(place)
+                run(plan, resume=started(plan.folder), backend=backend, go_on=self.command)
             self._take_over(place)
 
+        was = self.rows[place].state
         if not self._tried(place, run_it):
             # Hosts of a run that failed may be in any state.
             hosts.close()
+        if was != FINISHED:
+            self._view.end(place)
 
     def _take_over(self, place: int) -> None:
         self.rows[place] = row_of(self.rows[place].columns, self.rows[place].path)
@@ -202,7 +201,6 @@ class Sweep:
         return False
 
     def _failed(self, place: int, line: str) -> None:
-        say(f"failed: {line}")
         self.rows[place] = replace(self.rows[place], state=FAILED, error=line)
 
     def _for_the_choice(self) -> list[int]:
@@ -282,12 +280,6 @@ def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
         prepared.add(keys)
 
 
-def span(seconds: float) -> str:
-    """A duration for people."""
-    minutes = round(seconds / 60)
-    return f"{round(seconds)} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
-
-
 def show_sweep_plan(sweep: Sweep) -> None:
     """Prints every run, whether it is finished or begun, and the time to expect; writes nothing.
 
@@ -295,7 +287,7 @@ def show_sweep_plan(sweep: Sweep) -> None:
     """
     took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
     measured: dict[str, float] = {}
-    rivals = sweep.study.rivals
+    rivals, view = sweep.study.rivals, SweepView(sweep.rows, sweep.study.runs)
     # Runs that were chosen before, and then those that may be: one for each that share all but the key to choose.
     counted = {rivals[place] for place, row in enumerate(sweep.rows) if place in rivals and started(row.path)}
     rows, total, left = [], 0.0, 0
@@ -314,6 +306,6 @@ def show_sweep_plan(sweep: Sweep) -> None:
                 measured[key] = expected(plan).seconds
             seconds = fmean(took) if took else measured[key]
         total += seconds
-        rows.append((row.label, state, span(seconds) if seconds else "-"))
+        rows.append((view.label(place), state, span(seconds) if seconds else "-"))
     note = f"{sweep.study.runs} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"
     print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")

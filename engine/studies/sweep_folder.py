@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+import yaml
 
-from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.config import Config, usual
+from shoal.engine.config.config_text import LOADER, require_as_kept, with_new_keys
 from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.records.metrics import METRICS
-from shoal.engine.records.run_folder import CONFIG, finished
+from shoal.engine.records.run_folder import CONFIG, failure_of, finished
 from shoal.engine.records.summary import NODES
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
@@ -25,11 +27,10 @@ from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
-from shoal.storage.files.disk import LOCK
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import is_address
 
-SWEEP, RUNS = "sweep.json", "runs"
+SWEEP, RUNS, SWEEPS = "sweep.json", "runs", "sweeps"
 LONGEST_TITLE = 160
 # How keys that are no text are written.
 OF_KEYS = {
@@ -160,27 +161,26 @@ OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.cache", "data.opti
 
 
 def rows_of(paths: Sequence[Path]) -> list[Row]:
-    """The runs of one sweep as it has them; others by the keys in which their configs differ."""
+    """The runs of one sweep as it has them; others by the keys in which their configs differ.
+
+    A run without a round is left out, with a line.
+    """
     if len(paths) == 1 and is_sweep(paths[0]):
         return read_rows(paths[0])
     found = []
     for path in paths:
-        if not is_sweep(path) and not (path / METRICS).exists():
-            if (path / LOCK).exists():
-                say(f"{path}: this run has not finished a round; left out")
-                continue
+        if is_sweep(path):
+            found += read_rows(path)
+        elif (path / METRICS).exists():
+            found.append(row_of({}, path))
+        elif (path / CONFIG).exists():
+            say(f"{path}: {'failed' if failure_of(path) else 'stopped'} before its first round; left out")
+        elif len(paths) == 1 or path.name != SWEEPS:
             raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
-        found += read_rows(path) if is_sweep(path) else [row_of({}, path)]
     # One that is in two sweeps is one.
     rows = list({row.path.resolve(): row for row in found}.values())
     begun = [row for row in rows if (row.path / CONFIG).exists()]
-    configs = [_keys_of(row.path) for row in begun]
-    names = list(dict.fromkeys(name for config in configs for name in config))
-    differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
-    if any(name != "name" and not is_seed(name) for name in differ):
-        # The name repeats the other keys in words.
-        differ = [name for name in differ if name != "name"]
-    every = [{name: config[name] for name in differ if name in config} for config in configs]
+    every = differing([keys_of(row.path) for row in begun])
     # Of equal keys, they are no repetitions: a file that they read was another.
     own = {
         row.run: columns | ({"run": row.run} if every.count(columns) > 1 else {}) for row, columns in zip(begun, every)
@@ -188,8 +188,25 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     return [replace(row, columns=own.get(row.run, row.columns)) for row in rows]
 
 
-def _keys_of(run: Path) -> dict[str, str]:
-    """The keys of a run's config as texts, without places; code that it keeps is named in its folder."""
-    keys = flatten(load_config(run).plain())
-    kept = f"{run.absolute()}{os.sep}"
-    return {key: str(value).replace(kept, "") for key, value in keys.items() if not key.startswith(OF_PLACES)}
+def differing(configs: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Of several configs, the keys in which any two differ, but the name where others do."""
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
+    if any(name != "name" and not is_seed(name) for name in differ):
+        # The name repeats the other keys in words.
+        differ = [name for name in differ if name != "name"]
+    return [{name: config[name] for name in differ if name in config} for config in configs]
+
+
+def keys_of(run: Path) -> dict[str, str]:
+    """The keys of a run's config as texts, without places; code that it keeps is named in its folder.
+
+    Raises ShoalError: the config is not as the run wrote it. Values are not checked again, which takes a while.
+    """
+    require_as_kept(run / CONFIG)
+    plain = with_new_keys(yaml.load(read_bytes(run / CONFIG), LOADER))
+    # Keys that are new since the run have their defaults.
+    several = isinstance(plain.get("model"), list)
+    keys = {key: value for key, value in flatten(usual().plain()).items() if not (several and key.startswith("model."))}
+    keys |= flatten(plain)
+    return {key: str(value) for key, value in keys.items() if not key.startswith(OF_PLACES)}

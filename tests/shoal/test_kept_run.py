@@ -144,7 +144,7 @@ def test_validation_chooses_a_value_for_each_method(elsewhere: dict[str, Any]) -
 
 def test_scale_and_overrides(elsewhere: dict[str, Any]) -> None:
     over: dict[str, Any] = {"rounds": 1, "algorithm": "local", "data.store": None}
-    found = shoal.scale(elsewhere, clients=[2, 3], **over)
+    found = shoal.scale(elsewhere, clients=[2, 3], warmup=0, **over)
     assert [run.config.partition.clients for run in found.runs] == [2, 3]
     assert {run.config.algorithm.name for run in found.runs} == {"local"}
     assert {row[0] for row in found.scaling.rows} == {"2", "3"}

@@ -1,6 +1,7 @@
 """The command as a user types it: each way that ends well, and how the others end."""
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -65,8 +66,7 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     text = printed("run", tiny)
     (run,) = (folder / "runs").iterdir()
     assert "fedavg on sbm (synthetic): 4 clients, 2 rounds, sgc" in text
-    assert f"run folder: {run}" in text
-    assert f"shoal sweep {tiny}" in text
+    assert f"folder: {run} next: shoal report {run} shoal sweep {run} algorithm=local,fedavg seeds=3" in text
     assert [line["round"] for line in read_metrics(run)] == [1, 2]
     text = printed("inspect", run)
     assert "2 rounds logged" in text
@@ -78,7 +78,7 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     assert "learning rate test accuracy (%)" in text
     assert len(list((folder / "runs").glob("tiny-*"))) == 4
     (sweep,) = (folder / "runs" / "sweeps").iterdir()
-    assert f"sweep folder: {sweep}" in text
+    assert f"folder: {sweep}" in text
     assert f"page: {sweep / 'report' / 'index.html'}" in text
     assert "to run" not in printed("sweep", tiny, *axes, "--dry-run")
     inspected = printed("inspect", sweep)
@@ -94,6 +94,15 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     code = WHAT_IS_LOADED.format(asked=[[str(word) for word in command] for command in asked])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.count("loaded:") == done.stdout.count("loaded: []") == len(asked), done.stdout
+    for command in (
+        ["list", folder],
+        ["inspect", run],
+        ["inspect", store],
+        ["inspect", sweep],
+        ["table", sweep],
+        ["doctor"],
+    ):
+        assert json.loads(printed(*command, "--json"))
     listed = printed("list", folder / "runs", folder)
     assert all(name in listed for name in (run.name, sweep.name, "store"))
     assert f"removed: {run}" not in printed("remove", "--yes", sweep)

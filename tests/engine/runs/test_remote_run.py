@@ -125,12 +125,12 @@ def test_a_killed_run_goes_on_elsewhere_and_is_read_from_anywhere(
 
 
 COMMANDS = [
-    (["list", "ROOT"], "finished"),
+    (["list", "ROOT"], "% deployed"),
     (["inspect", "RUN"], "3 rounds logged"),
     (["compare", "RUN", "RUN"], "results: equal"),
     (["table", "RUN"], "deployed.best.test"),
     (["verify", "RUN"], "all files as the run wrote them"),
-    (["remove", "--yes", "RUN"], "finished"),
+    (["remove", "--yes", "RUN"], "% deployed"),
 ]
 
 

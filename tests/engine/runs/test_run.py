@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.checkpoint import load_newest
 from shoal.engine.records.inputs import GRAPHS
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.records.run_folder import SUMMARY, read_summary
+from shoal.engine.records.run_folder import SUMMARY, RunFolder, failure_of, read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
@@ -186,6 +187,10 @@ def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:
         run_failing(tmp_path, {"client": 0, "visits": 3}, rounds=5)
     (folder,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000002"]
+    assert str(failure_of(folder)).startswith("failed in round 3: client 0: ")
+    with closing(RunFolder(folder)) as again:
+        again.begin(load_config(folder))
+    assert failure_of(folder) is None
 
 
 @pytest.fixture

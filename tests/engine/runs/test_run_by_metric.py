@@ -48,10 +48,9 @@ def test_metric_chooses_the_best_round(config_of: Make) -> None:
         values = [line["scopes"][scope]["val"]["roc_auc"][weighting] for line in lines]
         best = values.index(max(values))
         assert scopes[scope]["best"] == {"round": best + 1, **lines[best]["scopes"][scope]}
-    shown = printed(show_run, folder)
-    start = next(place for place, line in enumerate(shown) if line.startswith("test ROC-AUC"))
-    head, *rows = [line.split() for line in shown[start + 1 : start + 6]]
-    assert head == ["scope", "final", "best", "val", "tests", "clients", "min", "median", "max", "ranked"]
+    title, head, *rows = [line.split() for line in printed(show_run, folder, True)[: 2 + len(scopes)]]
+    assert " ".join(title).endswith("; test ROC-AUC (%)")
+    assert " ".join(head) == "model final at best val test node client min median max ranked"
     for row, scope in zip(rows, scopes, strict=True):
         last, best = scopes[scope]["final"]["test"]["roc_auc"], scopes[scope]["best"]
         which = "clients" if scope == "domains" else "nodes"
@@ -86,8 +85,8 @@ def test_metric_undefined_is_a_dash(config_of: Make, capsys: pytest.CaptureFixtu
         **dict.fromkeys(("nodes", "rows", "clients", "min", "median", "max")), "ranked": 0,
     }  # fmt: skip
     assert "deployed val ROC-AUC -" in capsys.readouterr().err
-    rows = [line.split() for line in printed(show_run, folder) if line.startswith("deployed ")]
-    assert rows[1] == ["deployed", *["-"] * 7, "0"]
+    (row,) = [line.split() for line in printed(show_run, folder, True) if line.startswith("deployed ")]
+    assert row == ["deployed", *["-"] * 7, "0"]
     assert [line.split()[3:5] for line in printed(show_rounds, folder) if line.strip().startswith("1 ")] == [["-", "-"]]
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()

@@ -3,12 +3,13 @@
 import re
 import signal
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from shoal.engine.rounds.costs import Live
+from shoal.engine.rounds.costs import Live, Meter
 from shoal.engine.screen import live_view
 from shoal.engine.screen import progress as shown
 from shoal.engine.screen.interrupt import graceful
@@ -40,6 +41,24 @@ def test_few_lines_but_the_last(capsys: pytest.CaptureFixture[str]) -> None:
             advance(1)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("edges: 500/500 rows, ")
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_steps_inside_of_a_step_add_no_lines(
+    on_a_terminal: bool, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bar a phase, and it ends full."""
+    terminal = request.getfixturevalue("terminal") if on_a_terminal else None
+    with progress("hops", 4, "clients") as step:
+        for _ in range(4 - on_a_terminal):
+            with watch("edges of 1 clients", 2, "entries", 0) as advance:
+                advance(2)
+            step.advance()
+    if terminal is None:
+        assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == ["hops: 4/4 clients"]
+    else:
+        assert "edges" not in terminal.getvalue()
+        assert "4/4" in terminal.getvalue()
 
 
 def test_a_bar(terminal: StringIO) -> None:
@@ -88,6 +107,18 @@ def test_view_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert last.endswith("2/2 hosts, 2 retries, 38 % busy")
 
 
+def test_scoring_is_a_phase_of_its_own(terminal: StringIO) -> None:
+    lives: list[Live] = []
+    pool = SimpleNamespace(hosts=(1, 1), retried=0, transfer=0.0)
+    meter = Meter(1, [], pool, lives.append)  # type: ignore[arg-type]
+    for visits, scored in ((10, False), (300, True), (200, True)):
+        meter.expect(visits, scored)
+    assert [(live.expected, live.scored) for live in lives] == [(10, False), (300, True), (200, True)]
+    with live_view.live_view("name", 3, 0) as view:
+        view.watch(lives[-1])
+    assert "round 1, scores" in terminal.getvalue()
+
+
 def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     view = LiveView("name", 3, 0, None)
     for number in (1, 2, 3):
@@ -99,12 +130,12 @@ def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("width", "run", "this_round"),
     [
-        (50, "--:--", "--:--"),
-        (80, "--:-- deployed val 50.0 %", "--:-- 3 clients, 2.0/s, 2.0 KiB up"),
+        (50, "--:--", "00:00"),
+        (80, "--:-- deployed val 50.0 %", "00:00 3 clients, 2.0/s, 2.0 KiB up"),
         (
             120,
             "--:-- deployed val 50.0 %, trained val 75.0 %, loss 0.250, 1 rounds/s",
-            "--:-- 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, 1/2 hosts, 1 retries",
+            "00:00 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, 1/2 hosts, 1 retries",
         ),
     ],
 )
@@ -121,7 +152,7 @@ def test_bars_fit_the_terminal(width: int, run: str, this_round: str) -> None:
     first, second = [line.rstrip() for line in plain.replace("\r", "\n").splitlines() if line.strip()][-2:]
     assert max(len(first), len(second)) <= width
     assert "2/300" in first
-    assert "3/500" in second
+    assert "3/3" in second
     assert "━" in first
     assert ":" in first
     assert re.sub(r"[\d.]+ rounds", "1 rounds", first).endswith(run)

@@ -23,7 +23,8 @@ main()
 
 
 def shoal(**options: object) -> "subprocess.Popen[bytes]":
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": buffered, **options}
     return subprocess.Popen([sys.executable, "-c", PROGRAM, "say"], **pipes)  # type: ignore[call-overload]
 
 

@@ -52,30 +52,36 @@ def printed(show: Callable[..., None], *arguments: Any) -> list[str]:
 def test_a_finished_run(tmp_path: Path) -> None:
     run = written(tmp_path, summary(best={"round": 4, "test": {"nodes": 0.55}}))
     lines = printed(show_run, run)
-    assert lines[0].startswith("fedavg on cora (synthetic): 3 clients, 9 rounds, sgc")
+    assert lines[0] == "fedavg on cora (synthetic): 3 clients, 9 rounds, sgc; test accuracy (%)"
+    assert lines[1].split("  ")[-1].strip() == "per client"
+    (row,) = [line.split() for line in lines if line.startswith("deployed ")]
+    assert row == ["deployed", "50.00", "55.00", "@4", "61.00", "42.00"]
+    assert lines[3:] == [
+        "0.25 s per round (median), 2.5 s in total",
+        "per client and round: 1.0 KiB up, 2.0 KiB down",
+        "peak memory 3.0 GiB (driver 1.0 MiB with shared pages)",
+        f"folder: {run}",
+    ]
+    assert max(map(len, lines[:-1])) <= 80
+    lines = printed(show_run, run, True)
     (row,) = [line.split() for line in lines if line.startswith("deployed ")]
     assert row == ["deployed", "50.00", "55.00", "@4", "61.00", "42.00", "33.00", "10.00", "45.00", "90.00"]
     text = "\n".join(lines)
-    assert "sent by a client and round: 1.0 KiB up (256 scalars) and 2.0 KiB down (512 scalars)" in text
     for part in (
-        "weighted by all nodes of",
-        "in all 2.0 KiB up, 4.0 KiB down",
-        "0.250 s a round (median), 2.5 s in all rounds",
-        "hosts: 0.0 s training, 1.0 s evaluating, 2.0 s preparing uploads",
-        "server: 3.0 s aggregating, 4.0 s sending and receiving, 5.0 s waiting",
-        "peak memory 3.0 GiB, all processes, each page",
-        "too: driver 1.0 MiB); 2 times a cell was lost",
+        "numbers per client and round: 256 up, 512 down; in total 2.0 KiB up, 4.0 KiB down",
+        "hosts: 0 s training, 1 s evaluating, 2 s preparing uploads",
+        "server: 3 s aggregating, 4 s sending and receiving, 5 s waiting",
+        "2 times a cell was lost",
     ):
         assert part in text
-    assert lines[-1] == f"run folder: {run}"
 
 
 def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> None:
     last = {"round": 9, "evaluated": 2, "test": TEST}
     scopes = {"deployed": {"final": last, "best": None}, "global": {"final": {}, "best": None}}
     lines = printed(show_run, written(tmp_path, summary(**scopes), [{"name": "gcn"}, {"name": "mlp"}], task="graph"))
-    assert lines[0].endswith("gcn, mlp")
-    assert "weighted by all graphs of" in "\n".join(lines)
+    assert lines[0].endswith("gcn, mlp; test accuracy (%)")
+    assert "per test graph" in lines[1]
     (row,) = [line.split() for line in lines if line.startswith("deployed ")]
     assert row[2] == "-"
     # It ended early.
@@ -121,43 +127,28 @@ def test_a_store(configure: Callable[..., Config]) -> None:
     assert "r0.5-k2-float32" in rows["hops"]
 
 
-NEXT = "algorithm.name=local,global,fedavg,fedgta seed=0,1,2"
+PAGE = "page: a-1/report/index.html"
+SWEEP = "      shoal sweep a-1 algorithm=local,fedavg"
 
 
 @pytest.mark.parametrize(
-    ("more", "overrides", "lines"),
+    ("more", "page", "lines"),
     [
-        ({}, [], [f"shoal sweep my.yaml {NEXT}", "shoal run my.yaml participation.ratio=0.5 model.name=sgc"]),
-        (
-            {"task": "graph", "run": {"root": "my runs", "tensorboard": False}},
-            ["seed=3", "data.path=a b", "rounds=2"],
-            ["shoal sweep my.yaml 'data.path=a b' rounds=2 algorithm.name=local,global,fedavg,fedprox seed=0,1,2",
-             "shoal export 'my runs/a-1', shoal inspect 'my runs/a-1'"],
-        ),
-        (
-            {"run": {"root": "kept"}}, ["algorithm.mu=0.1", "model.name=gcn", "participation.count=2", "seed=1"],
-            [f"shoal sweep my.yaml model.name=gcn participation.count=2 {NEXT}",
-             "shoal run my.yaml algorithm.mu=0.1 model.name=gcn seed=1 participation.ratio=0.5",
-             "shoal export kept/a-1, shoal inspect kept/a-1, tensorboard --logdir kept"],
-        ),
-        ({"algorithm": {"name": "fedprox", "mu": 0.1}}, [], ["shoal sweep my.yaml algorithm=local,global,fedavg,"]),
-        ({}, ["data.path=a,b"], [f"shoal sweep runs/a-1 {NEXT}", "shoal run my.yaml data.path=a,b participation"]),
-        (
-            {"model": [{"name": "sgc"}, {"name": "sign"}]}, ["heterogeneity.rule=random", "rounds=2"],
-            ["shoal sweep my.yaml rounds=2 heterogeneity.rule=round-robin,blocks seed=0,1,2"],
-        ),
+        ({}, False, ["next: shoal report a-1", f"{SWEEP} seeds=3"]),
+        ({"algorithm": "fedgta"}, False, ["next: shoal report a-1", f"{SWEEP},fedgta seeds=3"]),
+        ({"algorithm": {"name": "fedprox", "mu": 1}}, True, [PAGE, f"next:{SWEEP[5:]} seeds=3"]),
+        ({"model": [{"name": "sgc"}, {"name": "sign"}]}, False, ["next: shoal report a-1"]),
     ],
 )  # fmt: skip
-def test_show_next_repeats_the_overrides(more: dict[str, Any], overrides: list[str], lines: list[str]) -> None:
+def test_show_next_fits_what_ran(
+    more: dict[str, Any], page: bool, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "a-1" / "report"
+    folder.mkdir(parents=True)
+    (folder / "index.html").touch() if page else None
     plain = {"name": "a", "data": {"dataset": "cora"}, "algorithm": "fedavg", "model": {"name": "sgc"}, **more}
-    root = more.get("run", {}).get("root", "runs")
-    config = Config.model_validate({**plain, "run": {"root": root, **more.get("run", {})}})
-    found = printed(show_next, "my.yaml", overrides, config, Path(root) / "a-1")
-    root_of = config.run.root
-    for line in lines:
-        wanted = f"  {line}".replace("--logdir kept", f"--logdir {root_of}")
-        assert any(each.startswith(wanted) for each in found), found
-    assert ("tensorboard" in found[-1]) == config.run.tensorboard
+    assert printed(show_next, Config.model_validate(plain), tmp_path / "a-1") == lines
 
 
 def of_domains(add: float, auc: float | None = 0.5) -> dict[str, Any]:
@@ -178,8 +169,8 @@ def test_a_row_a_domain(tmp_path: Path) -> None:
     deployed = {"final": {"round": 9, "test": TEST}, "best": None}
     lines = printed(show_run, written(tmp_path, summary(deployed=deployed, domains=scope)))
     start = next(place for place, line in enumerate(lines) if line.startswith("the server's model on the whole graph"))
-    assert lines[start + 1].split() == ["rounds", "domain", "accuracy", "F1", "balanced", "AUC", "majority"]
-    labels = ("best val @4, test", "last @9, test", "mean of 5 to @9, both")
+    assert lines[start + 1].split() == ["test", "domain", "accuracy", "F1", "balanced", "AUC", "majority"]
+    labels = ("at best @4", "final @9", "both, mean of 5")
     numbers = (["10.00", "20.00", "15.00"], ["40.00", "50.00", "45.00"], ["60.00", "70.00", "65.00"])
     for block, (label, accuracies) in enumerate(zip(labels, numbers)):
         auc = "-" if block == 1 else "50.00"
@@ -195,5 +186,5 @@ def test_a_row_a_domain(tmp_path: Path) -> None:
     # Without validation.
     scope = {"best": None, "final": {"round": 2, "test": of_domains(0.0)}, "last_five": {"rounds": []}}
     lines = printed(show_run, written(tmp_path / "a", summary(domains=scope)))
-    assert not [line for line in lines if line.startswith(("best val", "mean of"))]
-    assert [line for line in lines if line.startswith("last @2, test")]
+    assert not [line for line in lines if line.startswith(("at best @", "both, mean"))]
+    assert [line for line in lines if line.startswith("final @2")]

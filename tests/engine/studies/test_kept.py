@@ -1,6 +1,7 @@
 """Runs, sweeps and stores listed, compared and removed."""
 
 import fcntl
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from support.errors import refused
 
 from shoal.engine.records.run_folder import RunFolder
-from shoal.engine.studies.listing import compare, kept_in, listed
+from shoal.engine.studies.listing import compare, kept_in, listed, plain_list
 from shoal.engine.studies.removal import remove
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
@@ -28,25 +29,44 @@ def sweeps(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sweep]:
     return made
 
 
-def test_listed_names_kind_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
+def test_listed_names_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
     runs = tiny.parent / "runs"
     found = list(kept_in(runs))
     assert [each.kind for each in found] == ["run"] * 3 + ["sweep"] * 2
-    rows = {row[1]: row for row in listed(found).rows}
-    first = sweeps[0].rows[0]
-    row = rows[first.path.name]
-    assert (row[0], row[4]) == ("run", "finished")
-    assert f"seed 0: {100 * first.figures['deployed.best.test']:.2f} % deployed" in row[5]
-    assert rows[sweeps[0].folder.name][4:] == ("finished", "config: seed=0,1")
+
+    def whats() -> dict[str, str]:
+        return {row[0].removeprefix("└ "): row[-1] for table in listed(found) for row in table.rows}
+
+    first, folder = sweeps[0].rows[0], sweeps[0].folder.name
+    score = f"{100 * first.figures['deployed.best.test']:.2f} % deployed"
+    assert whats()[first.path.name] == f"fedavg, seed 0: {score}"
+    assert whats()[folder] == "sweep of seed 0,1"
+    alone = [each for each in found if each.kind == "run"]
+    (table,) = listed(alone)
+    assert table.rows[0][-1].startswith("fedavg on sbm, 4 clients, seed ")
+    assert listed(alone[:1])[0].rows[0][-1].startswith("fedavg on sbm, 4 clients: ")
     (first.path / "summary.json").unlink()
-    states = {row[1]: row[4] for row in listed(found).rows}
-    assert (states[first.path.name], states[sweeps[0].folder.name]) == ("unfinished", "1 of 2")
+    assert whats()[first.path.name] == "fedavg, seed 0: unfinished"
+    assert whats()[folder] == "sweep of seed 0,1: 1 of 2"
+    (first.path / "failure.txt").write_text("round 1, client 2: RuntimeError: no luck\n")
+    assert whats()[first.path.name] == "fedavg, seed 0: failed in round 1: client 2: RuntimeError: no luck"
     (first.path / "config.yaml").write_text("{")
-    assert {row[1]: row[4] for row in listed(found).rows}[first.path.name] == "damaged"
+    assert ": damaged" in whats()[first.path.name]
     (store,) = (each for each in kept_in(tiny.parent) if each.kind == "store")
-    assert "4 clients, 120 nodes" in listed([store]).rows[0][5]
+    assert listed([store])[0].rows[0][-1] == "sbm, 4 clients, 120 nodes (synthetic)"
     assert store.bytes == sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
-    assert listed(list(kept_in(tiny.parent / "nowhere"))).notes == ("no runs, sweeps or stores",)
+    assert listed(list(kept_in(tiny.parent / "nowhere")))[0].notes == ("no runs, sweeps or stores",)
+
+
+def test_listed_in_the_order_of_time_with_runs_below_their_sweep(sweeps: list[Sweep], tiny: Path) -> None:
+    """A run of two sweeps is below the one that was written last; the newest run is last of all."""
+    own, shared = (row.path for row in sweeps[0].rows)
+    last = sweeps[1].rows[1].path
+    for seconds, path in enumerate((last, sweeps[1].folder, sweeps[0].folder, shared, own)):
+        for file in path.iterdir():
+            os.utime(file, (seconds, seconds))
+    names = [Path(each["path"]).name for each in plain_list([*kept_in(tiny.parent / "runs"), *kept_in(tiny.parent)])]
+    assert names == ["store", sweeps[1].folder.name, last.name, sweeps[0].folder.name, shared.name, own.name]
 
 
 def test_compare_shows_what_differs(sweeps: list[Sweep], tiny: Path) -> None:

@@ -240,11 +240,8 @@ def test_any_number_of_a_summary() -> None:
 @pytest.mark.parametrize(
     ("layout", "places", "says"),
     [
-        (
-            Layout(("deployed.best.tets",)),
-            [],
-            "--figure deployed.best.tets: no run has it; there are deployed.best.test",
-        ),
+        (Layout(("deployed.best.tets",)), ["--figure deployed.best.tets"], "did you mean 'deployed.best.test'?"),
+        (Layout(("deployed",)), ["--figure deployed"], "did you mean 'deployed.best.test'?"),
         (Layout(rows=("train.lr",)), ["train.lr"], "they do in data.dataset, algorithm"),
         (Layout(columns="x"), ["x"], ""),
         (Layout(against="algorithm=fedprox"), ["--against"], "no finished runs have algorithm fedprox"),

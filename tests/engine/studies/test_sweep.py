@@ -7,7 +7,9 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,6 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import yaml
+from rich.console import Console
 from support.errors import refused
 from support.failing_method import failing
 from support.small_runs import small_run
@@ -23,10 +26,13 @@ from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirector
 from shoal.engine.records import checkpoint
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import SUMMARY, read_summary, started
+from shoal.engine.studies import sweep_view
+from shoal.engine.studies.groups import Row
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.study_table import Layout, table_of
-from shoal.engine.studies.sweep import SHOAL, Sweep, show_sweep_plan, span
+from shoal.engine.studies.sweep import SHOAL, Sweep, show_sweep_plan
 from shoal.engine.studies.sweep_folder import read_rows, rows_of, run_title, title_of
+from shoal.engine.studies.sweep_view import SweepView, span
 from shoal.kept_run import Run
 
 Capture = pytest.CaptureFixture[str]
@@ -170,11 +176,11 @@ def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable
     assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}") == 1
     out, err = capsys.readouterr()
     assert "[3/3" in err
-    assert "failed: round 1, client 1: " in err
+    assert "kind raises, client 1: failed: round 1, client 1: " in err
     assert "Traceback" not in err
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
     assert "no luck" in line
-    assert "algorithm.kind raises" in line
+    assert "kind raises" in line
     assert status("sweep", config, axis, "--at-once", "2") == 1
     (one,), (other,) = (list((tmp_path / root / "sweeps").iterdir()) for root in ("alone", "runs"))
     first, second = read_rows(one), read_rows(other)
@@ -210,6 +216,7 @@ def test_sweep_parallel_ended_resumes(config: str, tmp_path: Path, number: signa
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == (128 + signal.SIGINT if number == signal.SIGINT else -number), said
+    assert (f"continue with: shoal sweep {config} " in said.splitlines()[-1]) == (number == signal.SIGINT)
     assert not psutil.wait_procs(below, timeout=60)[1]
     held.unlink()
     sweep = Sweep(Study(config, asked), at_once=2)
@@ -226,6 +233,38 @@ def test_sweep_interrupted_keeps_finished_rows(config: str) -> None:
         with pytest.raises(KeyboardInterrupt) if state == "waiting" else nullcontext():
             sweep.go()
         assert [row.state for row in read_rows(sweep.folder)] == ["finished", state, state]
+
+
+def test_table_at_work_fills_and_time_left_counts_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six runs two will not be chosen; the first took 10 s, preparing not among them."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(sweep_view, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    keys = [
+        {"algorithm.name": name, "rounds": "9", "seed": seed} for name in ("fedavg", "a/b.py:Own") for seed in "012"
+    ]
+    rows = [Row(columns, state="waiting") for columns in keys]
+    view = SweepView(rows, 4)
+    assert view.seconds_left() is None
+    view.begin(0)
+    clock.now += 10
+    rows[0] = Row(keys[0], {"deployed.best.test": 0.5})
+    view.end(0)
+    assert view.seconds_left() == 30
+    view.begin(1)
+    for now, left in ((4, 26), (30, 20)):
+        clock.now = 110 + now
+        assert view.seconds_left() == left
+    rows[3] = Row(keys[3], state="failed", error="no luck")
+    assert view.seconds_left() == 10
+    shown = Console(file=StringIO(), width=80)
+    shown.print(view.table())
+    lines = [line.split() for line in shown.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert lines[:3] == [
+        ["algorithm", "test", "(%)", "seconds", "runs"],
+        ["fedavg", "50.00", "10", "1/3,", "at", "work"],
+        ["b.py:Own", "-", "-", "1", "failed"],
+    ]
+    assert " ".join(lines[3]) == "2 of 4 runs done; 10 s left"
 
 
 def test_validation_chooses_with_few_seeds(config: str, capsys: pytest.CaptureFixture[str]) -> None:
