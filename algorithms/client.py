@@ -287,8 +287,8 @@ class ClientModel:
         """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
         return self.flat.w.detach().clone() if self._waiting is None else self._waiting
 
-    def answer_in(self, augmented: "AugmentedNodes") -> None:
-        """Trains, and answers for the client's nodes, in an augmented graph, until the end of the visit."""
+    def answer_in(self, augmented: Any) -> None:
+        """Trains, and answers for the client's nodes, in an `AugmentedNodes`, until the end of the visit."""
         self.items = augmented
         self._logits = None
 

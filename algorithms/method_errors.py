@@ -11,9 +11,30 @@ import torch
 
 from shoal.algorithms.base import Algorithm
 from shoal.storage.errors import ShoalError
+from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.tracebacks import in_words, raised_by_itself
 
 OURS = "shoal."
+# By class, what its objects have by no such name, and what to write instead.
+SCORES = 'client.model.logits_of("test")'
+ELSEWHERE = {
+    "Client": {
+        "predict": SCORES, "parameters": "client.model.w", "w": "client.model.w", "id": "client.info.client",
+        "x": "client.data.rows(0, rows)", "y": "client.data.label", "num_nodes": "client.info.nodes",
+        "train": "trainer.fit(client, received), in train()",
+    },
+    "ClientModel": {
+        "predict": SCORES, "parameters": "client.model.w", "state_dict": "client.model.w",
+        "load_state_dict": "client.model.load(w)", "train": "trainer.fit(client, received), in train()",
+        "eval": "client.model.logits(), which is in evaluation mode",
+    },
+    "View": {
+        "y": "client.data.label", "labels": "client.data.label", "edge_index": "client.data.edges, starts and columns",
+        "train_mask": "client.data.train", "val_mask": "client.data.val", "test_mask": "client.data.test",
+        "num_nodes": "client.data.nodes", "num_classes": "client.data.classes",
+    },
+    "Context": {"num_clients": "len(ctx.clients)", "log": "ctx.notes[name] = number", "w": "ctx.initial"},
+}  # fmt: skip
 
 
 class ProtocolError(Exception):
@@ -46,7 +67,16 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
         # The engine's own code, which a method of ours runs but did not write.
         raise ShoalError(f"{before}{in_words(error)}", detail=detail) from error
     where = where or _definition(method, hook)
-    raise ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail=detail) from error
+    raise ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}{_elsewhere(error)}", detail=detail) from error
+
+
+def _elsewhere(error: BaseException) -> str:
+    """Where that is which a method's author looked for at a client, its model, its data or the context."""
+    known = ELSEWHERE.get(type(getattr(error, "obj", None)).__name__)
+    if not isinstance(error, AttributeError) or known is None:
+        return ""
+    there = [name for name in dir(error.obj) if not name.startswith("_")]
+    return f"; write {known[error.name]}" if error.name in known else did_you_mean(str(error.name), there)
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:

@@ -103,12 +103,12 @@ class TrainOptions:
         optimizer: `adam` or `sgd`.
         lr: Learning rate.
         weight_decay: L2 in the gradient, on all parameters.
-        momentum: Of SGD.
-        batch_size: Training rows a step; None: all rows in one step.
+        momentum: Momentum of SGD.
+        batch_size: Training rows a step; null: all rows in one step.
         opt_state: `keep` the optimizer's moments between rounds (as the papers' code does), or `reset` them.
         dropout: Probability that a hidden activation of a backbone is dropped.
         schedule: How the learning rate changes from round to round: a scheduler of torch with its options, as
-            `{name: CosineAnnealingLR, T_max: 100}`, which takes a step a round; None: `lr` in all rounds.
+            `{name: CosineAnnealingLR, T_max: 100}`, which takes a step a round; null: `lr` in all rounds.
     """
 
     epochs: Positive = 3

@@ -1,4 +1,4 @@
-"""A user's method: `algorithm.name: examples/method.py:TrimmedMean`."""
+"""A user's method: `algorithm: method.py:TrimmedMean` beside this file."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

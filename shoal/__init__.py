@@ -22,8 +22,12 @@ with suppress(ShoalError):
 
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm as Algorithm
+    from shoal.algorithms.base import Trainer as Trainer
     from shoal.algorithms.client import Client as Client
+    from shoal.algorithms.client import ClientInfo as ClientInfo
+    from shoal.algorithms.client import ClientModel as ClientModel
     from shoal.algorithms.context import Context as Context
+    from shoal.algorithms.models.layers.head import Output as Output
     from shoal.algorithms.models.user.user_model import Backbone as Backbone
     from shoal.algorithms.protocol import Ask as Ask
     from shoal.algorithms.protocol import Mix as Mix
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.storage.datasets.user.pyg_data import from_pyg as from_pyg
     from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
     from shoal.storage.graph.graph import Graph as Graph
+    from shoal.storage.store.view import View as View
     from shoal.studies import Sweep as Sweep
     from shoal.studies import compare as compare
     from shoal.studies import report as report
@@ -58,11 +63,14 @@ PLACES = {
     "Backbone": "shoal.algorithms.models.user.user_model",
     "Callback": "shoal.engine.callbacks.callback",
     "Client": "shoal.algorithms.client",
+    "ClientInfo": "shoal.algorithms.client",
+    "ClientModel": "shoal.algorithms.client",
     "Config": "shoal.engine.config.config",
     "Context": "shoal.algorithms.context",
     "Dataset": "shoal.storage.datasets.user.user_dataset",
     "Graph": "shoal.storage.graph.graph",
     "Mix": "shoal.algorithms.protocol",
+    "Output": "shoal.algorithms.models.layers.head",
     "Partitioner": "shoal.partition.methods.user_partitioner",
     "Reduce": "shoal.algorithms.protocol",
     "Replies": "shoal.algorithms.protocol",
@@ -71,7 +79,9 @@ PLACES = {
     "ShoalError": "shoal.storage.errors",
     "Sweep": "shoal.studies",
     "TextTable": "shoal.engine.studies.text_table",
+    "Trainer": "shoal.algorithms.base",
     "Upload": "shoal.algorithms.protocol",
+    "View": "shoal.storage.store.view",
     "compare": "shoal.studies",
     "from_clients": "shoal.storage.adapters.clients",
     "from_pyg": "shoal.storage.datasets.user.pyg_data",

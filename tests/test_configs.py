@@ -14,8 +14,9 @@ from shoal.engine.preparing.identity import sources
 from shoal.storage.options.dataset_names import DATASETS
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
-# Papers are read where `shoal reproduce` is tested.
-FILES = sorted({*FOLDER.rglob("*.yaml")} - {*(FOLDER / "papers").glob("*.yaml")})
+# Papers are read where `shoal reproduce` is tested, projects run where tutorials are.
+OTHERS = {*(FOLDER / "papers").glob("*.yaml"), *(FOLDER / "projects").rglob("*.yaml")}
+FILES = sorted({*FOLDER.rglob("*.yaml")} - OTHERS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))

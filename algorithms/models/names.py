@@ -8,27 +8,30 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path, is_own
 from shoal.storage.suggestions import did_you_mean_name
 
-# By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
-BACKBONES = {
+# By name of their modules: PyG takes seconds and 130 MiB of every process that imports it. These read powers of the
+# propagation, which were computed before.
+READ_HOPS = {
     "gamlp": "shoal.algorithms.models.decoupled.gamlp:GAMLP",
-    "gat": "shoal.algorithms.models.gnn.gat:GAT",
     "gbp": "shoal.algorithms.models.decoupled.fixed_hops:GBP",
+    "s2gc": "shoal.algorithms.models.decoupled.fixed_hops:S2GC",
+    "sgc": "shoal.algorithms.models.decoupled.fixed_hops:SGC",
+    "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
+}
+# These pass messages along edges, or read features alone.
+READ_NO_HOPS = {
+    "gat": "shoal.algorithms.models.gnn.gat:GAT",
     "gcn": "shoal.algorithms.models.gnn.gcn:GCN",
     "gcnii": "shoal.algorithms.models.gnn.gcnii:GCNII",
     "gin": "shoal.algorithms.models.gnn.gin:GIN",
     "mlp": "shoal.algorithms.models.decoupled.fixed_hops:MLP",
-    "s2gc": "shoal.algorithms.models.decoupled.fixed_hops:S2GC",
     "sage": "shoal.algorithms.models.gnn.sage:GraphSAGE",
-    "sgc": "shoal.algorithms.models.decoupled.fixed_hops:SGC",
-    "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
+BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS}.items()))
 
 # What else they are called, as `plain_name` writes it.
 OTHER_NAMES = {"graphsage": "sage", "ssgc": "s2gc", "gcn2": "gcnii"}
 
-# Those that read powers of the propagation, which were computed before; others pass messages, or read features alone.
-READ_HOPS = ("gamlp", "gbp", "s2gc", "sgc", "sign")
 # For graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
 # Networks without a classifier, which a method may name in `models()` but a config may not.
@@ -65,7 +68,7 @@ class ModelSpec(Named):
     """The section `model` of a config, or an entry of it where it is a list.
 
     Attributes:
-        name: Key of `BACKBONES`, or `my_file.py:Name`.
+        name: Name of the model, or `my_file.py:Name`.
         init: `shared`: clients of this model start equal; `own`: each with its own parameters.
         pretrained: safetensors of the parameters that its GNN starts from, `own` or not, as `shoal pretrain` makes it;
             all others are drawn.

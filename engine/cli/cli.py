@@ -75,6 +75,30 @@ def _options(
     """Options of every command; `--debug` is read where errors are printed."""
 
 
+@app.command("init")
+def init_command(
+    project: Annotated[str | None, typer.Argument(metavar="[PROJECT]", help="Its name; without it, a list.")] = None,
+    folder: Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="New or empty; by default PROJECT.")] = None,
+) -> None:
+    """Write a small commented project: a config, code where it needs some, and what to run next."""
+    from shoal.engine.cli.projects import list_projects, start_project
+
+    lines = list_projects() if project is None else start_project(project, _possible(folder or project))
+    print("\n".join(lines))
+
+
+@app.command("explain")
+def explain_command(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="As train.lr, a section, a method, a model, or scores.")
+    ] = None,
+) -> None:
+    """Say what a key of a config does: type, bounds, default, meaning, and with what else it has an effect."""
+    from shoal.engine.cli.explain import explanation
+
+    print("\n".join(explanation(key)))
+
+
 @app.command("prepare")
 def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
     """Turn a dataset into a store: partition, shards, splits, hops. Interrupted, it resumes."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 from yaml import YAMLError, safe_load
@@ -62,6 +62,11 @@ def _named(value: Any) -> Any:
     return [_method(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def _models(value: Any) -> Any:
+    """One model, or a list of models, given by bare names."""
+    return _named(value) if isinstance(value, list | tuple) else _method(value)
+
+
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
 # Every host builds them all.
@@ -75,7 +80,16 @@ Models = Annotated[
 
 
 class Config(BaseModel):
-    """A whole config; the sections are the keys of the file. Unknown keys are refused, values do not change."""
+    """A whole config; the sections are the keys of the file. Unknown keys are refused, values do not change.
+
+    Attributes:
+        name: The run's name, with which its folder begins.
+        seed: Seed of parameters, cohorts, batches and all that methods draw.
+        task: `node`, `edge` or `graph`: what is predicted.
+        rounds: Rounds.
+        algorithm: The method: its name, or a mapping of `name` and options.
+        callbacks: A list of callbacks: names, or mappings of `name` and options.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,7 +102,7 @@ class Config(BaseModel):
     data: DataConfig
     partition: PartitionOptions = PartitionOptions()
     propagation: PropagationOptions = PropagationOptions()
-    model: Models = ModelSpec()
+    model: Annotated[Models, BeforeValidator(_models)] = ModelSpec()
     heterogeneity: HeterogeneityOptions = HeterogeneityOptions()
     train: TrainOptions = TrainOptions()
     algorithm: Annotated[Named, BeforeValidator(_method)]
@@ -234,6 +248,7 @@ def _config_file(path: str | Path) -> Path:
 def _lay_over(raw: Any, key: str, value: Any) -> None:
     """Puts a plain value at a dotted key of a config."""
     try:
+        _open(raw, key)
         if key in WHOLE:
             raw.pop(key, None)
         OmegaConf.update(raw, key, value, force_add=True)
@@ -246,7 +261,8 @@ def _override(raw: Any, override: str) -> None:
     key, value = with_new_name(*override.split("=", 1))
     try:
         require_small(value)
-        if key in WHOLE and value.startswith("{"):
+        _open(raw, key)
+        if key in WHOLE and value.startswith(("{", "[")):
             # The options of another name would stay.
             raw.pop(key, None)
         raw.merge_with_dotlist([f"{key}={value}"])
@@ -255,6 +271,14 @@ def _override(raw: Any, override: str) -> None:
             override,
             f"cannot be set: {_reason(error)}; an entry of a list is named by its place, as in model.0.hidden=32",
         ) from error
+
+
+def _open(raw: Any, key: str) -> None:
+    """Makes mappings of bare names, as of `model: gcn`, which an option, as `model.hidden`, joins."""
+    section = key.partition(".")[0]
+    if section != key and section in WHOLE and isinstance(raw.get(section), str | ListConfig):
+        plain: Any = OmegaConf.to_container(raw)
+        raw[section] = _models(plain[section])
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,8 @@ OWN = "my_file.py:Name"
 class Rule(NamedTuple):
     """Keys that have an effect only where something `holds` of a config: another key has certain `values`, in words.
 
-    Beside its default a key may have the value `given`, which says what is the case without it.
+    Beside its default a key may have the value `given`, which says what is the case without it. `by_words`: the values
+    are words of the other key.
     """
 
     keys: tuple[str, ...]
@@ -26,6 +27,7 @@ class Rule(NamedTuple):
     values: str
     holds: Callable[[Any], bool]
     given: Any = None
+    by_words: bool = False
 
 
 def _one_of(keys: str, other: str, *values: str) -> Rule:
@@ -36,7 +38,7 @@ def _one_of(keys: str, other: str, *values: str) -> Rule:
         names = found if isinstance(found, tuple) else (found,)
         return any(str(name).lower() in values or (OWN in values and is_own(str(name))) for name in names)
 
-    return Rule(tuple(keys.split()), other, ", ".join(values), holds)
+    return Rule(tuple(keys.split()), other, ", ".join(values), holds, by_words=True)
 
 
 def _several_models(config: Any) -> bool:

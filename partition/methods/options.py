@@ -21,7 +21,7 @@ class PartitionOptions:
     """The section `partition` of a config; a method reads the options it needs.
 
     Attributes:
-        method: How nodes, or graphs, become clients; one of `Methods`, or `my_file.py:Name`.
+        method: How nodes, or graphs, become clients; also `my_file.py:Name`.
         clients: Number of clients; for a list of graphs the number of each, which `domains` then holds.
         domains: Clients of every graph, where `data.dataset` is a list: `clients` is their sum.
         seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
@@ -29,10 +29,10 @@ class PartitionOptions:
         imbalance: METIS, KaMinPar, semi-external: largest part over the mean part; 1.03 allows clients 3 % above the
             mean. METIS counts in thousandths and may exceed it slightly, the others keep it as `size_bound` says.
         balance: Louvain: what is balanced between clients, `nodes` or `labelled` nodes.
-        file: File: an `.npy` of the client of every node, or graph, integers `[items]`; None: the dataset's own
+        file: File: an `.npy` of the client of every node, or graph, integers `[items]`; null: the dataset's own
             assignment.
         chunks: Index: chunks that each graph is cut into, the first of which are clients; nodes of the others belong to
-            no client. None: as many as clients.
+            no client. null: as many as clients.
         alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
         options: `my_file.py:Name`: values of the fields of its dataclass.
 

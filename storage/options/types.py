@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import WithJsonSchema as Shown
 
 from shoal.storage.errors import ShoalError
 
@@ -119,9 +120,9 @@ def _whole(value: Any) -> Any:
     return value
 
 
-FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute)]
+FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute), Shown({"type": "path"})]
 # A folder of this machine, or an address.
-Place = Annotated[str, AfterValidator(_place), BeforeValidator(absolute)]
+Place = Annotated[str, AfterValidator(_place), BeforeValidator(absolute), Shown({"type": "path or address"})]
 # A name that may be one of a user's file, and one that must be.
 Name = Annotated[str, BeforeValidator(absolute_user_path)]
 UserName = Annotated[str, AfterValidator(_user_name), BeforeValidator(absolute_user_path)]
@@ -129,7 +130,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]
 # Bytes, or a text such as `8GiB`.
-Size = Annotated[int, BeforeValidator(_whole), BeforeValidator(_bytes), Field(gt=0, lt=2**63)]
+Size = Annotated[int, BeforeValidator(_whole), BeforeValidator(_bytes), Field(gt=0, lt=2**63), Shown({"type": "bytes"})]
 Positive = Annotated[Whole, Field(ge=1)]
 Count = Annotated[Whole, Field(ge=0)]
 Seed = Count

@@ -1,18 +1,22 @@
 """Where a method's code failed: the innermost line in its files, whatever it raised and however."""
 
+import re
 import signal
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.fixtures import MakeClient, MakeView
 
 from shoal.algorithms.base import Algorithm, Context, Requests, Tree
-from shoal.algorithms.method_errors import ProtocolError, code_of, fault, in_words, yield_place
+from shoal.algorithms.method_errors import ELSEWHERE, ProtocolError, code_of, fault, in_words, yield_place
 from shoal.algorithms.methods import fedavg
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import Ask
 from shoal.storage.errors import ShoalError
 
@@ -157,3 +161,19 @@ def test_an_interrupt_from_outside_interrupts() -> None:
     method = Raises()
     with pytest.raises(KeyboardInterrupt), code_of(method, "round"):
         next(method.round({}, None, []))  # type: ignore[arg-type]
+
+
+def test_attribute_that_is_elsewhere_is_named(
+    mine: tuple[Any, Path], make_view: MakeView, make_client: MakeClient
+) -> None:
+    """As `client.gone` of the helper; every place that is named for a client is there."""
+    _, folder = mine
+    client = make_client(make_view(3, [(0, 1)], [0, 1, 0], [0], 2), build("sgc", 3, 2, 0, 0.0, {}))
+    for name, says in (("predict", '; write client.model.logits_of("test")'), ("modell", "; did you mean 'model'?")):
+        (folder / "helper.py").write_text(f"def fails(client):\n    return client.{name}\n")
+        again = load(describe(f"{folder / 'mine.py'}:Mine", {}))
+        assert line_of(again, "upload", client, None, "train").endswith(says)
+    for hints in ELSEWHERE.values():
+        for hint in hints.values():
+            if path := re.match(r"client((?:\.\w+)+)", hint):
+                assert attrgetter(path[1][1:])(client) is not None, hint

@@ -24,9 +24,11 @@ from shoal.engine.cluster.cluster import _package
 from shoal.engine.cluster.open_backend import require_own_package
 
 SHORT = ["rounds=2", "data.root=data", "run.tensorboard=false", "resources.cpus_per_host=0.4"]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "configs", *sorted(PACKAGES))
+# Files of projects are links to `docs` and `examples`.
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "configs", "docs", "examples", *sorted(PACKAGES))
 BUILT = {name.replace(".", "/") for name in modules()}
-CONFIGS = {f"shoal/config_files/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
+FILES = [path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*") if path.is_file()]
+CONFIGS = {f"shoal/config_files/{path}" for path in FILES}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             shutil.copyfile(source, copy / name)
 
     def build(kind: str) -> Path:
-        output(f"from setuptools import build_meta; build_meta.build_{kind}('dist')", copy)
+        output(f"from setuptools import build_meta; build_meta.build_{kind}('dist')", copy, unwanted="absent from the")
         (found,) = (copy / "dist").glob("*.whl" if kind == "wheel" else "*.tar.gz")
         return found
 
@@ -49,19 +51,24 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def modules_in(names: list[str]) -> set[str]:
-    """Modules among files, packages by their folder."""
-    paths = [PurePosixPath(name) for name in names if name.endswith(".py")]
+    """Modules among files, packages by their folder; code of projects is copied and never imported."""
+    paths = [PurePosixPath(name) for name in names if name.endswith(".py") and "/config_files/" not in f"/{name}"]
     return {str(path.parent if path.stem == "__init__" else path.with_suffix("")) for path in paths}
 
 
-def output(program: str, folder: Path, **env: str) -> str:
-    """What a program prints in a folder."""
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=env or None, capture_output=True, text=True)
+def output(program: str, folder: Path, unwanted: str = "Traceback") -> str:
+    """What a program prints in a folder; it says nothing `unwanted`."""
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert unwanted not in done.stderr, done.stderr
     return done.stdout.strip()
 
 
-COMMANDS = [["run", "quickstart", "--dry-run"], ["reproduce", "fedgta", "table3", "--smallest", "--dry-run"]]
+COMMANDS = [
+    ["init", "own-method"],
+    ["run", "quickstart", "--dry-run"],
+    ["reproduce", "fedgta", "table3", "--smallest", "--dry-run"],
+]
 # Several commands in a process that imports Shoal once.
 IN_TURN = """
 import sys, shoal
@@ -93,7 +100,7 @@ def test_wheel_holds_shoal_alone_and_works_in_a_fresh_environment(build: Callabl
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"shoal"}
     assert modules_in(names) == BUILT
     assert "shoal/py.typed" in names
-    assert {name for name in names if name.endswith(".yaml")} == CONFIGS
+    assert {name for name in names if name.startswith("shoal/config_files/")} == CONFIGS
     python = fresh_environment(tmp_path / "fresh") / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True)
@@ -103,6 +110,9 @@ def test_wheel_holds_shoal_alone_and_works_in_a_fresh_environment(build: Callabl
         done = subprocess.run(command, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "fresh"))
+    made = tmp_path / "elsewhere" / "own-method" / "method.py"
+    assert not made.is_symlink()
+    assert made.read_text() == (ROOT / "examples" / "method.py").read_text()
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ class FixedHops(nn.Module):
     Attributes:
         inputs: Hops that are read.
         weights: w_k of these hops.
+        has_gradient_formulas: As of `Coupled`.
         one_weight: All hops are multiplied by one weight before anything else is done with them.
     """
 
@@ -34,6 +35,13 @@ class FixedHops(nn.Module):
     def __init__(
         self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 1, hidden: int = 64
     ) -> None:
+        """See above.
+
+        Args:
+            features, classes, hops, dropout: See above.
+            layers: Number of linear layers.
+            hidden: Width of the layers but the last.
+        """
         super().__init__()
         weights = self.hop_weights(hops)
         self.inputs = tuple(weights)
@@ -58,6 +66,8 @@ class FixedHops(nn.Module):
 class MLP(FixedHops):
     """MLP on the features, which sees no edge."""
 
+    has_gradient_formulas = True
+
     def __init__(self, *shape: Any, layers: int = 2, **options: Any) -> None:
         super().__init__(*shape, layers=layers, **options)
 
@@ -67,6 +77,8 @@ class MLP(FixedHops):
 
 class SGC(FixedHops):
     """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b; more layers make an MLP."""
+
+    has_gradient_formulas = True
 
     def hop_weights(self, hops: int) -> dict[int, float]:
         return {hops: 1.0}
@@ -82,6 +94,11 @@ class S2GC(FixedHops):
     """
 
     def __init__(self, *shape: Any, alpha: Share = 0.05, **options: Any) -> None:
+        """As for `FixedHops`.
+
+        Args:
+            alpha: Share of the features in every term.
+        """
         self.alpha = alpha
         super().__init__(*shape, **options)
 
@@ -101,6 +118,11 @@ class GBP(FixedHops):
     """
 
     def __init__(self, *shape: Any, layers: int = 2, beta: Part = 0.1, **options: Any) -> None:
+        """As for `FixedHops`.
+
+        Args:
+            beta: Probability of a restart; 1 reads the features alone.
+        """
         self.beta = beta
         super().__init__(*shape, layers=layers, **options)
 

@@ -41,6 +41,8 @@ class GAMLP(nn.Module):
     sparse, their weighted rows are not formed either: the first layer of the MLP is applied to every hop.
     """
 
+    has_gradient_formulas = True
+
     def __init__(
         self,
         features: int,
@@ -52,7 +54,14 @@ class GAMLP(nn.Module):
         layers: int = 3,
         attention: str = "jk",
     ) -> None:
-        """As for `FixedHops`; no hops make it an MLP. `attention` is how a score is computed, see above."""
+        """As for `FixedHops`; no hops make it an MLP.
+
+        Args:
+            features, classes, hops, dropout: As for `FixedHops`.
+            hidden: Width of the layers but the last.
+            layers: Number of linear layers.
+            attention: How the score of a hop is computed: `simple`, `gate`, `ori_ref`, `jk` or `recursive`, see above.
+        """
         super().__init__()
         if attention not in ATTENTIONS:
             known = ", ".join(ATTENTIONS)

@@ -30,7 +30,10 @@ class SIGN(nn.Module):
     ) -> None:
         """As for `FixedHops`; no hops make it an MLP.
 
-        `hidden` is the width H of what every hop becomes, and of each of the `layers` above, but the last.
+        Args:
+            features, classes, hops, dropout: As for `FixedHops`.
+            hidden: Width H of what every hop becomes, and of the layers above, but the last.
+            layers: Number of linear layers above those of the hops.
         """
         super().__init__()
         self.inputs = tuple(range(hops + 1))

@@ -30,10 +30,15 @@ class GAT(Coupled):
     """
 
     operator = "attention"
+    has_gradient_formulas = True
     papers_head = "conv"
 
     def __init__(self, *shape: Any, hidden: int = 64, heads: int = 8, **options: Any) -> None:
-        """As for `Coupled`; a ShoalError also says that `model.hidden` is no multiple of `model.heads`."""
+        """As for `Coupled`; a ShoalError also says that `model.hidden` is no multiple of `model.heads`.
+
+        Args:
+            heads: Attention heads, which share the width of a layer.
+        """
         self.heads = require_heads(heads, hidden)
         super().__init__(*shape, hidden=hidden, **options)
 

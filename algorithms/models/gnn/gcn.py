@@ -27,6 +27,7 @@ class GCN(Coupled):
     """
 
     operator = "symmetric"
+    has_gradient_formulas = True
     weighs_edges = True
     in_batches = True
     papers_head = "conv"
@@ -38,7 +39,12 @@ class GCN(Coupled):
         norm: Literal["none", "batch"] = "none",
         **options: Any,
     ) -> None:
-        """As for `Coupled`; `jumping: none` gives the last layer's output; a `norm` refuses drawn neighbours."""
+        """As for `Coupled`; a `norm` refuses drawn neighbours.
+
+        Args:
+            jumping: `none` embeds by the last layer's output, `max` by the largest of all layers' outputs.
+            norm: `batch` normalises hidden layers over the nodes of the graph, `none` does not.
+        """
         super().__init__(*shape, **options)
         if self.fanouts and norm != "none":
             raise ShoalError("model.fanouts", "norm: batch reads the whole graph; leave it out")

@@ -24,12 +24,19 @@ class GCNII(Coupled):
     """
 
     operator = "symmetric"
+    has_gradient_formulas = True
     first = ("lift.weight",)
     weighs_edges = True
     in_batches = True
     lifted = True
 
     def __init__(self, *shape: Any, alpha: Share = 0.1, theta: AboveZero = 0.5, **options: Any) -> None:
+        """As for `Coupled`.
+
+        Args:
+            alpha: Share of the first layer's input in every layer.
+            theta: Strength of a layer's weights, which falls with its depth.
+        """
         self.alpha, self.theta = alpha, theta
         super().__init__(*shape, **options)
 

@@ -24,11 +24,16 @@ class GIN(Coupled):
     """
 
     operator = "sum"
+    has_gradient_formulas = True
     first = ("convs.0.nn.0.weight",)
     in_batches = True
 
     def __init__(self, *shape: Any, norm: Norm = "layer", **options: Any) -> None:
-        """As for `Coupled`."""
+        """As for `Coupled`.
+
+        Args:
+            norm: `layer` normalises what a layer sums up, `none` keeps its size.
+        """
         self.norm = norm
         super().__init__(*shape, **options)
 

@@ -18,6 +18,7 @@ class GraphSAGE(Coupled):
     """
 
     operator = "mean"
+    has_gradient_formulas = True
     first = ("convs.0.lin_l.weight", "convs.0.lin_r.weight")
     in_batches = True
     papers_head = "conv"

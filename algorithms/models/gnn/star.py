@@ -30,7 +30,11 @@ class Star(Coupled):
     embedding_parts = 2
 
     def __init__(self, *shape: Any, hidden: int = 64, layers: int = 2, norm: Norm = "layer") -> None:
-        """As for `GIN`."""
+        """As for `GIN`.
+
+        Args:
+            norm: As of `GIN`: `layer` or `none`.
+        """
         self.norm = norm
         super().__init__(*shape, hidden=hidden, layers=layers)
 

@@ -29,7 +29,11 @@ class Transformer(Coupled):
     def __init__(
         self, *shape: Any, hidden: int = 64, layers: int = 2, heads: int = 1, fanouts: list[int] | None = None
     ) -> None:
-        """As for `GAT`."""
+        """As for `GAT`.
+
+        Args:
+            heads: Attention heads, which share the width of a layer.
+        """
         self.heads = require_heads(heads, hidden)
         super().__init__(*shape, hidden=hidden, layers=layers, fanouts=fanouts)
 

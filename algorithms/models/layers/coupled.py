@@ -34,6 +34,7 @@ class Coupled(nn.Module):
         operator: What the layers multiply by, see `inputs.neighbourhood.all_nodes`.
         weighs_edges: Messages are multiplied by the weights of edges; else graphs with such weights are refused.
         papers_head: The classifier that the paper's model for nodes has.
+        has_gradient_formulas: `training/analytic` has the formulas of this class; derived classes do not inherit that.
         in_batches: Clients of such models may train in one batch, drawn neighbours and other norms aside.
         first: Names of the weights that the features are multiplied by.
         lifted: A linear layer takes the features to width `hidden` first.
@@ -62,7 +63,19 @@ class Coupled(nn.Module):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range."""
+        """Draws the parameters from torch's default generator; a ShoalError names an option that is out of range.
+
+        Args:
+            features: Width F of the features; `classes` is the number of classes.
+            hops: Not read.
+            dropout: Probability that a hidden activation is dropped.
+            hidden: Width of the layers.
+            layers: Number of layers that pass messages.
+            head: `linear` classifier, `relu` before it, or `conv`: the last layer is the classifier. The default
+                depends on the method.
+            fanouts: Neighbours drawn in a training step, one number a layer, the last layer's first, -1 for all; null:
+                the whole graph.
+        """
         super().__init__()
         if layers < 1:
             raise ShoalError("model.layers", f"must be at least 1, found {layers}")

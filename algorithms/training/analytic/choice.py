@@ -10,9 +10,6 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
 
-# Backbones that only autograd trains, by name.
-UNWRITTEN = ("gbp", "s2gc", "sign", "transformer")
-
 
 class AnalyticGradient(Protocol):
     """Gradients of a backward pass, to rounding, written into `grad`."""
@@ -48,7 +45,8 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
     name = name_of(model.module)
     if name is None:
         return "a model that is not adapted to another width"
-    if name in UNWRITTEN:
+    # Said by the class itself: what derives from it may compute something else.
+    if not vars(type(model.module)).get("has_gradient_formulas"):
         return f"a model with formulas of its gradients, which {name} is not"
     if getattr(model.module, "attention", None) == "recursive":
         return "another model.attention than recursive"

@@ -14,7 +14,7 @@ from support.reset_models import assert_reset_as_fresh
 from torch import Tensor, nn
 
 from shoal.algorithms.models.build import backbone, build
-from shoal.algorithms.models.decoupled.fixed_hops import MLP
+from shoal.algorithms.models.decoupled.fixed_hops import MLP, FixedHops
 from shoal.algorithms.models.decoupled.gamlp import ATTENTIONS
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -113,7 +113,7 @@ def test_hidden_activations_drop_as_in_plain_torch(name: str, options: dict, tra
 def test_dropout_before_the_classifier_is_an_option(name: str, embedding: int | None, make_view: MakeView) -> None:
     x = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
     view = make_view(12, [(i, i + 1) for i in range(11)], [0] * 12, [0], 3, x)
-    options = {"hidden": 8, **({"layers": 2} if name in ("sgc", "s2gc") else {})}
+    options = {"hidden": 8, **({"layers": 2} if issubclass(backbone(name), FixedHops) else {})}
     for choice, expected in (({}, False), ({"head_dropout": True}, False), ({"head_dropout": False}, True)):
         torch.manual_seed(0)
         module = build(name, 5, 3, 0, 0.5, {**options, **choice}, embedding).train()

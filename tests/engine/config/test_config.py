@@ -93,6 +93,24 @@ def test_an_override_of_a_list_names_the_place(file: Path) -> None:
             load_config(file, [override])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "models"),
+    [
+        (["model=gcn"], [("gcn", {})]),
+        (["model=gcn", "model.hidden=8"], [("gcn", {"hidden": 8})]),
+        (["model=[gcn,sage]"], [("gcn", {}), ("sage", {})]),
+        (["model=[gcn,sage]", "model.1.hidden=8"], [("gcn", {}), ("sage", {"hidden": 8})]),
+    ],
+)
+def test_models_by_bare_names_are_those_by_mappings(
+    file: Path, overrides: list[str], models: list[tuple[str, dict[str, Any]]]
+) -> None:
+    config = load_config(file, overrides)
+    assert [(model.name, model.options) for model in config.models()] == models
+    chosen = load_config(file, ["algorithm=fedavg", "algorithm.weight=uniform"]).algorithm
+    assert (chosen.name, chosen.options) == ("fedavg", {"weight": "uniform"})
+
+
 def test_a_wrong_override_is_named(file: Path) -> None:
     # A wrong value is of the file's key: `test_sections.py` has them all.
     for override in ("train.learning_rate=0.1", "algorithm.name=null", "model=[]"):

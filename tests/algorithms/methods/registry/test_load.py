@@ -10,6 +10,7 @@ from support.errors import refused
 from support.fixtures import Start
 
 from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import load_config
 from shoal.storage.errors import ShoalError
 
@@ -148,7 +149,7 @@ def test_a_run_with_it(mine: str, run: Start) -> None:
 
 @pytest.mark.parametrize("name", ["fedunheardof", "mine.py", "mine.txt:Mine", "mine.py:", ":Mine"])
 def test_an_unknown_name_lists_what_there_is(name: str) -> None:
-    with refused("algorithm.name", says=f"{name!r} is unknown; there are local, global, fedavg, fedgta"):
+    with refused("algorithm.name", says=f"{name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:"):
         describe(name, {})
 
 

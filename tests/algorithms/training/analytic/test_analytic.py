@@ -15,14 +15,17 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
+from shoal.algorithms.models.decoupled.fixed_hops import SGC
+from shoal.algorithms.models.gnn.gcn import GCN
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, all_nodes
 from shoal.algorithms.models.layers.head import Output
+from shoal.algorithms.models.names import BACKBONES
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import UNWRITTEN, AnalyticGradient, analytic, needed_for_analytic
+from shoal.algorithms.training.analytic.choice import AnalyticGradient, analytic, needed_for_analytic
 from shoal.algorithms.training.analytic.graphs import LAYERS
-from shoal.algorithms.training.analytic.layers import HeadGradients
+from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
 from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.store.view import View
@@ -31,6 +34,7 @@ FEATURES, CLASSES, NODES = 9, 4, 30
 ATTENTIONS = ("simple", "gate", "ori_ref", "jk")
 MORE = {"jumping": "max", "head_dropout": False, "head": "conv"}
 CONV_HEADS = ("gcn head", "sage head", "gat head", "gcn head head_dropout", "gcn head jumping")
+WITHOUT_FORMULAS = [name for name in BACKBONES if name not in (*LAYERS, "gcnii", *HEADS, "gamlp")]
 GRAPHS = (*LAYERS, "gcnii", "gcn jumping", "gcn head_dropout", "gcnii head_dropout", *CONV_HEADS)
 
 
@@ -236,12 +240,31 @@ def test_float16_hops_are_multiplied_in_float32(name: str) -> None:
         ("gin", {"norm": "none"}, "model.norm: layer"),
         ("gamlp", {"attention": "recursive"}, "another model.attention than recursive"),
         ("gamlp", {"attention": "jk"}, None),
-        *((name, {}, f"a model with formulas of its gradients, which {name} is not") for name in UNWRITTEN),
+        *((name, {}, f"a model with formulas of its gradients, which {name} is not") for name in WITHOUT_FORMULAS),
     ],
 )
 def test_needed_for_analytic_names_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
     missing = needed_for_analytic(Algorithm(), FlatModel(build(name, FEATURES, CLASSES, 0, 0.5, options)))
     assert missing is None if why is None else missing is not None and missing.startswith(why)
+
+
+class OtherGCN(GCN):
+    """A new model as the tree gets one: a class and its name."""
+
+    def activate(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+class OtherSGC(SGC):
+    def hop_weights(self, hops: int) -> dict[int, float]:
+        return {0: 2.0}
+
+
+@pytest.mark.parametrize("cls", [OtherGCN, OtherSGC])
+def test_class_derived_from_one_with_formulas_has_none(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKBONES, "new", f"{__name__}:{cls.__name__}")
+    missing = needed_for_analytic(Algorithm(), FlatModel(build("new", FEATURES, CLASSES, 0, 0.5, {})))
+    assert missing == "a model with formulas of its gradients, which new is not"
 
 
 def test_fit_with_loss_uses_autograd(view: View, make_client: MakeClient) -> None:

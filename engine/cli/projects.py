@@ -1,0 +1,60 @@
+"""What `shoal init` writes: small projects, which lie in the package as folders with a README.
+
+The first line of a README says what its project is, and its block of commands what comes next.
+"""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+from shoal.engine.config.config import SHIPPED
+from shoal.storage.errors import ShoalError
+from shoal.storage.suggestions import did_you_mean
+
+PROJECTS = SHIPPED / "projects"
+README = "README.md"
+
+
+def list_projects() -> list[str]:
+    """A line for each project: its name, and what it is."""
+    names = _names()
+    width = max(map(len, names))
+    return [*(f"{name:{width}}  {_readme(name).splitlines()[0].lstrip('# ')}" for name in names), "shoal init PROJECT"]
+
+
+def start_project(name: str, folder: Path) -> list[str]:
+    """Copies a project into a new or empty folder; gives lines for the user: files, and the commands to run next.
+
+    Raises ShoalError: there is no such project, or the folder is not empty or cannot be written.
+    """
+    names = _names()
+    if name not in names:
+        raise ShoalError(name, f"there is no such project; choose one of {', '.join(names)}{did_you_mean(name, names)}")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ShoalError(folder, f"is there and not empty; name another folder: shoal init {name} FOLDER")
+        folder.mkdir(parents=True, exist_ok=True)
+        files = sorted(path for path in (PROJECTS / name).iterdir() if path.is_file())
+        for file in files:
+            # Of a link, what it leads to.
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise ShoalError(folder, f"cannot be written: {error.strerror}") from error
+    commands = _commands(name)
+    written = f"written: {', '.join(str(folder / file.name) for file in files)}"
+    return [written, "next:", *(f"  {line}" for line in (f"cd {shlex.quote(str(folder))}", *commands))]
+
+
+def _names() -> list[str]:
+    return sorted(path.parent.name for path in PROJECTS.glob(f"*/{README}"))
+
+
+def _readme(name: str) -> str:
+    return (PROJECTS / name / README).read_text()
+
+
+def _commands(name: str) -> list[str]:
+    """The commands of a project's README."""
+    block = re.search(r"(?s)```bash\n(.*?)```", _readme(name))
+    return block[1].splitlines() if block else []

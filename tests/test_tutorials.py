@@ -1,0 +1,103 @@
+"""Tutorials run as they are written: each in an empty folder, its files saved, its commands one after another."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rooms import ROOT
+from support.errors import refused
+
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.engine.cli.main import command as main
+from shoal.engine.cli.projects import list_projects, start_project
+from shoal.engine.config.config import load_config
+from shoal.engine.studies.papers import read_paper
+
+FOLDER = ROOT / "docs" / "tutorials"
+# What each leaves in its folder.
+LEAVES = {
+    "500-clients": "runs/sweeps/*/report/index.html",
+    "cluster": "cluster/one/cluster-*/summary.json",
+    "cora": "table.tex",
+    "figure": "participation.pdf",
+    "own-graph": "own-graph/runs/sweeps/*/table.csv",
+    "own-method": "own-method/runs/sweeps/*/table.csv",
+}
+QUICK = ("own-graph", "own-method")
+CORA = Path(os.environ.get("SHOAL_DATA", "/")) / "planetoid" / "Cora"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(path.stem, marks=() if path.stem in QUICK else pytest.mark.slow) for path in FOLDER.glob("*.md")],
+)
+def test_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, empty = tmp_path / "data", tmp_path / "empty"
+    empty.mkdir()
+    if name == "cora":
+        if not CORA.exists():
+            pytest.skip(f"{CORA} is missing: set SHOAL_DATA to a folder of published files")
+        (data / "planetoid").mkdir(parents=True)
+        (data / "planetoid" / "Cora").symlink_to(CORA)
+    monkeypatch.chdir(empty)
+    monkeypatch.setenv("SHOAL_DATA", str(data))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    for language, title, text in re.findall(r'(?ms)^```(\w+)(?: title="(.*?)")?\n(.*?)^```', page(name)):
+        if title:
+            Path(title).write_text(text)
+        elif language == "bash":
+            for line in text.splitlines():
+                perform(line, monkeypatch)
+    assert list(empty.glob(LEAVES[name]))
+
+
+def perform(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a shell; programs of Python in this process, which has loaded what takes seconds."""
+    words = [str(path) for word in shlex.split(line) for path in (sorted(Path().glob(word)) if "*" in word else [word])]
+    if words[0] == "cd":
+        monkeypatch.chdir(words[1])
+    elif words[0] == "shoal":
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code, line
+    elif words[0] == "python":
+        runpy.run_path(words[1])
+    else:
+        subprocess.run(words, check=True)
+
+
+def test_every_project_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configs are read from its folder, and the files that its commands name are in it, or made by them."""
+    names = [line.split()[0] for line in list_projects()[:-1]]
+    assert names == ["cluster", "own-graph", "own-method", "paper", "quickstart"]
+    for name in names:
+        written, _, *commands = start_project(name, tmp_path / name)
+        with refused(tmp_path / name):
+            start_project(name, tmp_path / name)
+        monkeypatch.chdir(tmp_path / name)
+        files = {path.name for path in Path().iterdir()}
+        assert all(file in written for file in files)
+        assert len(commands) == 3
+        assert {
+            word for line in commands for word in line.split() if word.endswith((".yaml", ".py", ".sbatch"))
+        } <= files
+        for file in files - {"paper.yaml"}:
+            if file.endswith(".yaml"):
+                method = load_config(file).algorithm
+                load(describe(method.name, method.options))
+    assert set(read_paper(str(tmp_path / "paper" / "paper.yaml")).tables) == {"table1"}
+
+
+def test_tutorials_are_short() -> None:
+    assert not [path.name for path in FOLDER.glob("*.md") if len(path.read_text().splitlines()) > 60]
+    assert {path.stem for path in FOLDER.glob("*.md")} == set(LEAVES)
+
+
+def page(name: str) -> str:
+    return (FOLDER / f"{name}.md").read_text()
