@@ -163,7 +163,7 @@ def sweep_command(
         show_sweep_plan(sweep)
         return
     complete = sweep.go()
-    show_rows(sweep.rows, Layout(), "test accuracy, or the metric of the run, at the best validation round")
+    show_rows(sweep.rows, Layout())
     print(f"sweep folder: {sweep.folder}")
     if page and any(row.figures for row in sweep.rows):
         from shoal.engine.studies.report import report
@@ -218,17 +218,23 @@ def scale_command(
     clients: Annotated[str, typer.Option(help="Numbers of clients, as 50,100,200,500.")] = "",
     hosts: Annotated[str, typer.Option(help="Numbers of hosts, as 1,2,4.")] = "",
     weak: Annotated[bool, typer.Option("--weak/--strong", help="The graph grows with the clients.")] = False,
+    graph: Annotated[str, typer.Option(help="Nodes of sbm, or scales of a twin, as 0.01,0.1.")] = "",
+    repeat: Annotated[int, typer.Option(min=1, help="How often every combination runs.")] = 1,
+    warmup: Annotated[int, typer.Option(min=0, help="First rounds that seconds leave out.")] = 1,
+    link: Annotated[str, typer.Option(help="Speed of the server's link, which bounds the useful hosts.")] = "10Gbit",
 ) -> None:
-    """Run a config with several numbers of clients and hosts: seconds by part, memory, bytes, and a page."""
+    """Run a config with several numbers of clients and hosts: seconds by part, memory, bytes, useful hosts, a page."""
     from shoal.engine.studies.report import report
-    from shoal.engine.studies.scaling import scaling_sweep, scaling_table
+    from shoal.engine.studies.scaling import scaling_sweep, scaling_table, scores_differ
     from shoal.engine.studies.study_table import on_screen
 
-    sweep = scaling_sweep(config, overrides or (), clients, hosts, weak)
+    sweep = scaling_sweep(config, overrides or (), clients, hosts, weak, graph, repeat, warmup, link)
     complete = sweep.go()
     print(on_screen(scaling_table(sweep.rows)), end="")
     if any(row.figures for row in sweep.rows):
         print(f"page: {report([sweep.folder], None)}")
+    if wrong := scores_differ(sweep.rows):
+        raise ShoalError(wrong)
     if not complete:
         raise typer.Exit(1)
 
@@ -236,11 +242,18 @@ def scale_command(
 @app.command("table")
 def table_command(
     paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
-    figure: Annotated[list[str] | None, typer.Option(help="As deployed.best.test or any number of a summary.")] = None,
-    rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas.")] = None,
+    figure: Annotated[
+        list[str] | None, typer.Option(help="As deployed.best.test, the default, or any number of a summary.")
+    ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Test and validation of trained, deployed and global models, and costs.")
+    ] = False,
+    rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas; by default the method.")] = None,
     columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
     statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
-    against: Annotated[str, typer.Option(help="Compare by a paired test with these values, as train.lr=0.1.")] = "",
+    against: Annotated[
+        str, typer.Option(help="Show differences from this method, or from values as train.lr=0.1, with p.")
+    ] = "",
     mean: Annotated[
         str | None, typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says.")
     ] = None,
@@ -248,18 +261,25 @@ def table_command(
     not_worse: Annotated[
         float | None, typer.Option(help="Mark with the best what a paired test at this level finds not worse, as 0.05.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
+    label: Annotated[
+        list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex, html or csv.")] = "terminal",
+    caption: Annotated[str, typer.Option(help="Title of the table; with latex, in LaTeX.")] = "",
+    latex_label: Annotated[str, typer.Option(help="Label of a LaTeX table, as tab:cora.")] = "",
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
 ) -> None:
-    """Put any runs into a table: spreads over seeds, the best methods marked, a paired test against a baseline."""
+    """Put any runs into a table of methods and settings: spreads over seeds, the best two marked, paired tests."""
     from shoal.engine.studies.study_table import layout_of, write_table
 
     of_seeds = _one_of("--statistic", statistic, "mean", "median")
     by = None if mean is None else _one_of("--mean", mean, "nodes", "rows", "clients")
     tie = _one_of("--ties", ties, "shown", "exact")
-    layout = layout_of(figure or (), rows, columns, of_seeds, against, by, tie, not_worse)  # type: ignore[arg-type]
-    chosen = _one_of("--format", form, "terminal", "markdown", "latex", "csv")
-    write_table([_possible(path) for path in paths], layout, chosen, out)  # type: ignore[arg-type]
+    layout = layout_of(
+        figure or (), rows, columns, of_seeds, against, by, tie, not_worse, wide, label or ()  # type: ignore[arg-type]
+    )  # fmt: skip
+    chosen = _one_of("--format", form, "terminal", "markdown", "latex", "html", "csv")
+    write_table([_possible(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
 
 
 @app.command("report")

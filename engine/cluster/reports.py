@@ -74,12 +74,12 @@ class Work:
     def __init__(self) -> None:
         """Begins with a round."""
         self.printed: list[tuple[int | None, int | None, str]] = []
-        self._cells: list[tuple[float, int, int, int]] = []
+        self._cells: list[tuple[float, int, int, int, str]] = []
         self._more: Counter[int | None] = Counter()
 
     def note(self, host: int, cell: Cell, outcome: Outcome) -> None:
         """A cell came back."""
-        self._cells.append((outcome.busy, host, cell.ids[0], len(cell.ids)))
+        self._cells.append((outcome.busy, host, cell.ids[0], len(cell.ids), cell.phase))
         if any(outcome.printed):
             self.print(host, *outcome.printed)
 
@@ -89,15 +89,19 @@ class Work:
         self._more[host] += more
 
     def end(self, seconds: float, hosts: int) -> dict[str, Any]:
-        """Ends a round of so many seconds: the share in which each host worked, the slowest cells if many were idle."""
+        """Ends a round of so many seconds: the share in which each host worked, the cells by phase, that of evaluations
+        empty, and the slowest if many hosts were idle.
+        """
         self.printed += [(host, None, f"{more} more lines") for host, more in self._more.items() if more]
         busy = dict.fromkeys(map(str, range(hosts)), 0.0)
         for spent, host, *_ in self._cells:
             busy[str(host)] = min(busy[str(host)] + spent / max(seconds, 1e-9), 1.0)
+        cells = dict(Counter(phase for *_, phase in self._cells))
         if hosts == 1 or fmean(busy.values()) >= BUSY:
-            return {"busy": busy}
+            return {"busy": busy, "cells": cells}
         names = ("seconds", "host", "client", "clients")
-        return {"busy": busy, "slowest": [dict(zip(names, cell)) for cell in nlargest(SLOWEST, self._cells)]}
+        slowest = [dict(zip(names, cell)) for cell in nlargest(SLOWEST, self._cells)]
+        return {"busy": busy, "cells": cells, "slowest": slowest}
 
 
 def publish(run: str, line: Mapping[str, Any]) -> None:

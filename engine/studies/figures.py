@@ -29,6 +29,8 @@ MOST_BARS, LONGEST = 24, 200
 # From so much between the smallest and the largest value on, an axis has powers.
 POWERS = 8
 PERCENT = "(%)"
+# The dash of a line that was not measured.
+IDEAL = -1
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 STYLE: Any = {
     "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
@@ -106,7 +108,9 @@ def curves(found: list[Drawing], name: str, title: str, panels: Panels[Curve], x
                 at, middle, deviation = curve.x[x] / per, scale * curve.middle, scale * curve.deviation
                 axes.plot(at, middle, markevery=max(1, len(at) // 6), **style)
                 if curve.runs > 1:
-                    axes.fill_between(at, middle - deviation, middle + deviation, color=style["color"], alpha=0.18, lw=0)
+                    axes.fill_between(
+                        at, middle - deviation, middle + deviation, color=style["color"], alpha=0.18, lw=0
+                    )
             if log:
                 _powers(axes, "x", base=2 if x == "bytes" else 10, of_bytes=x == "bytes")
             if x == "round":
@@ -121,7 +125,7 @@ Point = tuple[float, float, float]
 def over_key(
     found: list[Drawing], name: str, title: str, panels: Panels[Sequence[Point]], x: str, y: str, scale: float = 100
 ) -> None:
-    """A number over the values of a key, each with its deviation; a dotted line for what is ideal has dash -1."""
+    """A number over the values of a key, each with its deviation; what is `IDEAL` has a dotted line."""
     every = [look for looks in panels.values() for look in looks]
     text = "; ".join(
         f"{look.label or y}: " + ", ".join(f"{at:g} gives {scale * value:.3g}" for at, value, _ in look.shown)
@@ -135,7 +139,7 @@ def over_key(
             for look in looks:
                 at, middle, deviation = np.array(look.shown).T
                 style = _line(look)
-                if look.dash < 0:
+                if look.dash == IDEAL:
                     axes.plot(at, scale * middle, **style)
                 else:
                     axes.errorbar(at, scale * middle, yerr=scale * deviation, capsize=2, elinewidth=0.8, **style)
@@ -173,8 +177,8 @@ def sorted_clients(found: list[Drawing], name: str, panels: Panels[np.ndarray], 
     every = [look for looks in panels.values() for look in looks]
     title = f"Clients sorted by {score}"
     text = "; ".join(
-        f"{look.label or 'clients'}: lowest {100 * look.shown.min():.1f} %, median {100 * np.median(look.shown):.1f} %, "
-        f"highest {100 * look.shown.max():.1f} %"
+        f"{look.label or 'clients'}: lowest {100 * look.shown.min():.1f} %, "
+        f"median {100 * np.median(look.shown):.1f} %, highest {100 * look.shown.max():.1f} %"
         for look in every
     )
     with _figure(found, name, title, f"{title}: {text}", len(panels)) as grid:
@@ -211,8 +215,9 @@ def size_against(
     title = f"Size of a client against its {score}"
     looks = [look for several in panels.values() for look in several]
     text = "; ".join(
-        f"{look.label or 'all'}: {len(look.shown[0])} clients of {look.shown[0].min():,} to {look.shown[0].max():,} {items}"
+        f"{look.label or 'all'}: {len(sizes)} clients of {sizes.min():,} to {sizes.max():,} {items}"
         for look in looks
+        for sizes in [look.shown[0]]
     )
     with _figure(found, name, title, f"{title}: {text}", len(looks)) as grid:
         for axes, look in zip(grid, looks):
@@ -280,7 +285,9 @@ def label_counts(found: list[Drawing], counts_BC: np.ndarray) -> None:
     clients, classes = counts_BC.shape
     share_BC = counts_BC / np.maximum(counts_BC.sum(1, keepdims=True), 1)
     largest_B = share_BC.max(1)
-    text = f"the largest class of a client has {100 * largest_B.min():.0f} to {100 * largest_B.max():.0f} % of its labels"
+    text = (
+        f"the largest class of a client has {100 * largest_B.min():.0f} to {100 * largest_B.max():.0f} % of its labels"
+    )
     if classes <= 50:
         order = np.lexsort((-largest_B, share_BC.argmax(1)))
         # Beyond the dots of the figure a column is the mean of neighbours.
@@ -364,7 +371,7 @@ def _plain(name: str) -> str:
 
 
 def _line(look: Look[Any]) -> dict[str, Any]:
-    if look.dash < 0:
+    if look.dash == IDEAL:
         return {"color": "#000000", "linestyle": (0, (1, 2)), "linewidth": 1, "label": _text(_wrapped(look.label))}
     colours = len(COLOURS)
     return {

@@ -109,19 +109,27 @@ def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, st
     return None
 
 
+def differences(group: Group, other: Group, figure: str) -> list[float]:
+    """A figure of a group over that of another one, of runs with the same seeds."""
+    return [mine - others for mine, others in _pairs(group, other, figure)]
+
+
 def paired_p(group: Group, other: Group, figure: str) -> float | None:
     """Two-sided p of the paired t-test over runs with the same seeds; None with fewer than two pairs, and where all
     pairs differ by the same amount, for then the test has no variance.
     """
-    mine, others = _by_seeds(group, figure), _by_seeds(other, figure)
-    pairs = [(mine[seeds], others[seeds]) for seeds in mine if seeds in others]
-    differences = [a - b for a, b in pairs]
-    if len(pairs) < 2 or stdev(differences) == 0:
+    pairs = _pairs(group, other, figure)
+    if len(pairs) < 2 or stdev(mine - others for mine, others in pairs) == 0:
         return None
     # It takes a second of every process that imports it.
     from scipy.stats import ttest_rel
 
     return float(ttest_rel(*zip(*pairs)).pvalue)
+
+
+def _pairs(group: Group, other: Group, figure: str) -> list[tuple[float, float]]:
+    mine, others = (_by_seeds(one, figure) for one in (group, other))
+    return [(mine[seeds], others[seeds]) for seeds in mine if seeds in others]
 
 
 def _by_seeds(group: Group, figure: str) -> dict[Key, float]:

@@ -17,8 +17,8 @@ from shoal.engine.studies.figure_data import manifest_of
 from shoal.engine.studies.groups import Group, Row, spread_of
 from shoal.engine.studies.looks import Looks
 from shoal.engine.studies.means import SCOPES, is_of_sample
-from shoal.engine.studies.plain_names import METHOD, MODEL, value_names
 from shoal.engine.studies.page import Head
+from shoal.engine.studies.plain_names import METHOD, MODEL, value_names
 from shoal.engine.studies.study import is_seed
 from shoal.engine.studies.sweep_folder import is_sweep, sweep_of
 from shoal.storage.files.reading import read_text

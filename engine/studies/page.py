@@ -56,7 +56,8 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: bottom; }
 td { white-space: nowrap; }
 th { overflow-wrap: break-word; }
-th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; text-align: inherit; }
+th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; }
+th button { cursor: pointer; text-align: inherit; }
 th button::after { content: "\\2195"; color: var(--faint); margin-left: .25rem; }
 th[aria-sort=ascending] button::after { content: "\\2191"; }
 th[aria-sort=descending] button::after { content: "\\2193"; }
@@ -237,7 +238,5 @@ def _figure(drawing: Drawing) -> str:
         svg = svg.replace(colour, f"var(--c{number})")
     svg = svg.replace("#000000", "currentColor").replace("#ffffff", "var(--paper)")
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(drawing.text)}" ', 1)
-    files = " ".join(
-        f'<a href="{FIGURES}/{drawing.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "pdf")
-    )
+    files = " ".join(f'<a href="{FIGURES}/{drawing.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "pdf"))
     return f"<figure>\n{svg}\n<figcaption>{html.escape(drawing.title)} {files}</figcaption>\n</figure>"

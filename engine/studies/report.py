@@ -32,11 +32,11 @@ from shoal.engine.studies.figure_data import (
 from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, Row, grouped, spread_of
 from shoal.engine.studies.head import best_of, head_of, standing_figure
-from shoal.engine.studies.looks import Look, Looks, Panels
+from shoal.engine.studies.looks import MOST_LINES, Look, Looks, Panels
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.page import PAGE, Section, write_page
 from shoal.engine.studies.plain_names import MODELS, PlainNames
-from shoal.engine.studies.scaling_figures import is_scaling, scaling_section
+from shoal.engine.studies.scaling_figures import is_scaling, scaling_sections
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable
@@ -68,9 +68,10 @@ def report(paths: Sequence[Path], out: Path | None, labels: Mapping[str, str] | 
     folder = out or paths[0] / FOLDER
     figures = sorted({figure for group in groups for row in group.rows for figure in row.figures})
     looks = Looks(groups, PlainNames(groups, figures, list((labels or {}).items())))
-    head = head_of(paths[0], rows, looks, is_scaling(looks))
-    if is_scaling(looks):
-        sections = [*scaling_section(rows, looks), _costs(looks)]
+    scaling = is_scaling(rows)
+    head = head_of(paths[0], rows, looks, scaling)
+    if scaling:
+        sections = [*scaling_sections(rows, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
     runs = _runs(rows, folder, looks)
@@ -112,7 +113,7 @@ class _Accuracies:
                 self._curves(rest, "round", scope)
         if numeric:
             self._points(rest)
-        results = table_of(read, Layout())
+        results = table_of(read, Layout(figures=(self.figure,)))
         waiting = sum(not row.figures for row in read)
         missing = f"{waiting} of {len(read)} runs are not finished and not shown" if waiting else ""
         results = replace(results, notes=(*results.notes, *self._apart()))
@@ -189,7 +190,7 @@ class _Accuracies:
         else:
             several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
             panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
-            title = f"{_capital(test.replace(' (%)', ''))} of {_words(scope)} by {by}"
+            title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
         if panels and (x != "bytes" or any(look.shown.x[x][-1] > 0 for of in panels.values() for look in of)):
             drawings.curves(found, f"{scope}-test-by-{x}", title, panels, x, test)
 
@@ -214,7 +215,7 @@ class _Accuracies:
             rows.append((*(self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys), *row))
         heads = (*map(self.looks.names.key, self.looks.keys), "rounds", "total traffic", "seconds")
         score = self.score.replace(" (%)", "")
-        title = f"To reach {100 * target:.1f} % {score} of {_words(self.scope)}"
+        title = f"To reach {100 * target:.1f} % {score} {MODELS[self.scope]}"
         note = f"{100 * TARGET:.0f} % of the highest; the first evaluated round in which the mean over runs is there"
         return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=(note,))]
 
@@ -224,7 +225,7 @@ class _Accuracies:
         by_value: dict[str | None, list[Group]] = {}
         for group in self.groups:
             by_value.setdefault(group.columns.get(main), []).append(group)
-        return [best_of(several, self.figure) for several in by_value.values()][: drawings.MOST_LINES]
+        return [best_of(several, self.figure) for several in by_value.values()][:MOST_LINES]
 
     def _of_each_method(self) -> str:
         shown = self._representatives()
@@ -277,7 +278,9 @@ class _Accuracies:
                 share_CC = 100 * counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
                 label = self.looks.label(group)
                 title = "Confusion of classes" + (f", {label}" if label else "")
-                text = f"{100 * np.trace(counts_CC) / max(counts_CC.sum(), 1):.1f} % of the test items are on the diagonal"
+                text = (
+                    f"{100 * np.trace(counts_CC) / max(counts_CC.sum(), 1):.1f} % of the test items are on the diagonal"
+                )
                 heads = ("label", "predicted")
                 drawings.matrix(
                     found, f"confusion-{label}".rstrip("-"), title, {"": share_CC}, heads, text, names, (0, 100, " %")
@@ -337,11 +340,12 @@ def _costs(looks: Looks) -> Section:
     drawings.bars(found, "seconds-of-hosts", "Client-side time, all rounds and hosts", "seconds", parts(OF_HOSTS))
     drawings.bars(found, "seconds-of-server", "Server time, all rounds", "seconds", parts(OF_SERVER))
     # Of the first run of each combination.
-    at_work = {
-        f"{looks.label(group)}, host {host}".removeprefix(", "): {"busy": busy, "idle": group.values("seconds.rounds")[0] - busy}
-        for group in looks.groups
-        for host, busy in read_summary(_finished(group)[0]).get("busy_seconds", {}).items()
-    }
+    at_work = {}
+    for group in looks.groups:
+        summary = read_summary(_finished(group)[0])
+        for host, busy in summary.get("busy_seconds", {}).items():
+            name = ", ".join(filter(None, (looks.label(group), f"host {host}")))
+            at_work[name] = {"busy": busy, "idle": max(summary["seconds"]["rounds"] - busy, 0.0)}
     if at_work:
         least_first = dict(sorted(at_work.items(), key=lambda host: host[1]["busy"]))
         drawings.bars(found, "busy-hosts", "Busy and idle hosts, the least busy first", "seconds", least_first)

@@ -1,43 +1,176 @@
-"""Scaling of seconds, memory and bytes of a round with clients and hosts, and the ideal scaling."""
+"""Scaling of seconds, memory and bytes of a round with clients, graph and hosts, and how many hosts are of use."""
 
+import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from pathlib import Path
+from statistics import fmean, median
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.sizes import size
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import PARTS
-from shoal.engine.studies.groups import Group, Row, grouped, spread_of
-from shoal.engine.studies.study import Study
+from shoal.engine.screen.progress import say
+from shoal.engine.studies.groups import Group, Key, Row, grouped, others_of, spread_of
+from shoal.engine.studies.means import is_share
+from shoal.engine.studies.plain_names import KEYS
+from shoal.engine.studies.study import MOST_RUNS, Selection, Study
 from shoal.engine.studies.sweep import Sweep
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import TWINS
 
-CLIENTS, HOSTS = "partition.clients", "engine.hosts"
-ROUND = "seconds.round_median"
+CLIENTS, HOSTS, REPEAT = "partition.clients", "engine.hosts", "repeat"
+NODES, SCALE = "data.options.nodes", "data.options.scale"
+# Columns of every run of a scaling study beside those that vary: rounds left out, and the link of the server.
+WARMUP, LINK = "warmup", "link"
+ROUND, REST = "seconds.round_median", "seconds.rest"
+ON_HOSTS = ("train", "upload", "evaluate")
+BITS = {"M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def scaling_groups(rows: Sequence[Row]) -> list[Group]:
+    """The finished runs of a scaling study by graph, clients and hosts, ascending, repeats of one another together.
+
+    Of their figures, `rounds`, `seconds.*` and `bytes.*` count the rounds after the warm-up alone. `seconds.rest` is
+    what of these neither the busiest host nor the server worked; `cells`, `cells.of_phase` and `cohort` are means a
+    round: all cells, those of the phase with most, and clients.
+    """
+    measured = [replace(row, figures=row.figures | _after_warmup(row)) for row in rows if row.figures]
+    return sorted(grouped(measured), key=lambda group: (_graph(group), _clients(group), _hosts(group)))
+
+
+def _after_warmup(row: Row) -> dict[str, float]:
+    lines = read_metrics(row.path)[int(row.columns.get(WARMUP, "0")) :]
+    seconds = [line["seconds"] for line in lines]
+    found = {f"seconds.{part}": sum(of[part] for of in seconds) for part in PARTS}
+    found |= {f"bytes.{way}": float(sum(line[f"bytes_{way}"] for line in lines)) for way in ("up", "down")}
+    found |= {"rounds": float(len(lines)), "seconds.rounds": sum(of["round"] for of in seconds)}
+    busiest = sum(
+        of["round"] * max(line["hosts"]["busy"].values()) if "busy" in line["hosts"] else of["wait"]
+        for line, of in zip(lines, seconds)
+    )
+    found[REST] = max(found["seconds.rounds"] - busiest - found["seconds.aggregate"], 0.0)
+    if all("cells" in line["hosts"] for line in lines):
+        found["cells"] = fmean(sum(line["hosts"]["cells"].values()) for line in lines)
+        # Evaluations are of no phase.
+        phases = [{**line["hosts"]["cells"], "": 0} for line in lines]
+        found["cells.of_phase"] = fmean(max(of_phase.values()) for of_phase in phases)
+    return found | {
+        "cohort": fmean(len(line["cohort"]) for line in lines),
+        ROUND: median(of["round"] for of in seconds),
+    }
 
 
 def scaling_table(rows: Sequence[Row]) -> TextTable:
-    """A row for every number of clients and hosts; its notes say what the numbers are."""
-    groups = [group for group in grouped(rows) if group.values(ROUND)]
+    """A row for every graph, number of clients and hosts; its notes say what the numbers are."""
+    groups = scaling_groups(rows)
+    graph = next((key for key in (NODES, SCALE) if len({group.columns.get(key) for group in groups}) > 1), None)
     table = []
     for group in groups:
-        seconds = _mean(group, ROUND)
-        base = min((other for other in groups if _clients(other) == _clients(group)), key=_hosts)
-        speed_up = _mean(base, ROUND) / seconds
+        base = min((other for other in groups if _work(other) == _work(group)), key=_hosts)
+        speed_up = _mean(base, ROUND) / _mean(group, ROUND)
+        parts = (*ON_HOSTS, "aggregate", "rest")
         table.append((
-            str(_clients(group)), str(_hosts(group)), f"{seconds:.3f}", f"{1e3 * seconds / _clients(group):.2f}",
+            str(_clients(group)), *([group.columns[graph]] if graph else []), str(_hosts(group)), _with_spread(group),
+            f"{1e3 * _mean(group, ROUND) / max(_mean(group, 'cohort'), 1):.2f}",
             f"{speed_up:.2f}", f"{100 * speed_up * _hosts(base) / _hosts(group):.0f} %",
-            *(f"{_mean(group, f'seconds.{part}') / _mean(group, 'rounds'):.3f}" for part in PARTS),
-            size(_mean(group, "peak_memory_bytes")),
-            size((_mean(group, "bytes.up") + _mean(group, "bytes.down")) / _mean(group, "rounds")),
+            *(f"{_a_round(group, f'seconds.{part}'):.3f}" for part in parts),
+            size(_mean(group, "peak_memory_bytes")), size(_a_round(group, "bytes.up") + _a_round(group, "bytes.down")),
         ))  # fmt: skip
-    of_a_row = ("s a round", "ms a client", "speed-up", "efficiency", *PARTS, "memory", "bytes a round")
-    notes = (
-        "s a round: median; parts: mean seconds a round, those of hosts summed over hosts;",
-        "speed-up and efficiency: against the fewest hosts; memory: peak of all processes",
+    keys = ("clients", *([KEYS[graph]] if graph else []), "hosts")
+    of_a_row = ("s a round", "ms a client", "speed-up", "efficiency", *ON_HOSTS, "server", "Ray", "memory", "bytes")
+    return TextTable((*keys, *of_a_row), tuple(table), len(keys), notes=tuple(_notes(rows, groups)))
+
+
+def _notes(rows: Sequence[Row], groups: Sequence[Group]) -> list[str]:
+    if not groups:
+        return ["no run is finished"]
+    left_out, repeats = int(groups[0].columns.get(WARMUP, "0")), max(group.finished for group in groups)
+    spread = f", mean ± sample standard deviation over {repeats} repeats" if repeats > 1 else ""
+    notes = [
+        f"s a round: median from round {left_out + 1} on{spread}; speed-up, efficiency: against the fewest hosts",
+        "train, upload, evaluate: mean s a round, summed over hosts; server: its own work; Ray: what neither the "
+        "busiest host nor the server worked",
+        "memory: peak of all processes; bytes: a round, both ways",
+    ]
+    notes += [line for line in (_weak(groups), *map(_useful_hosts, _most_hosts(groups)), scores_differ(rows)) if line]
+    return notes
+
+
+def _weak(groups: Sequence[Group]) -> str:
+    """The efficiency where clients and graph grow with the hosts."""
+    first = min(groups, key=lambda group: (_hosts(group), _clients(group)))
+    by_hosts = {_hosts(first): first}
+    for group in groups:
+        times = _hosts(group) / _hosts(first)
+        if times > 1 and (_graph(group), _clients(group)) == (_graph(first) * times, _clients(first) * times):
+            by_hosts[_hosts(group)] = group
+    several = [
+        f"{100 * _mean(first, ROUND) / _mean(group, ROUND):.0f} % with {_clients(group)} clients on {_named(hosts)}"
+        for hosts, group in list(by_hosts.items())[1:]
+    ]
+    base = f"{_clients(first)} clients on {_named(_hosts(first))}"
+    return f"weak scaling: {', '.join(several)}, of 100 % with {base}" if several else ""
+
+
+def _named(hosts: int) -> str:
+    return f"{hosts:,} host{'s' if hosts > 1 else ''}"
+
+
+def _most_hosts(groups: Sequence[Group]) -> list[Group]:
+    """Of equal clients and graph the one with the most hosts."""
+    return list({_work(group): group for group in groups}.values())
+
+
+def _useful_hosts(group: Group) -> str:
+    """How many hosts are of use to these clients: min(cells, scheduling, link), as this group was measured."""
+    cells = _mean(group, "cells")
+    if not cells:
+        return ""
+    run = next(row.path for row in group.rows if row.figures)
+    apart, counted = _mean(group, "cells.of_phase"), "cells a round"
+    if load_config(run).engine.cell_size == "auto" and "batched" not in read_summary(run)["paths"]:
+        apart, counted = _mean(group, "cohort"), "clients a round, one a cell"
+    of_cell = sum(_a_round(group, f"seconds.{part}") for part in ON_HOSTS) / cells
+    of_server = (_a_round(group, "seconds.aggregate") + _a_round(group, "seconds.transfer")) / cells
+    sent, link = (
+        (_a_round(group, "bytes.up") + _a_round(group, "bytes.down")) / cells,
+        group.columns.get(LINK, "10Gbit"),
     )
-    return TextTable(("clients", "hosts", *of_a_row), tuple(table), 2, notes=notes)
+    by_server, by_link = of_cell / max(of_server, 1e-9), of_cell * bytes_a_second(link) / max(sent, 1.0)
+    return (
+        f"{_clients(group)} clients: up to {_named(max(int(min(apart, by_server, by_link)), 1))} of use: "
+        f"{apart:,.0f} {counted}; scheduling would allow {by_server:,.1f} ({1e3 * of_cell:.1f} ms of a host and "
+        f"{1e3 * of_server:.1f} ms of the server a cell), a link of {link}/s {by_link:,.0f} ({size(sent)} a cell)"
+    )
+
+
+def scores_differ(rows: Sequence[Row]) -> str:
+    """A line where runs that differ in hosts or repeats alone have other scores, which these must not change."""
+    found: dict[Key, Row] = {}
+    for row in (row for row in rows if row.figures):
+        first = found.setdefault(others_of(row, HOSTS), row)
+        for figure, value in row.figures.items():
+            if is_share(figure) and value != first.figures.get(figure):
+                other = first.figures.get(figure)
+                return (
+                    f"WRONG: {figure} is {value!r} in {row.run} and {other!r} in {first.run}, which differ in hosts or "
+                    "repeats alone; on equal processors scores must be equal to the last bit: report it"
+                )
+    return ""
+
+
+def bytes_a_second(link: str) -> float:
+    """`10Gbit` in bytes a second. Raises ShoalError: no such speed."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([MGT])bit(?:/s)?", link)
+    if found is None or not float(found[1]):
+        raise ShoalError("--link", f"must be a speed as 10Gbit or 100Mbit, found {link!r}")
+    return float(found[1]) * BITS[found[2]] / 8
 
 
 def ideal(groups: Sequence[Group], key: str) -> tuple[list[float], list[float], list[float]]:
@@ -62,49 +195,122 @@ def _hosts(group: Group) -> int:
     return int(group.columns.get(HOSTS, 1))
 
 
+def _graph(group: Group) -> float:
+    return float(group.columns.get(NODES) or group.columns.get(SCALE) or 0)
+
+
+def _work(group: Group) -> Key:
+    """What groups share whose hosts do the same work."""
+    return others_of(group.rows[0], HOSTS)
+
+
 def _mean(group: Group, figure: str) -> float:
     found = spread_of(group.values(figure), "mean")
     return 0.0 if found is None else found.middle
 
 
-# Options by which a dataset grows.
-BY_NODES, BY_SCALE = ("sbm",), tuple(TWINS.values())
+def _a_round(group: Group, figure: str) -> float:
+    return _mean(group, figure) / _mean(group, "rounds")
 
 
-def scaling_sweep(config: str, overrides: Sequence[str], clients: str, hosts: str, weak: bool) -> Sweep:
+def _with_spread(group: Group) -> str:
+    found = spread_of(group.values(ROUND), "mean")
+    assert found is not None
+    return f"{found.middle:.3f}" + (f" ± {found.low:.3f}" if found.low is not None else "")
+
+
+# Datasets that grow by an option, and the option's default.
+GROWS = {"sbm": (NODES, 10000.0), **dict.fromkeys(TWINS.values(), (SCALE, 1.0))}
+
+
+@dataclass(frozen=True)
+class ScalingStudy(Study):
+    """A study whose runs are given: those of one combination differ in their names alone."""
+
+    selections: tuple[Selection, ...] = ()
+    name: str = ""
+
+    @cached_property
+    def choices(self) -> list[Selection]:
+        """All runs."""
+        return list(self.selections)
+
+    def folder(self, root: Path, name: str) -> Path:
+        """As that of other studies, but for the names of runs."""
+        return super().folder(root, f"{self.name}-scaling")
+
+
+def scaling_sweep(
+    config: str, overrides: Sequence[str], clients: str, hosts: str, weak: bool,
+    graph: str = "", repeat: int = 1, warmup: int = 1, link: str = "10Gbit",
+) -> Sweep:  # fmt: skip
     """The sweep of a scaling study: numbers of `clients` and `hosts`, with commas; empty: those of the config.
 
-    With `weak` the graph grows with the clients: of so many nodes or of such a scale as the config has for its number.
+    `graph` has numbers of nodes of `sbm` or scales of a twin. With `weak` the graph grows with the clients: it has that
+    size for the config's number of clients. Every combination runs `repeat` times; tables leave out the first `warmup`
+    rounds. Raises ShoalError: an option is wrong.
     """
     base = load_config(config, overrides)
     of_clients, of_hosts = _numbers("--clients", clients), _numbers("--hosts", hosts)
-    if not of_clients and not of_hosts:
-        raise ShoalError("--clients, --hosts: name what grows, as in --clients 50,100,200 --hosts 1,2")
+    if not of_clients and not of_hosts and not graph:
+        raise ShoalError("--clients, --hosts, --graph: name what grows, as in --clients 50,100,200 --hosts 1,2")
     if of_hosts and base.engine.backend == "local":
         raise ShoalError("--hosts", "engine.backend local has no hosts; set it to ray, or leave --hosts out")
-    axes = [f"{key}={value}" for key, _, value in (override.partition("=") for override in overrides)]
-    if of_clients:
-        axes.append(_of_clients(base, of_clients, weak))
-    if of_hosts:
-        # The number of hosts changes no number, and is in no name of a run.
-        named = ",".join(f"{n}+{base.name}-{n}-host{'s' if n > 1 else ''}" for n in of_hosts)
-        axes.append(f"engine.hosts+name={named}")
-    return Sweep(Study(str(Path(config)), tuple(axes)))
+    if warmup >= base.rounds:
+        raise ShoalError("--warmup", f"leaves none of {base.rounds} rounds; set rounds to more than {warmup}")
+    bytes_a_second(link)
+    _warn_of_cores(base, of_hosts)
+    key, sizes = _sizes(base, graph, weak)
+    shape = [values or [0] for values in (of_hosts, of_clients, range(1, repeat + 1))]
+    if len(sizes) * len(shape[0]) * len(shape[1]) * repeat > MOST_RUNS:
+        raise ShoalError("--clients, --hosts, --graph, --repeat", f"a study has at most {MOST_RUNS:,} runs; give fewer")
+    selections = []
+    # Hosts first: they stay warm from one run to the next.
+    for h, nodes, n, k in product(shape[0], sizes, *shape[1:]):
+        values = {CLIENTS: str(n)} if n else {}
+        if key:
+            grown = nodes * n / _clients_of(base) if weak and n else nodes
+            values[key] = f"{round(grown)}" if key == NODES else f"{grown:.6g}"
+        values |= {HOSTS: str(h)} if h else {}
+        # Neither hosts nor repeats change a number, so that they are in no name of a run.
+        name = base.name + (f"-{h}-host{'s' if h > 1 else ''}" if h else "") + (f"-repeat-{k}" if k > 1 else "")
+        plain = [f"{one}={value}" for one, value in values.items()]
+        columns = {**values, REPEAT: str(k), WARMUP: str(warmup), LINK: link}
+        selections.append(Selection(columns, (*overrides, *plain, f"name={name}")))
+    several = {one: dict.fromkeys(each.columns[one] for each in selections) for one in selections[0].columns}
+    axes = (f"{one}={','.join(values)}" for one, values in several.items())
+    study = ScalingStudy(str(Path(config)), (*axes, *overrides), selections=tuple(selections), name=base.name)
+    return Sweep(study)
 
 
-def _of_clients(base: Config, clients: Sequence[int], weak: bool) -> str:
-    if not weak:
-        return f"partition.clients={','.join(map(str, clients))}"
+def _warn_of_cores(base: Config, hosts: Sequence[int]) -> None:
+    cores, wanted = os.cpu_count() or 1, max(hosts, default=0) * (base.engine.threads or 1)
+    if base.ray.address is None and wanted > cores:
+        say(f"warning: {max(hosts)} hosts share {cores} cores; more hosts than cores show no speed-up")
+
+
+def _clients_of(base: Config) -> int:
+    if not isinstance(base.partition.clients, int):
+        raise ShoalError("--weak", f"partition.clients must be one number, found {base.partition.clients}")
+    return base.partition.clients
+
+
+def _sizes(base: Config, graph: str, weak: bool) -> tuple[str, list[float]]:
+    """The option by which the graph grows, and its values; no option where the graph stays."""
+    if not graph and not weak:
+        return "", [0.0]
     dataset, options = str(base.data.dataset), base.data.options
-    if dataset not in (*BY_NODES, *BY_SCALE):
-        known = ", ".join((*BY_NODES, *BY_SCALE))
-        raise ShoalError("--weak", f"{dataset} has the size it has; take one of {known}, or --strong")
-    key = "nodes" if dataset in BY_NODES else "scale"
-    start = float(options.get(key, 10000 if key == "nodes" else 1.0)) / base.partition.clients
-    sizes = [start * number for number in clients]
-    values = [f"{round(size)}" if key == "nodes" else f"{size:.6g}" for size in sizes]
-    joined = ",".join(f"{number}+{value}" for number, value in zip(clients, values))
-    return f"partition.clients+data.options.{key}={joined}"
+    if dataset not in GROWS:
+        option, way = ("--graph", "leave it out") if graph else ("--weak", "--strong")
+        raise ShoalError(option, f"{dataset} has the size it has; take one of {', '.join(GROWS)}, or {way}")
+    key, usual = GROWS[dataset]
+    if not graph:
+        return key, [float(options.get(key.rpartition(".")[2], usual))]
+    parts = [part.strip() for part in graph.split(",") if part.strip()]
+    form = r"\d+" if key == NODES else r"\d*\.?\d+"
+    if wrong := next((part for part in parts if not re.fullmatch(form, part) or not float(part)), None):
+        raise ShoalError("--graph", f"must be {KEYS[key]} above 0 with commas between them, found {wrong!r}")
+    return key, sorted({float(part) for part in parts})
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -44,7 +44,7 @@ class Selection:
 
 def is_seed(key: str) -> bool:
     """Whether runs that differ in a key alone are repetitions of one another."""
-    return key.rpartition(".")[2] in ("seed", "split_seed")
+    return key == "repeat" or key.rpartition(".")[2] in ("seed", "split_seed")
 
 
 def combinations(axes: Sequence[str]) -> list[Selection]:

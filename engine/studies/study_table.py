@@ -1,4 +1,4 @@
-"""The table of a study: combinations by row, figures or the values of a key by column, spreads over seeds in cells."""
+"""The table of a study: methods by row, settings or figures by column, spreads over seeds in cells."""
 
 import shutil
 import sys
@@ -10,7 +10,18 @@ from typing import Literal
 from shoal.engine.config.sections import current_name
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
-from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
+from shoal.engine.studies.groups import (
+    Group,
+    Row,
+    Spread,
+    Statistic,
+    baseline_of,
+    differences,
+    grouped,
+    paired_p,
+    spread_of,
+    varied,
+)
 from shoal.engine.studies.means import (
     MEANS,
     SCOPES,
@@ -22,6 +33,7 @@ from shoal.engine.studies.means import (
     is_short,
     several_clients,
 )
+from shoal.engine.studies.plain_names import PlainNames
 from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -73,6 +85,8 @@ def _section(key: str) -> str:
 
 # Visits of clients that failed, which are shown if there are any.
 LEFT_OUT = "left_out.visits"
+# So many columns of one score fit a terminal beside the methods.
+MOST_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -80,50 +94,152 @@ class Layout:
     """The layout of a table.
 
     Attributes:
-        figures: Names of figures; empty: validation and test of every scope at the best validation round, and costs.
-        rows: Keys that name a row; empty: all that vary and are not in `columns`, the key whose values are the columns.
+        figures: Names of figures; empty: the test score of deployed models at best validation.
+        rows: Keys that name a row, and `columns`, the key whose values are the columns; without both, of one figure
+            methods are rows and a key of the settings is the columns (see `_pivot`).
         statistic: Mean ± sample standard deviation, or median [quartiles], over runs that differ in seeds alone.
-        against: Values of keys that name the combination to compare with, by the paired t-test over seeds.
+        against: `NAME` or `KEY=VALUE,KEY=VALUE`: the method, or combination, of which each setting's cells show the
+            differences, paired by seeds, with p of the paired t-test.
         mean: The mean over clients of scores with short names; None: see `by_one_mean`.
         ties: What ties with the best or the second best: what is `shown` as the same number, or is `exact`ly equal.
         not_worse: Level of the paired t-test over seeds; what is not worse by it is marked with the best.
+        wide: Without figures, validation and test of every scope at best validation, and costs.
+        labels: Display names of values, keys and figures.
     """
 
     figures: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     columns: str | None = None
     statistic: Statistic = "mean"
-    against: tuple[tuple[str, str], ...] = ()
+    against: str = ""
     mean: Mean | None = None
     ties: Ties = "shown"
     not_worse: float | None = None
+    wide: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     """Makes the table of the finished runs; of what may be compared the best and the second best are marked."""
+    read = _read(rows, layout)
+    if read is None:
+        return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
+    keys, column = _arranged(read, layout)
+    return _joined(_cells(read.numbers.groups, keys, column), keys, column, read, title)
+
+
+def long_table_of(rows: Sequence[Row], layout: Layout) -> TextTable:
+    """The same numbers for another program: a row for each combination and figure, keys and figures by their own names.
+
+    Shares are between 0 and 1, and all numbers have all their digits.
+    """
+    read = _read(rows, layout)
+    if read is None:
+        return TextTable(("runs",), (), 1)
+    numbers, figures = read.numbers, read.figures
+    keys = varied(numbers.groups)
+    best, second = _marks([[group] * len(figures) for group in numbers.groups], figures, numbers, 0)
+    spread = ("mean", "sd") if numbers.statistic == "mean" else ("median", "lower", "upper")
+    compared = ("difference", *(f"difference_{name}" for name in spread[1:]), "p") if numbers.against else ()
+    table = []
+    for r, group in enumerate(numbers.groups):
+        for c, figure in enumerate(figures):
+            mark = "best" if (r, c) in best else "second" if (r, c) in second else ""
+            row = [group.columns.get(key, "") for key in keys]
+            row += [figure, numbers.mean if is_short(figure) else "", str(len(group.values(figure)))]
+            row += _digits(numbers.spread(group, figure), len(spread))
+            if compared:
+                other = numbers.baseline(group, figure)
+                apart = None if other is None else spread_of(differences(group, other, figure), numbers.statistic)
+                p = None if other is None else paired_p(group, other, figure)
+                row += [*_digits(apart, len(spread)), "" if p is None else repr(p)]
+            table.append((*row, mark))
+    heads = (*keys, "figure", "averaged", "runs", *spread, *compared, "mark")
+    return TextTable(heads, tuple(table), len(keys) + 2)
+
+
+def _digits(spread: Spread | None, count: int) -> list[str]:
+    found = [None] * 3 if spread is None else [spread.middle, spread.low, spread.high]
+    return ["" if value is None else repr(value) for value in found[:count]]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Finished runs and what a layout asks of them."""
+
+    numbers: "_Numbers"
+    figures: tuple[str, ...]
+    names: PlainNames
+    left_out: bool
+
+
+def _read(rows: Sequence[Row], layout: Layout) -> _Read | None:
+    """None where no run is finished. Raises ShoalError: a layout names what is not there."""
     chosen, mean = by_one_mean([row for row in rows if row.state != "not chosen"], layout.mean)
     groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
     if not groups:
-        return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
+        return None
     known: dict[str, float] = {}
     for figures_of_run in (row.figures for group in groups for row in group.rows):
         known.update({name: max(value, known.get(name, value)) for name, value in figures_of_run.items()})
-    figures = layout.figures or _unasked(known)
+    figures = layout.figures or _unasked(known, layout.wide)
     for figure in figures:
         if figure not in known:
             similar = [name for name in known if name.endswith(figure.rpartition(".")[2])] or list(known)
             raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
+    against = _against(layout.against, groups)
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
-    for key in (*layout.rows, *([layout.columns] if layout.columns else []), *(key for key, _ in layout.against)):
+    for key in (*layout.rows, *([layout.columns] if layout.columns else []), *against):
         if key not in all_keys:
             raise ShoalError(key, f"runs do not differ in this key; they do in {', '.join(all_keys) or 'seeds alone'}")
-    against = dict(layout.against)
     if against and not any(against.items() <= group.columns.items() for group in groups):
         raise ShoalError("--against", f"no finished runs have {_listed(against)}")
-    keys = list(layout.rows) or [key for key in varied(groups) if key != layout.columns]
-    cells = _cells(groups, keys, layout.columns)
     numbers = _Numbers(layout.statistic, against, groups, mean, layout.ties, layout.not_worse)
-    return _joined(cells, keys, figures, numbers, title)
+    return _Read(numbers, figures, PlainNames(groups, figures, layout.labels), bool(known.get(LEFT_OUT)))
+
+
+def _against(text: str, groups: Sequence[Group]) -> dict[str, str]:
+    """Keys and values of `KEY=VALUE,…`, or of a value alone; raises ShoalError: not one key has it."""
+    if not text or "=" in text:
+        pairs = [part.partition("=") for part in text.split(",") if part]
+        if wrong := next((key for key, equals, _ in pairs if not equals), None):
+            raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
+        return {key: value for key, _, value in pairs}
+    having = [key for key in varied(groups) if any(group.columns.get(key) == text for group in groups)]
+    if not having:
+        known = [
+            value for key in varied(groups) for value in dict.fromkeys(g.columns.get(key) for g in groups) if value
+        ]
+        raise ShoalError(f"--against {text}: no finished runs have it; there are {', '.join(known) or 'seeds alone'}")
+    if len(having) > 1:
+        raise ShoalError(f"--against {text}: {' and '.join(having)} have this value; give {having[0]}={text}")
+    return {having[0]: text}
+
+
+def _arranged(read: _Read, layout: Layout) -> tuple[list[str], str | None]:
+    """The keys that name a row, and the key whose values are the columns, if any."""
+    groups = read.numbers.groups
+    if layout.rows or layout.columns or len(read.figures) > 1:
+        return list(layout.rows) or [key for key in varied(groups) if key != layout.columns], layout.columns
+    return _pivot(groups)
+
+
+def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None]:
+    """Methods are rows; of the keys of settings the one with most values, up to `MOST_COLUMNS`, is the columns.
+
+    What each value of that key has one value of, as the clients of a dataset, is in no row.
+    """
+    settings = shared_keys(groups)
+    of_method = [key for key in varied(groups) if key not in settings]
+    count = {key: len({group.columns.get(key) for group in groups}) for key in settings}
+    can = [key for key in settings if of_method and count[key] <= MOST_COLUMNS]
+    if not can:
+        return [*settings, *of_method], None
+    column = max(can, key=count.__getitem__)
+    apart = [
+        key for key in settings if len({(g.columns.get(column), g.columns.get(key)) for g in groups}) > count[column]
+    ]
+    return [*apart, *of_method], column
 
 
 @dataclass(frozen=True)
@@ -151,17 +267,30 @@ class _Numbers:
         found = self.spread(group, figure)
         if group is None or found is None:
             return "-"
-        text = _number(found.middle, figure)
-        if found.low is not None and found.high is not None and "bytes" not in figure:
-            low, high = _number(found.low, figure), _number(found.high, figure)
-            text += f" ± {low}" if self.statistic == "mean" else f" [{low}, {high}]"
-        if self.of_sample(group, figure):
-            text += SAMPLED
-        other = baseline_of(group, self.groups, self.against) if self.against and is_share(figure) else None
-        if other is None or other is group:
-            return text
+        sampled = SAMPLED if self.of_sample(group, figure) else ""
+        if not self.against or not is_share(figure):
+            return self._shown(found, figure) + sampled
+        other = self.baseline(group, figure)
+        if other is group:
+            return self._shown(found, figure) + sampled
+        apart = None if other is None else spread_of(differences(group, other, figure), self.statistic)
+        if other is None or apart is None:
+            return "-"
         p = paired_p(group, other, figure)
-        return f"{text} (p -)" if p is None else f"{text} (p {p:.3f})"
+        text = "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+        return f"{self._shown(apart, figure, '+')}{sampled} (p {text})"
+
+    def baseline(self, group: Group, figure: str) -> Group | None:
+        """The group with which a share is compared."""
+        return baseline_of(group, self.groups, self.against) if self.against and is_share(figure) else None
+
+    def _shown(self, found: Spread, figure: str, sign: str = "") -> str:
+        text = _number(found.middle, figure, sign)
+        if found.low is None or found.high is None or "bytes" in figure:
+            return text
+        if self.statistic == "mean":
+            return f"{text} ± {_number(found.low, figure)}"
+        return f"{text} [{_number(found.low, figure, sign)}, {_number(found.high, figure, sign)}]"
 
 
 def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> dict[tuple[str, ...], dict[str, Group]]:
@@ -181,29 +310,33 @@ def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> 
 def _joined(
     cells: Mapping[tuple[str, ...], Mapping[str, Group]],
     keys: Sequence[str],
-    figures: Sequence[str],
-    numbers: _Numbers,
+    column: str | None,
+    read: _Read,
     title: str,
 ) -> TextTable:
+    numbers, figures, names = read.numbers, read.figures, read.names
     values = list(dict.fromkeys(value for row in cells.values() for value in row))
     wanted = [(figure, value) for figure in figures for value in values]
-    heads = [" ".join(part for part in (value, figure) if part) for figure, value in wanted]
-    if len(figures) == 1 and values != [""]:
-        heads = values
+    shown = {figure: figure for figure in figures}
+    if len(figures) == 1:
+        title = title or names.figure(figures[0])
+        shown = {figures[0]: "" if column else names.figure(figures[0], short=True)}
+    heads = [" ".join(t for t in (names.value(column, value) if column else "", shown[f]) if t) for f, value in wanted]
     runs = {group.finished for row in cells.values() for group in row.values()}
     counted = len(runs) > 1
     rows, placed = [], list[list[Group | None]]()
     for row, by_value in cells.items():
         groups = [by_value.get(value) for _, value in wanted]
         count = ["/".join(str(group.finished) for group in by_value.values())] if counted else []
-        rows.append((*row, *count, *(numbers.cell(g, figure) for g, (figure, _) in zip(groups, wanted))))
+        named = (names.value(key, value) for key, value in zip(keys, row))
+        rows.append((*named, *count, *(numbers.cell(g, figure) for g, (figure, _) in zip(groups, wanted))))
         placed.append(groups)
-    notes = [f"{figures[0]}"] if len(figures) == 1 and heads == values else []
-    notes += _notes(numbers, runs, figures)
+    notes = _notes(read, runs)
     best, second = _marks(placed, [figure for figure, _ in wanted], numbers, len(keys) + counted)
+    above = (*(names.key(key) for key in keys), *(["runs"] if counted else []))
     return TextTable(
-        (*keys, *(["runs"] if counted else []), *heads), tuple(rows), len(keys), best, title, tuple(notes),
-        second, _compared(numbers), numbers.mean if any(map(is_short, figures)) else "",
+        (*above, *heads), tuple(rows), len(keys), best, title, tuple(notes), second, _compared(read),
+        numbers.mean if any(map(is_short, figures)) else "", names.key(column) if column else "",
     )  # fmt: skip
 
 
@@ -235,30 +368,33 @@ def _marks(
     return frozenset(best), frozenset(second)
 
 
-def _compared(numbers: _Numbers) -> str:
+def _compared(read: _Read) -> str:
     """What marks compare, for a legend."""
-    keys = shared_keys(numbers.groups)
+    keys = [read.names.key(key) for key in shared_keys(read.numbers.groups)]
     text = f" of equal {', '.join(keys)}" if keys else ""
-    if numbers.not_worse is not None:
-        text += f"; with the best is what the paired t-test over seeds does not find worse at {numbers.not_worse:g}"
+    if read.numbers.not_worse is not None:
+        level = f"{read.numbers.not_worse:g}"
+        text += f"; with the best is what the paired t-test over seeds does not find worse at {level}"
     return text
 
 
-def _notes(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> list[str]:
+def _notes(read: _Read, runs: set[int]) -> list[str]:
+    numbers, figures = read.numbers, read.figures
     most = max(runs)
     spread = "mean ± sample standard deviation" if numbers.statistic == "mean" else "median [lower, upper quartile]"
     notes = [f"{spread} over {most} runs" if len(runs) == 1 else spread] if most > 1 else []
-    if any(map(is_share, figures)):
+    if len(figures) > 1 and any(map(is_share, figures)):
         notes.append("shares in %")
-    if any(".best." in figure for figure in figures):
+    if len(figures) > 1 and any(".best." in figure for figure in figures):
         notes.append("best: at the best validation round of the scope")
-    if numbers.against:
-        notes.append(
-            f"p: paired t-test over seeds against {_listed(numbers.against)}, not corrected for several comparisons"
-        )
     if any(numbers.of_sample(group, figure) for group in numbers.groups for figure in figures):
         notes.append(OF_SAMPLES)
-    lines = ["; ".join(notes)]
+    lines = ["; ".join(notes)] if notes else []
+    if numbers.against:
+        named = _listed({read.names.key(key): read.names.value(key, v) for key, v in numbers.against.items()})
+        lines.append(
+            f"differences from {named} in points, paired by seeds; p: paired t-test, not corrected for several of them"
+        )
     if any(map(is_short, figures)):
         several = several_clients(numbers.rows)
         counts = f"{', '.join(map(str, several[:-1]))} and {several[-1]}" if several else ""
@@ -266,6 +402,8 @@ def _notes(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> list[st
         lines.append(f"scores: {MEANS[numbers.mean]}{why}")
     if unlike := [figure for figure in figures if is_share(figure) and not comparable(figure, numbers.rows)]:
         lines.append(f"not compared, for they depend on the number of clients: {', '.join(unlike)}")
+    if read.left_out and LEFT_OUT not in figures:
+        lines.append(f"some clients failed and were left out of rounds; count them by --figure {LEFT_OUT}")
     return lines
 
 
@@ -273,38 +411,45 @@ def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def _unasked(known: Mapping[str, float]) -> tuple[str, ...]:
-    """Validation and test of every scope, then seconds and bytes."""
+def _unasked(known: Mapping[str, float], wide: bool) -> tuple[str, ...]:
+    """The first of the test scores of deployed, trained and other models; `wide`, all, with validation and costs."""
+    if not wide:
+        tests = [f"{scope}.best.test" for scope in ("deployed", *SCOPES)]
+        return tuple(figure for figure in (*tests, "seconds.round_median") if figure in known)[:1]
     scores = [f"{scope}.best.{part}" for scope in SCOPES for part in ("val", "test")]
     costs = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round")
     left_out = [LEFT_OUT] if known.get(LEFT_OUT) else []
     return tuple(figure for figure in (*scores, *left_out, *costs) if figure in known)
 
 
-def _number(value: float, figure: str) -> str:
+def _number(value: float, figure: str, sign: str = "") -> str:
     if is_share(figure):
-        return f"{100 * value:.2f}"
+        return f"{100 * value:{sign}.2f}"
     if "bytes" in figure:
         return size(round(value))
     return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-Format = Literal["terminal", "markdown", "latex", "csv"]
+Format = Literal["terminal", "markdown", "latex", "html", "csv"]
 
 
 def layout_of(
     figures: Sequence[str], rows: str | None, columns: str | None, statistic: Statistic, against: str,
-    mean: Mean | None, ties: Ties, not_worse: float | None,
+    mean: Mean | None, ties: Ties, not_worse: float | None, wide: bool, labels: Sequence[str],
 ) -> Layout:  # fmt: skip
     """A layout from the options of a command line."""
     if not_worse is not None and not 0 < not_worse < 1:
         raise ShoalError("--not-worse", f"must be a level between 0 and 1, as 0.05, found {not_worse:g}")
-    pairs = [part.partition("=") for part in against.split(",") if part]
-    if wrong := next((key for key, equals, _ in pairs if not equals), None):
-        raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
-    named = tuple((key, value) for key, _, value in pairs)
+    if wide and figures:
+        raise ShoalError("--wide, --figure", "--wide names its figures; leave one of them out")
+    pairs = [label.partition("=") for label in labels]
+    if wrong := next((name for name, equals, shown in pairs if not name or not equals or not shown), None):
+        raise ShoalError(f"--label {wrong}: has the form NAME=SHOWN, as in fedgta=FedGTA")
+    named = tuple((name, shown) for name, _, shown in pairs)
     keys = tuple((rows or "").split(",")) if rows else ()
-    return Layout(tuple(map(current_name, figures)), keys, columns, statistic, named, mean, ties, not_worse)
+    return Layout(
+        tuple(map(current_name, figures)), keys, columns, statistic, against, mean, ties, not_worse, wide, named
+    )
 
 
 def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
@@ -324,14 +469,23 @@ def show_sweep(folder: Path) -> None:
     show_rows(rows, Layout())
 
 
-def write_table(paths: Sequence[Path], layout: Layout, form: Format, out: Path | None) -> None:
+def write_table(
+    paths: Sequence[Path], layout: Layout, form: Format, out: Path | None, caption: str = "", label: str = ""
+) -> None:
     """Writes the table of runs and sweeps to a file, or prints it."""
+    if label and form != "latex":
+        raise ShoalError("--latex-label", f"is for --format latex, found {form}; change that, or leave it out")
     rows = rows_of(paths)
     if form == "terminal" and out is None:
-        show_rows(rows, layout)
+        show_rows(rows, layout, caption)
         return
-    table = table_of(rows, layout)
-    text = {"terminal": table.text, "markdown": table.markdown, "latex": table.latex, "csv": table.csv}[form]()
+    if form == "csv":
+        text = long_table_of(rows, layout).csv()
+    elif form == "latex":
+        text = table_of(rows, layout).latex(caption, label)
+    else:
+        table = table_of(rows, layout, caption)
+        text = {"terminal": table.text, "markdown": table.markdown, "html": table.html}[form]()
     if out is None:
         print(text, end="")
         return

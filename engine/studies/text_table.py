@@ -2,11 +2,12 @@
 
 import csv
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tabulate import tabulate
+from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 BEST, SECOND = "*", "†"
 # Before and after a cell that is the best or the second best, until tabulate has escaped all cells.
@@ -32,6 +33,7 @@ class TextTable:
         title: A line above, `notes` lines below.
         compared: What the legend of the marks says of them.
         mean: Name of the mean that scores are, a column of CSV; empty: they name theirs.
+        across: What the heads of the numbers are values of; empty: they name themselves.
     """
 
     heads: tuple[str, ...]
@@ -43,13 +45,20 @@ class TextTable:
     second: frozenset[tuple[int, int]] = frozenset()
     compared: str = ""
     mean: str = ""
+    across: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title, with what columns are."""
+        return self.title and f"{self.title}; columns: {self.across}" if self.across else self.title
 
     def text(self, width: int | None = None) -> str:
         """For a terminal. A table that is too wide is split into blocks of columns, or else into lines of cells."""
         rows = self._marked("", BEST, "", SECOND)
         body = self._wrapped(rows, width) or self._blocks(rows, width) or self._listed(rows)
-        title = [self.title] if self.title else []
-        return "\n".join([*title, *(line.rstrip() for line in body), *self.notes, *self.legend(BEST, SECOND)]) + "\n"
+        said = ([self.heading] if self.heading else []), (*self.notes, *self.legend(BEST, SECOND))
+        above, below = ([line for text in some for line in textwrap.wrap(text, width or MOST)] for some in said)
+        return "\n".join([*above, *(line.rstrip() for line in body), *below]) + "\n"
 
     def _wrapped(self, rows: list[list[str]], width: int | None) -> list[str]:
         """Lines of the whole table, its last text wrapped; empty where it is too wide nevertheless."""
@@ -83,16 +92,28 @@ class TextTable:
         rows = self._marked("**", "**", "*", "*")
         text = self._made("pipe", [[cell.replace("|", r"\|") for cell in row] for row in rows])
         below = (*self.notes, *self.legend("bold", "italics"))
-        return "\n\n".join([*([self.title] if self.title else []), text, *below]) + "\n"
+        return "\n\n".join([*([self.heading] if self.heading else []), text, *below]) + "\n"
 
-    def latex(self) -> str:
-        """For a paper: a tabular of the package booktabs; the best cells are bold, the second best underlined."""
+    def latex(self, caption: str = "", label: str = "") -> str:
+        """For a paper: a tabular of the package booktabs; the best cells are bold, the second best underlined.
+
+        With a caption or a label, both in LaTeX, it is in a `table`.
+        """
         rows = [[" ".join(cell.split()).replace("--", f"-{EMPTY}-") for cell in row] for row in self._marked(*SIGNS)]
         # A row that begins so would be an option of the line break before it.
         rows = [[f"{EMPTY}{row[0]}", *row[1:]] if row[0].startswith(("[", "*")) else row for row in rows]
         text = self._between("latex_booktabs", rows, r"\textbf{", "}", r"\underline{", "}")
         text = text.replace(EMPTY, "{}").replace("±", r"$\pm$")
-        above = (self.title, *self.notes, *self.legend("bold", "underlined"))
+        if self.across:
+            first, last = self.keys + 1, len(self.heads)
+            escaped = "".join(LATEX_ESCAPE_RULES.get(letter, letter) for letter in self.across)
+            spanning = rf"\multicolumn{{{last - first + 1}}}{{c}}{{{escaped}}} \\ \cmidrule(lr){{{first}-{last}}}"
+            text = text.replace("\\toprule\n", f"\\toprule\n{'& ' * self.keys}{spanning}\n", 1)
+        if caption or label:
+            parts = [r"\begin{table}[t]", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
+            parts += [*([rf"\label{{{label}}}"] if label else []), text, r"\end{table}"]
+            text = "\n".join(parts)
+        above = (self.heading, *self.notes, *self.legend("bold", "underlined"))
         return "\n".join([*(f"% {' '.join(line.split())}" for line in above if line), text]) + "\n"
 
     def html(self) -> str:

@@ -40,6 +40,17 @@ METHODS = {
     "fedgpl": "shoal.algorithms.methods.fedgpl.fedgpl:FedGPL",
     "class_means": "shoal.algorithms.methods.class_means:ClassMeans",
 }
+# Methods that their papers write otherwise than their classes are called.
+AS_WRITTEN = {
+    "class_means": "Class means",
+    "fedgl_fedgta": "FedGL with FedGTA",
+    "fedproto_averaged": "FedProto, averaged",
+    "fedpub": "FED-PUB",
+    "fedsage_plus": "FedSage+",
+    "fedsage_plus_fedgta": "FedSage+ with FedGTA",
+    "gcfl_plus": "GCFL+",
+    "lg_fedavg": "LG-FedAvg",
+}
 # Methods that read hops whatever the model of the config: themselves, or by a copilot.
 READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
 _AUGMENTED = ("on its augmented graph once it has one", "on graphs as they are")
@@ -50,6 +61,11 @@ BESIDE_PARAMETERS = {
     "fedsage_plus_fedgta": _AUGMENTED,
     "fggp": ("with the bank of prototypes of that round", "with the newest bank"),
 }
+
+
+def display_name(method: str) -> str:
+    """A method as its paper writes it, `FedGTA` for `fedgta`; of `my_file.py:MyMethod` its class."""
+    return AS_WRITTEN.get(method) or METHODS.get(method, method).rpartition(":")[2]
 
 
 def beside_parameters(name: str) -> tuple[str, str]:

@@ -75,7 +75,7 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     assert (run / "export" / "predictions.arrow").exists()
     axes = ("seed=0,1", "train.lr=0.01,0.1")
     text = printed("sweep", tiny, *axes, "--report")
-    assert "train.lr trained.best.val" in text
+    assert "learning rate test accuracy (%)" in text
     assert len(list((folder / "runs").glob("tiny-*"))) == 4
     (sweep,) = (folder / "runs" / "sweeps").iterdir()
     assert f"sweep folder: {sweep}" in text
@@ -84,7 +84,7 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     inspected = printed("inspect", sweep)
     assert inspected.startswith("config: seed=0,1 train.lr=0.01,0.1")
     assert all(f"finished {path}" in inspected for path in (folder / "runs").glob("tiny-*"))
-    assert "train.lr trained.best.val" in inspected
+    assert "learning rate test accuracy (%)" in inspected
     table = printed("table", sweep, "--figure", "deployed.best.test", "--columns", "train.lr", "--format", "markdown")
     assert "| 0.01 | 0.1 |" in table
     assert printed("report", sweep) == f"written: {sweep / 'report' / 'index.html'}"

@@ -50,8 +50,10 @@ def test_busy_shares_and_slowest_cells() -> None:
     slowest = [(cell["host"], cell["client"], cell["clients"], cell["seconds"]) for cell in found["slowest"]]
     assert slowest == [(0, 2, 1, 5.0), (0, 7, 2, 4.0), (2, 4, 3, 2.5)]
     # Hosts that work, and one host, have none; a clock that is off by a little makes no share above 1.
-    assert worked([(0, [0], 10.01), (1, [1], 6.0)], hosts=2) == {"busy": {"0": 1.0, "1": 0.6}}
-    assert worked([(0, [0], 1.0)], hosts=1) == {"busy": {"0": 0.1}}
+    phase = cell_of([0]).phase
+    assert found["cells"] == {phase: 5}
+    assert worked([(0, [0], 10.01), (1, [1], 6.0)], hosts=2) == {"busy": {"0": 1.0, "1": 0.6}, "cells": {phase: 2}}
+    assert worked([(0, [0], 1.0)], hosts=1) == {"busy": {"0": 0.1}, "cells": {phase: 1}}
 
 
 def test_ray_has_the_numbers_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

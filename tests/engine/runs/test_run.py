@@ -176,7 +176,8 @@ def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str
     with console.capture() as captured:
         show_run(folder)
     assert "left out: 2 visits of 1 clients" in captured.get()
-    assert "left_out.visits" in table_of(rows_of([folder]), Layout()).heads
+    assert "left_out.visits" in table_of(rows_of([folder]), Layout(wide=True)).heads
+    assert "some clients failed" in table_of(rows_of([folder]), Layout()).notes[-1]
     assert "left_out.visits" in report([folder], tmp_path / "page").read_text()
 
 

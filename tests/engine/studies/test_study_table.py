@@ -13,7 +13,7 @@ from scipy import stats
 from support.errors import refused
 
 from shoal.engine.studies.groups import Row, baseline_of, grouped, paired_p, spread_of, varied
-from shoal.engine.studies.study_table import Layout, on_screen, table_of
+from shoal.engine.studies.study_table import Layout, long_table_of, on_screen, table_of
 from shoal.engine.studies.text_table import TextTable
 
 METHODS = {"fedavg": 0.7, "fedgta": 0.75, "local": 0.72}
@@ -96,32 +96,41 @@ def test_the_paired_test_by_scipy() -> None:
     assert paired_p(few[0], few[1], TEST) is None
 
 
-def test_a_table_with_everything() -> None:
+def test_a_wide_table_with_differences() -> None:
     of = rows()
-    table = table_of(of, Layout(against=(("algorithm", "fedavg"),)))
-    keys, costs = ("data.dataset", "algorithm", "algorithm.eps"), ("seconds.round_median", "bytes.up_per_client_round")
+    table = table_of(of, Layout(against="fedavg", wide=True, labels=(("fedgta", "Ours"), ("cora", "Cora"))))
+    keys, costs = ("dataset", "method", "eps"), ("seconds.round_median", "bytes.up_per_client_round")
     assert table.heads == (*keys, "runs", "deployed.best.val", TEST, *costs)
-    cora = values(of, "cora", "fedgta")
-    p = stats.ttest_rel(cora, values(of, "cora", "fedavg")).pvalue
-    assert table.rows[1][:4] == ("cora", "fedgta", "0.5", "4")
-    assert table.rows[1][5] == f"{100 * np.mean(cora):.2f} ± {100 * np.std(cora, ddof=1):.2f} (p {p:.3f})"
+    apart = np.subtract(values(of, "cora", "fedgta"), values(of, "cora", "fedavg"))
+    p = stats.ttest_1samp(apart, 0).pvalue
+    shown = "<0.001" if p < 0.001 else f"{p:.3f}"
+    assert table.rows[1][:4] == ("Cora", "Ours", "0.5", "4")
+    assert table.rows[1][5] == f"{100 * apart.mean():+.2f} ± {100 * apart.std(ddof=1):.2f} (p {shown})"
+    cora = values(of, "cora", "fedavg")
+    assert table.rows[0][:6:5] == ("Cora", f"{100 * np.mean(cora):.2f} ± {100 * np.std(cora, ddof=1):.2f}")
     assert (table.rows[0][2], *table.rows[0][6:]) == ("-", "0.500 ± 0.000", "2.0 KiB")
-    assert "(p" not in table.rows[0][5]
     assert [row[3] for row in table.rows] == ["4"] * 5 + ["3"]
     # The best and second best method on each dataset; costs have none.
     order = {dataset: ranked(of, dataset) for dataset in ("cora", "pubmed")}
     for place, marks in ((-1, table.best), (-2, table.second)):
         assert marks == {(order["cora"][place], c) for c in (4, 5)} | {(3 + order["pubmed"][place], c) for c in (4, 5)}
-    assert "paired t-test over seeds against algorithm fedavg, not corrected" in table.notes[0]
-    assert table.notes[1] == "scores: mean over clients weighted by all their items (nodes)"
-    assert table.text().splitlines()[-1] == "*: best, †: second best of equal data.dataset"
+    assert (
+        "differences from method FedAvg in points, paired by seeds; p: paired t-test, not corrected" in table.notes[1]
+    )
+    assert table.notes[2] == "scores: mean over clients weighted by all their items (nodes)"
+    assert table.text().splitlines()[-1] == "*: best, †: second best of equal dataset"
+    # Of a method without runs in a setting there is no difference.
+    lone = table_of(
+        [r for r in of if r.columns["data.dataset"] == "cora" or "fedavg" not in r.run], Layout(against="fedavg")
+    )
+    assert [row[-1] for row in lone.rows] == ["-"] * 3
 
 
 def test_values_of_a_key_as_columns() -> None:
     of = rows()
     table = table_of(of, Layout((TEST,), ("algorithm",), "data.dataset", "median"))
-    assert table.heads == ("algorithm", "runs", "cora", "pubmed")
-    assert [row[:2] for row in table.rows] == list(zip(METHODS, ("4/4", "4/4", "4/3")))
+    assert table.heads == ("method", "runs", "cora", "pubmed")
+    assert [row[:2] for row in table.rows] == [("FedAvg", "4/4"), ("FedGTA", "4/4"), ("Local", "4/3")]
     low, middle, high = 100 * np.quantile(values(of, "pubmed", "local"), [0.25, 0.5, 0.75])
     assert table.rows[2][3] == f"{middle:.2f} [{low:.2f}, {high:.2f}]"
     for place, marks in ((-1, table.best), (-2, table.second)):
@@ -129,6 +138,53 @@ def test_values_of_a_key_as_columns() -> None:
     assert table_of(of, Layout((TEST,), ("data.dataset",), "algorithm", "median")).best == {
         (column - 2, 2 + row) for row, column in table.best
     }
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "heads"),
+    [
+        (("algorithm", "seed"), [("local",), ("fedavg",)], ["method", "test accuracy (%)"]),
+        (("participation.ratio",), [("0.1",), ("0.5",)], ["participation rate", "test accuracy (%)"]),
+        (("algorithm.name", "participation.ratio"), [("mine.py:A", "1"), ("a", "1"), ("a", "0.5")],
+            ["method", "1", "0.5"]),
+        # The clients of a dataset follow from it; five values are rows; two classes of one name keep their files.
+        (
+            ("algorithm", "data.dataset", "partition.clients"), [("x.py:A", "cora", "5"), ("y.py:A", "cs", "9")],
+            ["method", "cora", "cs"],
+        ),
+        (("algorithm", "train.lr"), [(a, str(r)) for a in "ab" for r in range(5)],
+            ["learning rate", "method", "test accuracy (%)"]),
+    ],
+)  # fmt: skip
+def test_methods_are_rows_and_settings_columns(keys: Any, values: Any, heads: list[str]) -> None:
+    table = table_of(runs_of({of: [0.5, 0.6] for of in values}, *keys[: len(values[0])]), Layout())
+    assert list(table.heads) == heads
+    assert table.title == "test accuracy (%) of deployed models at best validation"
+    if "x.py:A" in values[0]:
+        assert [row[0] for row in table.rows] == ["x.py:A", "y.py:A"]
+    if "mine.py:A" in values[0]:
+        assert [row[0] for row in table.rows] == ["A", "a"]
+        assert "columns: participation rate" in table.text()
+        latex = " ".join(table.latex(r"A $\alpha$", "tab:x").split())
+        assert r"\caption{A $\alpha$} \label{tab:x} \begin{tabular}{lrr}" in latex
+        assert r"\toprule & \multicolumn{2}{c}{participation rate} \\ \cmidrule(lr){2-3} method &" in latex
+
+
+def test_the_long_table_has_all_digits() -> None:
+    of = rows()
+    table = long_table_of(of, Layout((TEST, "rounds"), against="algorithm=fedavg"))
+    assert len(table.rows) == 12
+    found = dict(zip(table.heads, table.rows[2]))
+    mine, other = (values(of, "cora", method) for method in ("fedgta", "fedavg"))
+    assert [found[key] for key in ("data.dataset", "algorithm", "figure", "averaged", "runs")] == [
+        "cora", "fedgta", TEST, "nodes", "4",
+    ]  # fmt: skip
+    assert [float(found[key]) for key in ("mean", "sd", "difference", "difference_sd", "p")] == pytest.approx([
+        np.mean(mine), np.std(mine, ddof=1), np.mean(mine) - np.mean(other), np.subtract(mine, other).std(ddof=1),
+        stats.ttest_rel(mine, other).pvalue,
+    ])  # fmt: skip
+    assert found["mark"] == {-1: "best", -2: "second"}.get(ranked(of, "cora").index(1) - 3, "")
+    assert [row[-2:] for row in table.rows[1::2]] == [("", "")] * 6
 
 
 def runs_of(scores: dict[tuple[str, ...], list[float]], *keys: str, **figures: float) -> list[Row]:
@@ -161,7 +217,7 @@ def runs_of(scores: dict[tuple[str, ...], list[float]], *keys: str, **figures: f
 def test_best_and_second_best_of_what_may_be_compared(
     keys: list[str], scores: dict[tuple[str, ...], list[float]], layout: Any, best: list[int], second: list[int]
 ) -> None:
-    table = table_of(runs_of(scores, *keys), Layout((TEST,), **layout))
+    table = table_of(runs_of(scores, *keys), Layout((TEST,), tuple(keys), **layout))
     places = [sorted({row for row, _ in marks}) for marks in (table.best, table.second)]
     assert places == [best, second]
 
@@ -172,7 +228,7 @@ def test_numbers_that_depend_on_the_number_of_clients_are_not_compared() -> None
     table = table_of([*one, *six], Layout((name,), mean="nodes"))
     assert (table.best, table.second) == (frozenset(), frozenset())
     assert table.notes[-1] == f"not compared, for they depend on the number of clients: {name}"
-    assert table_of(six, Layout((name,))).notes[-1] != table.notes[-1]
+    assert table_of(six, Layout((name,))).notes[-1:] != table.notes[-1:]
 
 
 def test_any_number_of_a_summary() -> None:
@@ -191,7 +247,10 @@ def test_any_number_of_a_summary() -> None:
         ),
         (Layout(rows=("train.lr",)), ["train.lr"], "they do in data.dataset, algorithm"),
         (Layout(columns="x"), ["x"], ""),
-        (Layout(against=(("algorithm", "fedprox"),)), ["--against"], "no finished runs have algorithm fedprox"),
+        (Layout(against="algorithm=fedprox"), ["--against"], "no finished runs have algorithm fedprox"),
+        (Layout(against="x=1,y"), [], "--against y: has the form key=value"),
+        (Layout(against="fedprox"), [], "--against fedprox: no finished runs have it; there are cora, pubmed, fedavg"),
+        (Layout(labels=(("fedgtaa", "X"),)), [], "did you mean 'fedgta'?"),
         (Layout(rows=("algorithm",)), ["--rows"], "combinations that differ in data.dataset would share a cell"),
     ],
 )
@@ -213,7 +272,8 @@ WIDE = TextTable(
 @pytest.mark.parametrize(("width", "blocks"), [(None, 1), (200, 1), (80, 1), (60, 2), (20, 0)])
 def test_no_cell_is_cut_at_any_width(width: int | None, blocks: int) -> None:
     lines = WIDE.text(width).splitlines()
-    assert (lines[0], *lines[-2:]) == ("a title", "a note", "*: best, †: second best of equal x")
+    assert lines[0] == "a title"
+    assert " ".join(" ".join(lines).split()).endswith("a note *: best, †: second best of equal x")
     if width is not None and width > 20:
         assert max(map(len, lines)) <= width
     text = " ".join(lines)

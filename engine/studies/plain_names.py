@@ -1,0 +1,95 @@
+"""What tables and figures call keys, values and scores: plain words, methods as their papers write them, own labels."""
+
+from collections.abc import Mapping, Sequence
+
+from shoal.algorithms.methods.registry.names import display_name
+from shoal.algorithms.models.names import BACKBONES
+from shoal.engine.config.sections import RANKINGS
+from shoal.engine.records.summary import POOLED
+from shoal.engine.studies.groups import Group
+from shoal.storage.errors import ShoalError
+from shoal.storage.suggestions import did_you_mean_name
+
+METHOD, MODEL = ("algorithm", "algorithm.name"), ("model", "model.name")
+KEYS = {
+    **dict.fromkeys(METHOD, "method"),
+    **dict.fromkeys(MODEL, "model"),
+    "data.options.nodes": "nodes",
+    "data.options.scale": "scale of the graph",
+    "participation.ratio": "participation rate",
+    "participation.count": "clients a round",
+    "partition.method": "partition",
+    "train.lr": "learning rate",
+    "train.epochs": "local epochs",
+}
+MODELS = {
+    "trained": "of locally trained models",
+    "deployed": "of deployed models",
+    "global": "of the global model",
+    "domains": "on whole graphs",
+}
+MOMENTS = {"best": "at best validation", "final": "in the final round"}
+SAMPLES = {"test": "test", "val": "validation"}
+
+
+def key_names(keys: Sequence[str]) -> dict[str, str]:
+    """A plain name of each key, `partition.clients` as `clients`; keys that would share one keep their own."""
+    named = {key: KEYS.get(key, key.rpartition(".")[2].replace("_", " ")) for key in keys}
+    return {key: key if list(named.values()).count(name) > 1 else name for key, name in named.items()}
+
+
+def value_names(key: str, values: Sequence[str]) -> dict[str, str]:
+    """Methods and models as their papers write them, own ones by their class; other values as they are."""
+    if key in METHOD:
+        named = {value: display_name(value) for value in values}
+    elif key in MODEL:
+        named = {value: BACKBONES.get(value, value).rpartition(":")[2] for value in values}
+    else:
+        return {value: value for value in values}
+    return {value: value if list(named.values()).count(name) > 1 else name for value, name in named.items()}
+
+
+def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False) -> str:
+    """`deployed.best.test` as `test accuracy (%) of deployed models at best validation`, by the metric of `figures`.
+
+    Other figures keep their names. `short` leaves out whose model it is, and when.
+    """
+    scope, _, rest = figure.partition(".")
+    moment, _, part = rest.partition(".")
+    if scope not in MODELS or moment not in MOMENTS or part not in SAMPLES:
+        return figure
+    ranked = [name for metric, name in RANKINGS.items() if f"{figure}.{metric}.{POOLED}" in figures]
+    text = f"{SAMPLES[part]} {ranked[0] if ranked else 'accuracy'} (%)"
+    return text if short else f"{text} {MODELS[scope]} {MOMENTS[moment]}"
+
+
+class PlainNames:
+    """The names of a table: those of a user's `labels`, else plain ones."""
+
+    def __init__(self, groups: Sequence[Group], figures: Sequence[str], labels: Sequence[tuple[str, str]]) -> None:
+        """Raises ShoalError: nothing in the table has the name of a label."""
+        keys = list(dict.fromkeys(key for group in groups for key in group.columns))
+        values = {key: list(dict.fromkeys(g.columns[key] for g in groups if key in g.columns)) for key in keys}
+        self._keys = key_names(keys)
+        self._values = {key: value_names(key, of_key) for key, of_key in values.items()}
+        self._labels = dict(labels)
+        self._known = {name: value for group in groups for row in group.rows for name, value in row.figures.items()}
+        there = {*keys, *figures, *(value for of_key in values.values() for value in of_key)}
+        for name in self._labels:
+            if name not in there:
+                raise ShoalError(
+                    f"--label {name}: nothing in the table has this name; there are {', '.join(sorted(there))}"
+                    f"{did_you_mean_name(name, there)}"
+                )
+
+    def key(self, key: str) -> str:
+        """A head of a column."""
+        return self._labels.get(key) or self._keys.get(key, key)
+
+    def value(self, key: str, value: str) -> str:
+        """A value of a key in a cell or a head."""
+        return self._labels.get(value) or self._values.get(key, {}).get(value, value)
+
+    def figure(self, figure: str, *, short: bool = False) -> str:
+        """A figure in a title or, short, in a head."""
+        return self._labels.get(figure) or score_name(figure, self._known, short=short)
