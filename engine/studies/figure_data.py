@@ -4,7 +4,7 @@ Axes: T rounds, S runs that differ in seeds alone, B clients, C classes.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.records.summary import NODES, chosen
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 # Written by `shoal export`.
 PREDICTIONS = "export/predictions.arrow"
 TEST = 3

@@ -20,12 +20,12 @@ from shoal.storage.files.digest import text_digest
 
 # After Okabe and Ito (2008), each at least 3 to 1 on white; marks and dashes differ, too.
 COLOURS = ("#0072b2", "#d55e00", "#00805e", "#aa4499", "#8a6a00", "#444444", "#cc2f4a", "#2b8cbe")
-DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.2)), (0, (6, 2, 1.2, 2)))
+DASHES = ("-", (0, (3.5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oo", "--")
 # Inches: a column of a paper. Letters of a line of its text.
 WIDTH, HEIGHT, LETTERS = 3.3, 2.4, 46
-MOST_BARS, LONGEST = 24, 200
+MOST_BARS, MOST_NAMED, LONGEST = 24, 20, 200
 # From so much between the smallest and the largest value on, an axis has powers.
 POWERS = 8
 PERCENT = "(%)"
@@ -34,7 +34,8 @@ IDEAL = -1
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 STYLE: Any = {
     "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
-    "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
+    "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True, "axes.linewidth": 0.6,
+    "axes.spines.top": False, "axes.spines.right": False,
     "svg.fonttype": "none", "svg.hashsalt": "shoal", "pdf.fonttype": 42, "figure.facecolor": "none",
     "axes.facecolor": "none", "hatch.linewidth": 0.5,
 }  # fmt: skip
@@ -42,7 +43,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure: name of its files, title, a text for who cannot see it, and what is below it.
+    """A finished figure: name of its files, title, a text for who cannot see it, and what Matplotlib drew.
 
     `svg` has no declaration; its black is that of the page's text, its other colours are of `COLOURS`.
     """
@@ -51,24 +52,35 @@ class Drawing:
     title: str
     text: str
     svg: str
-    png: bytes
-    pdf: bytes
+    drawn: Any
+
+    def file(self, kind: str) -> bytes:
+        """Its file as `svg`, `png` or `pdf`; the last, with its letters, takes most of a figure's time."""
+        import matplotlib as mpl
+
+        if kind == "svg":
+            return self.svg.encode()
+        made = io.BytesIO()
+        without = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+        with mpl.rc_context(STYLE):
+            self.drawn.savefig(made, format=kind, dpi=300, facecolor="white", metadata=without.get(kind))
+        return made.getvalue()
 
 
 @contextmanager
 def _figure(
-    found: list[Drawing], name: str, title: str, text: str, panels: int = 1, height: float = HEIGHT
+    found: list[Drawing], name: str, title: str, text: str, panels: int = 1, height: float = HEIGHT, a_row: int = 2
 ) -> Iterator[list[Any]]:
-    """Axes, two a row if there are several; the drawing is appended at the end."""
+    """Axes, so many a row if there are several; the drawing is appended at the end."""
     # It takes a second of every process that imports it. Without pyplot there is no window and no global state.
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(panels, 2)
+    columns = min(panels, a_row)
     rows = -(-panels // columns)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, height if rows == 1 else 1.45 * rows), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height if panels == 1 else 1.45 * rows), layout="constrained")
         FigureCanvasAgg(figure)
         grid = list(figure.subplots(rows, columns, squeeze=False, sharex=panels > 1, sharey=panels > 1).flat)
         for empty in grid[panels:]:
@@ -79,13 +91,10 @@ def _figure(
         yield grid[:panels]
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        svg, png, pdf = io.StringIO(), io.BytesIO(), io.BytesIO()
+        svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-        figure.savefig(png, format="png", dpi=300, facecolor="white")
-        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
     text_of = svg.getvalue()
-    text_of = text_of[text_of.index("<svg") :]
-    found.append(Drawing(_plain(name), title, text, text_of, png.getvalue(), pdf.getvalue()))
+    found.append(Drawing(_plain(name), title, text, text_of[text_of.index("<svg") :], figure))
 
 
 def curves(found: list[Drawing], name: str, title: str, panels: Panels[Curve], x: str, y: str) -> None:
@@ -112,9 +121,11 @@ def curves(found: list[Drawing], name: str, title: str, panels: Panels[Curve], x
                         at, middle - deviation, middle + deviation, color=style["color"], alpha=0.18, lw=0
                     )
             if log:
-                _powers(axes, "x", base=2 if x == "bytes" else 10, of_bytes=x == "bytes")
+                _powers(axes, 3 if len(grid) > 1 else 5, of_bytes=x == "bytes")
             if x == "round":
                 axes.xaxis.get_major_locator().set_params(integer=True)
+            if scale == 1:
+                axes.set_ylim(bottom=0)
         _labels(grid, f"{heads[x]} ({shown_in})" if shown_in else heads[x], y)
         _legend(grid[0].figure, every)
 
@@ -123,7 +134,7 @@ Point = tuple[float, float, float]
 
 
 def over_key(
-    found: list[Drawing], name: str, title: str, panels: Panels[Sequence[Point]], x: str, y: str, scale: float = 100
+    found: list[Drawing], name: str, title: str, panels: Panels[list[Point]], x: str, y: str, scale: float = 100
 ) -> None:
     """A number over the values of a key, each with its deviation; what is `IDEAL` has a dotted line."""
     every = [look for looks in panels.values() for look in looks]
@@ -143,6 +154,8 @@ def over_key(
                     axes.plot(at, scale * middle, **style)
                 else:
                     axes.errorbar(at, scale * middle, yerr=scale * deviation, capsize=2, elinewidth=0.8, **style)
+            if every[-1].dash == IDEAL:
+                axes.set_ylim(bottom=0)
             if values[0] > 0 and values[-1] >= POWERS * values[0]:
                 axes.set_xscale("log")
             if len(values) <= 7:
@@ -152,24 +165,26 @@ def over_key(
         _legend(grid[0].figure, every)
 
 
-def points(found: list[Drawing], name: str, title: str, panels: Panels[tuple[float, float | None]], x: str) -> None:
-    """Shares beside each other, each with its deviation and its number."""
-    every = [look for looks in panels.values() for look in looks]
+def points(
+    found: list[Drawing], name: str, title: str, looks: Sequence[Look[tuple[float, float | None]]], x: str
+) -> None:
+    """Shares below each other, each with its deviation and its number."""
+    shown = looks[:MOST_BARS]
     numbers = [
         f"{100 * middle:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
-        for middle, deviation in (look.shown for look in every)
+        for middle, deviation in (look.shown for look in shown)
     ]
-    title += " (bars: ± standard deviation)" if any(look.shown[1] for look in every) else ""
-    text = "; ".join(f"{look.label or x}: {number} %" for look, number in zip(every, numbers))
-    titles = [title_of for title_of, looks in panels.items() for _ in looks]
-    names = [", ".join(filter(None, (look.label, panel))) for look, panel in zip(every, titles)][:MOST_BARS]
-    with _figure(found, name, title, f"{title}: {text}", height=0.5 + _rows(names)[1]) as (axes,):
-        for place, look, label, number in zip(_rows(names)[0], every, names, numbers):
+    title += " (bars: ± standard deviation)" if any(look.shown[1] for look in shown) else ""
+    title += f" (the first {MOST_BARS} of {len(looks)})" if len(looks) > MOST_BARS else ""
+    text = "; ".join(f"{look.label or x}: {number} %" for look, number in zip(shown, numbers))
+    places, height = _rows([look.label for look in shown])
+    with _figure(found, name, title, f"{title}: {text}", height=0.5 + height) as (axes,):
+        for place, look, number in zip(places, shown, numbers):
             middle, deviation = look.shown
             style = {**_line(look), "linestyle": "none"}
             axes.errorbar(100 * middle, place, xerr=100 * (deviation or 0), capsize=2, elinewidth=1, **style)
-            _above(axes, place, label, number)
-        _bare(axes, x, names)
+            _above(axes, place, look.label, number)
+        _bare(axes, x, height)
 
 
 def sorted_clients(found: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
@@ -229,14 +244,17 @@ def size_against(
                 rasterized=len(sizes) > 1000,
             )  # fmt: skip
             if sizes.max() >= POWERS * max(1, sizes.min()):
-                _powers(axes, "x")
+                _powers(axes, 3)
+            else:
+                axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
         _labels(grid, f"{items} of a client", f"{score} (%)")
 
 
 def of_classes(found: list[Drawing], panels: Panels[ClientNumbers], classes: Sequence[str]) -> None:
-    """F1 of every class over all test items, the most frequent class first."""
+    """F1 of every class over all test items, the most frequent class first; of many classes in ascending order."""
     every = [look for looks in panels.values() for look in looks]
-    title = "F1 of each class, the most frequent first"
+    few = len(classes) <= MOST_NAMED
+    title = "F1 of each class, the most frequent first" if few else f"F1 of {len(classes)} classes, ascending"
     order = np.argsort(-every[0].shown.counts[0], kind="stable")
     lowest = [int(np.nanargmin(look.shown.f1)) for look in every]
     text = "; ".join(
@@ -247,12 +265,13 @@ def of_classes(found: list[Drawing], panels: Panels[ClientNumbers], classes: Seq
         for axes, (panel, looks) in zip(grid, panels.items()):
             axes.set_title(_text(panel), fontsize=7)
             for look in looks:
-                style = {**_line(look), "linestyle": "none" if len(order) <= 20 else _line(look)["linestyle"]}
-                axes.plot(range(len(order)), 100 * look.shown.f1[order], markevery=max(1, len(order) // 20), **style)
-            if len(order) <= 20:
-                names = [_text(textwrap.shorten(classes[c], 14, placeholder="…")) for c in order]
-                axes.set_xticks(range(len(order)), names, rotation=90 if max(map(len, names)) > 2 else 0)
-        _labels(grid, "class" if len(order) <= 20 else "classes, the most frequent first", "F1 (%)")
+                # Classes that neither occur nor are predicted are NaN, and come last.
+                f1 = 100 * (look.shown.f1[order] if few else np.sort(look.shown.f1))
+                style = _line(look) | ({"linestyle": "none"} if few else {"markevery": max(1, len(f1) // 8)})
+                axes.plot(range(len(f1)), f1, **style)
+            if few:
+                _named_ticks(axes, "x", [classes[c] for c in order])
+        _labels(grid, "class" if few else "classes, the lowest first", "F1 (%)")
         _legend(grid[0].figure, every)
 
 
@@ -263,17 +282,16 @@ def matrix(
     """Matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`."""
     low, high, unit = scale
     shown = f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
-    with _figure(found, name, shown, f"{shown}: {text}", len(panels)) as grid:
+    with _figure(found, name, shown, f"{shown}: {text}", len(panels), a_row=3) as grid:
         for axes, (panel, matrix_RC) in zip(grid, panels.items()):
             axes.imshow(matrix_RC, cmap="Greys", vmin=low, vmax=high, interpolation="nearest", aspect="auto")
             axes.grid(visible=False)
             axes.set_title(_text(panel), fontsize=7)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.get_major_locator().set_params(integer=True)
-            if 0 < len(ticks) <= 20:
-                names = [_text(textwrap.shorten(tick, 14, placeholder="…")) for tick in ticks]
-                axes.set_yticks(range(len(names)), names)
-                axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
+            if 0 < len(ticks) <= MOST_NAMED:
+                _named_ticks(axes, "x", ticks)
+                _named_ticks(axes, "y", ticks)
         _labels(grid, heads[1], heads[0])
 
 
@@ -310,8 +328,9 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
     kinds = list(next(iter(parts.values())))
     text = "; ".join(f"{row}: " + ", ".join(f"{kind} {parts[row][kind]:.3g}" for kind in kinds) for row in names)
     title += f" ({MOST_BARS} of {len(parts)})" if len(parts) > MOST_BARS else ""
-    with _figure(found, name, title, f"{title}, in {unit}: {text}", height=0.6 + _rows(names)[1]) as (axes,):
-        places, left = _rows(names)[0], np.zeros(len(names))
+    places, height = _rows(names)
+    with _figure(found, name, title, f"{title}, in {unit}: {text}", height=0.6 + height) as (axes,):
+        left = np.zeros(len(names))
         for number, kind in enumerate(kinds):
             values = np.array([parts[row][kind] for row in names])
             axes.barh(
@@ -320,8 +339,8 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
             )  # fmt: skip
             left += values
         for place, row, total in zip(places, names, left):
-            _above(axes, place, row, f"{total:.3g}")
-        _bare(axes, unit, names)
+            _above(axes, place, row, f"{total:,.0f}" if total >= 100 else f"{total:.3g}")
+        _bare(axes, unit, height)
         _legend(axes.figure, axes.get_legend_handles_labels())
 
 
@@ -344,15 +363,22 @@ def _unit(most: float) -> tuple[int, str]:
     return 1024**power, UNITS[power]
 
 
-def _powers(axes: Any, axis: str, base: int = 10, of_bytes: bool = False) -> None:
-    """An axis with powers, and plain numbers at them."""
+def _powers(axes: Any, most: int, of_bytes: bool = False) -> None:
+    """A horizontal axis of powers, of two for bytes, with plain numbers at so many of them."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    getattr(axes, f"set_{axis}scale")("log", base=base)
-    own = getattr(axes, f"{axis}axis")
-    own.set_major_locator(LogLocator(base=base, numticks=5))
+    base = 2 if of_bytes else 10
+    axes.set_xscale("log", base=base)
+    own = axes.xaxis
+    own.set_major_locator(LogLocator(base=base, numticks=most))
     own.set_minor_locator(NullLocator())
     own.set_major_formatter(lambda v, _: size(v).replace(".0 ", " ") if of_bytes else f"{v:,.10g}")
+
+
+def _named_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
+    shown = [_text(textwrap.shorten(name, 14, placeholder="…")) for name in names]
+    upright = axis == "x" and max(map(len, shown)) > 2
+    getattr(axes, f"set_{axis}ticks")(range(len(shown)), shown, rotation=90 if upright else 0)
 
 
 def _text(name: str) -> str:
@@ -395,9 +421,9 @@ def _above(axes: Any, place: float, name: str, number: str) -> None:
     axes.text(1, place + 0.08, number, ha="right", **style)
 
 
-def _bare(axes: Any, x: str, names: Sequence[str]) -> None:
-    """An axis below bars that have their names above them."""
-    axes.set_ylim(-0.05, _rows(names)[1])
+def _bare(axes: Any, x: str, height: float) -> None:
+    """An axis below bars that have their names above them, of so many inches."""
+    axes.set_ylim(-0.05, height)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(x)
@@ -427,7 +453,7 @@ def _legend(figure: Any, entries: Sequence[Look[Any]] | tuple[list[Any], list[st
         return
     for columns in (4, 3, 2, 1):
         legend = figure.legend(
-            shown.values(), shown.keys(), loc="outside upper left", ncols=columns, frameon=False, handlelength=2.2,
+            shown.values(), shown.keys(), loc="outside upper left", ncols=columns, frameon=False, handlelength=3,
             columnspacing=1.2, borderaxespad=0, borderpad=0.2,
         )  # fmt: skip
         extent = legend.get_window_extent()

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shoal.engine.studies.looks import Looks
 from shoal.engine.studies.means import SCOPES, is_of_sample
 from shoal.engine.studies.page import Head
 from shoal.engine.studies.plain_names import METHOD, MODEL, value_names
+from shoal.engine.studies.scaling import CLIENTS, HOSTS, LINK, NODES, REPEAT, SCALE, WARMUP
 from shoal.engine.studies.study import is_seed
 from shoal.engine.studies.sweep_folder import is_sweep, sweep_of
 from shoal.storage.files.reading import read_text
@@ -56,11 +58,14 @@ def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool) -> Hea
         seeds = f" (mean ± standard deviation of {best.finished} runs)" if best.finished > 1 else ""
         best_is = f", the best of {len(groups)} combinations: {looks.label(best)}" if len(groups) > 1 else ""
         number_is = f"{names.figure(figure).replace(' (%)', '')}{seeds}{best_is}"
-    command, texts = _command(path, first, config)
-    return Head(
-        _title(config, looks, summary, scaling), number, number_is, tuple(_facts(rows, looks, config, summary).items()),
-        command, texts, "synthetic data" if summary["synthetic"] else "",
-    )  # fmt: skip
+    command, texts = _command(path, first, config, scaling)
+    title = _title(config, looks, summary)
+    if scaling:
+        numbers = (f"{_joined(_values(looks, key))} {names.key(key)}" for key in looks.keys)
+        title = f"Scaling of {Path(sweep_of(path)['config']).stem}: {', '.join(numbers)}"
+    facts = tuple(_facts(rows, looks, config, summary).items())
+    badge = "synthetic data" if summary["synthetic"] else ""
+    return Head(title, number, number_is, facts, command, texts, badge)
 
 
 def _values(looks: Looks, key: str) -> list[str]:
@@ -78,12 +83,13 @@ def _of_key(looks: Looks, keys: Sequence[str], alone: str) -> list[str]:
     return [alone] if varying is None else list(dict.fromkeys(_values(looks, varying)))
 
 
-def _title(config: Config, looks: Looks, summary: Mapping[str, Any], scaling: bool) -> str:
+def _joined(values: Sequence[str]) -> str:
+    return values[0] if len(values) < 2 else f"{', '.join(values[:-1])} and {values[-1]}"
+
+
+def _title(config: Config, looks: Looks, summary: Mapping[str, Any]) -> str:
     names = looks.names
     shown = [key for key in looks.keys if key != "name"]
-    if scaling:
-        numbers = "; ".join(f"{_listed(_values(looks, key))} {names.key(key)}" for key in shown)
-        return f"Scaling of {config.name}: {numbers}"
     methods = _of_key(looks, METHOD, display_name(config.algorithm.name))
     who = f"{len(methods)} methods" if len(methods) > MOST_IN_TITLE else ", ".join(methods)
     data = _of_key(looks, ["data.dataset"], summary["dataset"])
@@ -122,7 +128,12 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
     takes_part = "" if varies else ", all clients in each" if everyone else f", {who} in each"
     if "rounds" not in keys:
         facts["Rounds"] = f"{summary['rounds']:,}{takes_part}"
-    seeds = dict.fromkeys(value for row in rows for key, value in row.columns.items() if is_seed(key))
+    seeds, repeats = (
+        dict.fromkeys(value for row in rows for key, value in row.columns.items() if is_seed(key) and wanted(key))
+        for wanted in (lambda key: key != REPEAT, lambda key: key == REPEAT)
+    )
+    if repeats:
+        facts["Repeats"] = str(len(repeats))
     facts["Seeds"] = _listed(list(seeds) or [str(config.seed)])
     if "engine" not in varied_sections:
         hosts = len(summary.get("busy_seconds") or ()) or config.engine.hosts
@@ -143,19 +154,37 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _command(path: Path, first: Path, config: Config) -> tuple[str, list[tuple[str, str]]]:
+def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[str, list[tuple[str, str]]]:
     """The command that makes the same again, and the config that it reads."""
-    if is_sweep(path):
-        study = sweep_of(path)
-        file = Path(study["config"])
-        words = ["shoal", "sweep", _near(str(file)), *study["axes"]]
-        if study.get("choose"):
-            words += [f"--choose={study['choose']}", f"--choose-seeds={study['choose_seeds']}"]
-            words += [f"--choose-by={study['choose_by']}"]
-        text = read_text(file, MOST_BYTES) if file.is_file() else _own_keys(config)
-        return shlex.join(words), [(f"the config, {file.name}", text)]
-    file = Path(f"{config.name}.yaml")
-    return shlex.join(["shoal", "run", str(file)]), [(f"the config: save it as {file}", _own_keys(config))]
+    if not is_sweep(path):
+        file = Path(f"{config.name}.yaml")
+        return shlex.join(["shoal", "run", str(file)]), [(f"the config: save it as {file}", _own_keys(config))]
+    study = sweep_of(path)
+    file = Path(study["config"])
+    words = _of_scaling(study) if scaling else ["shoal", "sweep", _near(str(file)), *study["axes"]]
+    if study.get("choose"):
+        words += [f"--choose={study['choose']}", f"--choose-seeds={study['choose_seeds']}"]
+        words += [f"--choose-by={study['choose_by']}"]
+    text = read_text(file, MOST_BYTES) if file.is_file() else _own_keys(config)
+    return shlex.join(words), [(f"the config, {file.name}", text)]
+
+
+def _of_scaling(study: Mapping[str, Any]) -> list[str]:
+    """The command of a scaling study, whose axes are the columns of its runs, and then its overrides."""
+    columns = [run["columns"] for run in study["runs"]]
+    words = ["shoal", "scale", _near(study["config"])]
+    values = {key: list(dict.fromkeys(of_run.get(key, "") for of_run in columns)) for key in columns[0]}
+    words += [axis for axis in study["axes"] if axis.partition("=")[0] not in values]
+    graph = next((key for key in (NODES, SCALE) if key in values), None)
+    if graph is not None and len(values[graph]) == len(values.get(CLIENTS, ())) > 1 and len(columns) < prod(
+        len(of_key) for of_key in values.values()
+    ):  # fmt: skip
+        words.append("--weak")
+        del values[graph]
+    options = {CLIENTS: "--clients", NODES: "--graph", SCALE: "--graph", HOSTS: "--hosts"}
+    for key, option in options.items():
+        words += [option, ",".join(values[key])] if key in values else []
+    return [*words, "--repeat", str(len(values[REPEAT])), "--warmup", values[WARMUP][0], "--link", values[LINK][0]]
 
 
 def _near(path: str) -> str:

@@ -27,11 +27,28 @@ class Look(Generic[T]):
 Panels = dict[str, list[Look[T]]]
 
 
+def in_panels(shown: Sequence[tuple[str, T]]) -> Panels[T]:
+    """What has names, each in a colour of its own, by panel."""
+    looks = [Look(name, number, 0, each) for number, (name, each) in enumerate(shown)]
+    return _split({"": looks})
+
+
+def _split(panels: Panels[T]) -> Panels[T]:
+    """Panels of at most so many lines, and so many of them."""
+    found: Panels[T] = {}
+    for title, lines in panels.items():
+        for start in range(0, len(lines), MOST_LINES):
+            name = f"{title} {start // MOST_LINES + 1}".strip() if len(lines) > MOST_LINES else title
+            found[name] = lines[start : start + MOST_LINES]
+    return dict(list(found.items())[:MOST_PANELS])
+
+
 class Looks:
     """Looks of the combinations of a page."""
 
-    def __init__(self, groups: Sequence[Group], names: PlainNames) -> None:
-        self.groups, self.names = groups, names
+    def __init__(self, groups: Sequence[Group], names: PlainNames, alone: str) -> None:
+        """`alone` is the name of a combination that has no others beside it."""
+        self.groups, self.names, self.alone = groups, names, alone
         self.keys = varied(groups)
 
     def main(self, without: str = "") -> str:
@@ -46,14 +63,19 @@ class Looks:
         pairs = (v if key in BY_THEMSELVES else f"{self.names.key(key)} {v}" for key, v in named.items())
         return ", ".join(pairs)
 
-    def label_or_all(self, group: Group) -> str:
-        """The label of a group; where there is one alone, `all runs`."""
-        return self.label(group) or "all runs"
+    def name(self, group: Group) -> str:
+        """The label of a group, or its name where it is alone."""
+        return self.label(group) or self.alone
 
     def number(self, key: str, group: Group) -> int:
         """The place of a group's value among those of a key."""
         values = list(dict.fromkeys(other.columns.get(key) for other in self.groups))
         return values.index(group.columns.get(key))
+
+    def each(self, shown: Sequence[tuple[Group, T]]) -> list[Look[T]]:
+        """What groups show, each with all of its values as its label."""
+        main = self.main()
+        return [Look(self.label(group), self.number(main, group) if main else 0, 0, each) for group, each in shown]
 
     def panels(self, shown: Sequence[tuple[Group, T]], without: str = "") -> Panels[T]:
         """What groups show, by panel: at most so many lines and dashes in each, and so many panels.
@@ -69,18 +91,13 @@ class Looks:
             panel_keys.append(largest)
         rests = list(dict.fromkeys(self.label(group, others) for group, _ in shown))
         found: Panels[T] = {}
+        without_any = f"without {', '.join(map(self.names.key, panel_keys))}" if panel_keys else ""
         for group, each in shown:
-            lines = found.setdefault(self.label(group, panel_keys), [])
+            lines = found.setdefault(self.label(group, panel_keys) or without_any, [])
             label = ", ".join(filter(None, (self.label(group, [main]), self.label(group, others))))
             colour = self.number(main, group) if main else 0
             lines.append(Look(label, colour, rests.index(self.label(group, others)), each))
-        split = {
-            f"{title} {start // MOST_LINES + 1}".strip() if len(lines) > MOST_LINES else title:
-                lines[start : start + MOST_LINES]
-            for title, lines in found.items()
-            for start in range(0, len(lines), MOST_LINES)
-        }  # fmt: skip
-        return dict(list(split.items())[:MOST_PANELS])
+        return _split(found)
 
     def _crowded(
         self, shown: Sequence[tuple[Group, T]], main: str, others: Sequence[str], panel_keys: Sequence[str]

@@ -10,7 +10,7 @@ from shoal.engine.studies.figures import COLOURS, Drawing
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.files.atomic import replacing
 
-PAGE, FIGURES = "index.html", "figures"
+PAGE, FIGURES, KINDS = "index.html", "figures", ("svg", "png", "pdf")
 # In the order of the figures' colours, each at least 7 to 1 on the dark background.
 DARK = ("#56b4e9", "#ff8c42", "#2dc79c", "#e38ac8", "#e5c04a", "#c4c4c4", "#ff7a8c", "#9bd3f0")
 
@@ -34,7 +34,8 @@ body { margin: 0 auto; padding: 1rem; max-width: 72rem; }
 a { color: var(--link); }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-h2, summary { break-after: avoid; }
+h3 { font-size: .95rem; margin: 1.25rem 0 .35rem; }
+h2, h3, summary { break-after: avoid; }
 section > details > summary { font-size: 1.1rem; font-weight: 600; }
 section { border-top: 1px solid var(--line); margin-top: 1.25rem; padding-top: .75rem; }
 section > h2 { margin-top: 0; }
@@ -47,7 +48,7 @@ summary { cursor: pointer; padding: .15rem 0; }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); gap: .35rem 1.5rem; }
 .facts { margin: .5rem 0; font-size: .9rem; }
 .facts div { display: flex; gap: .5rem; }
-dt { color: var(--faint); flex: 0 0 6rem; }
+dt { color: var(--faint); flex: none; min-width: 5.5rem; }
 dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
 .command { user-select: all; white-space: pre-wrap; overflow-wrap: anywhere; }
 pre { background: var(--box); padding: .6rem .75rem; overflow-x: auto; font-size: .8rem; margin: .5rem 0; }
@@ -152,22 +153,21 @@ class Head:
     badge: str = ""
 
 
-def write_page(folder: Path, head: Head, sections: Sequence[Section]) -> Path:
-    """Writes a page of sections that are not empty, and its figures beside it as SVG, PNG and PDF; gives the page."""
-    shown = [section for section in sections if not section.empty or section.note]
+def write_page(folder: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = KINDS) -> Path:
+    """Writes a page of sections that are not empty, and figures beside it in files of some kinds; gives it."""
+    shown = [section for section in sections if section.note or not section.empty]
     for drawing in (drawing for section in shown for drawing in section.drawings):
-        files = {"svg": drawing.svg.encode(), "png": drawing.png, "pdf": drawing.pdf}
-        for kind, content in files.items():
+        for kind in kinds:
             with replacing(folder / FIGURES / f"{drawing.name}.{kind}") as unfinished:
-                unfinished.write_bytes(content)
+                unfinished.write_bytes(drawing.file(kind))
     with replacing(folder / PAGE) as unfinished:
-        unfinished.write_text(_page(head, shown))
+        unfinished.write_text(_page(head, shown, kinds))
     return folder / PAGE
 
 
-def _page(head: Head, sections: Sequence[Section]) -> str:
+def _page(head: Head, sections: Sequence[Section], kinds: Sequence[str]) -> str:
     """The page as text."""
-    body = "\n".join(_section(section) for section in sections)
+    body = "\n".join(_section(section, kinds) for section in sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -196,19 +196,20 @@ def _text(named: tuple[str, str]) -> str:
     return f"<details><summary>{name}</summary>\n<pre>{text}</pre>\n</details>"
 
 
-def _section(section: Section) -> str:
+def _section(section: Section, kinds: Sequence[str]) -> str:
     parts = []
     if section.alarm:
         parts.append(f'<p class="alarm" role="alert">{html.escape(section.alarm)}</p>')
     if section.note:
         parts.append(f'<p class="note">{html.escape(section.note)}</p>')
     for table in section.tables:
-        title = f"<h2>{html.escape(table.title)}</h2>\n" if table.title else ""
+        heading = table.heading[:1].upper() + table.heading[1:]
+        title = f"<h3>{html.escape(heading)}</h3>\n" if heading else ""
         below = (*table.notes, *table.legend("bold", "underlined"))
         notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in below)
         parts.append(f'{title}<div class="wide" tabindex="0">{_linked(table.html(), section.links)}</div>\n{notes}')
     if section.drawings:
-        parts += ['<div class="figures">', *(_figure(drawing) for drawing in section.drawings), "</div>"]
+        parts += ['<div class="figures">', *(_figure(drawing, kinds) for drawing in section.drawings), "</div>"]
     parts += map(_text, section.texts)
     title, body = html.escape(section.title), "\n".join(parts)
     if section.folded:
@@ -222,14 +223,13 @@ def _linked(table: str, links: Mapping[str, str]) -> str:
     """A table whose cells with the texts of links are these."""
 
     def link(cell: re.Match[str]) -> str:
-        address = links.get(html.unescape(cell[2]))
-        return cell[0] if address is None else f'{cell[1]}<a href="{html.escape(address)}">{cell[2]}</a></td>'
+        address = links.get(html.unescape(cell[2].strip()))
+        return cell[0] if address is None else f'{cell[1]}<a href="{html.escape(address)}">{cell[2].strip()}</a></td>'
 
-    # The script needs heads and rows apart, as tabulate writes them.
     return re.sub(r"(<td[^>]*>)([^<]*)</td>", link, table)
 
 
-def _figure(drawing: Drawing) -> str:
+def _figure(drawing: Drawing, kinds: Sequence[str]) -> str:
     # Names inside of a figure are the page's: those of two figures must differ.
     svg = drawing.svg
     for mark in ('id="', "url(#", 'href="#'):

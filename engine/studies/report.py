@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
+from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.sections import EVALUATED
@@ -34,8 +35,8 @@ from shoal.engine.studies.groups import Group, Row, grouped, spread_of
 from shoal.engine.studies.head import best_of, head_of, standing_figure
 from shoal.engine.studies.looks import MOST_LINES, Look, Looks, Panels
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
-from shoal.engine.studies.page import PAGE, Section, write_page
-from shoal.engine.studies.plain_names import MODELS, PlainNames
+from shoal.engine.studies.page import KINDS, PAGE, Section, write_page
+from shoal.engine.studies.plain_names import METHOD, MODELS, PlainNames
 from shoal.engine.studies.scaling_figures import is_scaling, scaling_sections
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
@@ -43,22 +44,25 @@ from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 
-FOLDER = "report"
-ABOVE = 3
+FOLDER, COMPARISON = "report", "comparison"
 MIB = 1 << 20
 # Clients of which a histogram says more than single ones, and panels of single clients.
 MANY_CLIENTS, MOST_SCATTERED = 100, 6
 # Of the highest score, which methods need how much to reach.
-TARGET = 0.95
+TARGET = 0.9
 # Display names of the parts of a host's and the server's work.
 OF_HOSTS = {"train": "training", "upload": "preparing uploads", "evaluate": "evaluating"}
 OF_SERVER = {"aggregate": "aggregating", "transfer": "sending and receiving"}
 
 
-def report(paths: Sequence[Path], out: Path | None, labels: Mapping[str, str] | None = None) -> Path:
+def report(
+    paths: Sequence[Path], out: Path | None, labels: Sequence[tuple[str, str]] = (), kinds: Sequence[str] = KINDS
+) -> Path:
     """Writes the page of runs and sweeps to a folder, by default `report` in the first of them; gives the page.
 
-    `labels` are display names of values, keys and figures, which come before the usual ones.
+    Args:
+        labels: Display names of values, keys and figures, which come before the usual ones.
+        kinds: Files of each figure beside the page.
     """
     read = [row for row in rows_of(paths) if row.state != "not chosen"]
     rows, mean = by_one_mean(read)
@@ -66,8 +70,8 @@ def report(paths: Sequence[Path], out: Path | None, labels: Mapping[str, str] | 
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     folder = out or paths[0] / FOLDER
-    figures = sorted({figure for group in groups for row in group.rows for figure in row.figures})
-    looks = Looks(groups, PlainNames(groups, figures, list((labels or {}).items())))
+    alone = display_name(load_config(_finished(groups[0])[0]).algorithm.name)
+    looks = Looks(groups, PlainNames(groups, (standing_figure(groups),), labels), alone)
     scaling = is_scaling(rows)
     head = head_of(paths[0], rows, looks, scaling)
     if scaling:
@@ -75,7 +79,7 @@ def report(paths: Sequence[Path], out: Path | None, labels: Mapping[str, str] | 
     else:
         sections = _Accuracies(looks, mean).sections(read)
     runs = _runs(rows, folder, looks)
-    return write_page(folder, head, [*sections, runs, _how(looks)])
+    return write_page(folder, head, [*sections, runs, _how(looks)], kinds)
 
 
 def _finished(group: Group) -> list[Path]:
@@ -94,28 +98,28 @@ class _Accuracies:
 
     def sections(self, read: Sequence[Row]) -> list[Section]:
         """All sections; the first has no heading and the three figures that say most."""
-        numeric = self._numeric()
+        # Keys of settings before options of methods.
+        numeric = sorted(self._numeric(), key=lambda key: key.startswith(METHOD[0]))
         first: list[Drawing] = []
-        rest: list[Drawing] = []
         for key in numeric:
             self._over_key(first, key)
-        if not numeric and len(self.groups) > 1:
+        if len(self.groups) > 1:
             self._points(first)
+        of_settings = bool(numeric) and not numeric[0].startswith(METHOD[0])
+        first.sort(key=lambda drawing: (drawing.name == COMPARISON) == of_settings)
+        first, rest = first[:1], first[1:]
         self._curves(first, "round")
         self._loss(first)
         if len(self.groups) == 1:
             self._of_clients(first)
-        first, rest = first[:ABOVE], first[ABOVE:]
         self._curves(rest, "bytes")
         self._curves(rest, "seconds")
         for scope in self._scopes():
             if scope != self.scope and len(self.groups) > 1:
                 self._curves(rest, "round", scope)
-        if numeric:
-            self._points(rest)
-        results = table_of(read, Layout(figures=(self.figure,)))
         waiting = sum(not row.figures for row in read)
         missing = f"{waiting} of {len(read)} runs are not finished and not shown" if waiting else ""
+        results = table_of(read, Layout(figures=(self.figure,))) if len(self.groups) > 1 else self._of_scopes()
         results = replace(results, notes=(*results.notes, *self._apart()))
         return [
             Section("", first),
@@ -175,7 +179,7 @@ class _Accuracies:
         spreads = [(group, spread_of(group.values(self.figure), "mean")) for group in self.groups]
         shown = [(group, (spread.middle, spread.low)) for group, spread in spreads if spread is not None]
         title = _capital(self.looks.names.figure(self.figure).replace(" (%)", ""))
-        drawings.points(found, "comparison", title, self.looks.panels(shown), self.score)
+        drawings.points(found, COMPARISON, title, self.looks.each(shown), self.score)
 
     def _curves(self, found: list[Drawing], x: str, scope: str = "") -> None:
         """Scores over rounds, bytes or seconds; of a single combination all scopes in one figure."""
@@ -199,6 +203,22 @@ class _Accuracies:
         if panels := self.looks.panels([(group, curve) for group, curve in several if curve]):
             drawings.curves(found, "loss-by-round", "Training loss by round", panels, "round", "training loss")
 
+    def _of_scopes(self) -> TextTable:
+        """Scores of a single combination: a row for each model that is scored."""
+        (group,) = self.groups
+        columns = {
+            "final round": "final.test", "at best validation": "best.test", "macro-F1": "final.test.f1",
+            "lowest client": "final.test.min", "median client": "final.test.median", "highest client": "final.test.max",
+        }  # fmt: skip
+        rows = []
+        for scope in self._scopes():
+            spreads = [spread_of(group.values(f"{scope}.{figure}"), "mean") for figure in columns.values()]
+            cells = ["-" if s is None else f"{100 * s.middle:.2f}" + _deviation(s.low) for s in spreads]
+            rows.append((_capital(_words(scope)), *cells))
+        notes = [f"scores: {MEANS[self.mean]}; macro-F1 and single clients: final round"]
+        notes += [f"mean ± sample standard deviation over {group.finished} runs"] if group.finished > 1 else []
+        return TextTable(("models", *columns), tuple(rows), 1, title=self.score, notes=tuple(notes))
+
     def _targets(self) -> list[TextTable]:
         """Rounds, traffic and seconds until a share of the highest score, if there are several combinations."""
         curves = [curve_of(lines, score_in(self.scope, "test", self.mean)) for lines in self.lines]
@@ -208,16 +228,15 @@ class _Accuracies:
         target = TARGET * max(float(curve.middle.max()) for _, curve in known)
         rows = []
         for group, curve in known:
-            at = curve.reached(target)
-            row = ("-", "-", "-") if at is None else (
-                f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}",
-            )  # fmt: skip
-            rows.append((*(self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys), *row))
+            if (at := curve.reached(target)) is not None:
+                values = (self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys)
+                rows.append((*values, f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}"))
         heads = (*map(self.looks.names.key, self.looks.keys), "rounds", "total traffic", "seconds")
         score = self.score.replace(" (%)", "")
         title = f"To reach {100 * target:.1f} % {score} {MODELS[self.scope]}"
-        note = f"{100 * TARGET:.0f} % of the highest; the first evaluated round in which the mean over runs is there"
-        return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=(note,))]
+        notes = [f"{100 * TARGET:.0f} % of the highest; the first evaluated round in which the mean over runs is there"]
+        notes += [f"{len(known) - len(rows)} combinations do not reach it"] if len(rows) < len(known) else []
+        return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=tuple(notes))]
 
     def _representatives(self) -> list[Group]:
         """The best combination of each method, or of each value of what has colours."""
@@ -291,7 +310,7 @@ class _Accuracies:
         """Of the best combination of each method that kept records."""
         found: list[Drawing] = []
         for group in self._representatives():
-            run, label = _finished(group)[0], self.looks.label_or_all(group)
+            run, label = _finished(group)[0], self.looks.name(group)
             if mixing := recorded_mixing(run):
                 most = max(float(weight_BB.max()) for weight_BB in mixing.values())
                 text = "; ".join(
@@ -316,6 +335,10 @@ def numbers_in(values: Sequence[str]) -> set[float]:
         return set()
 
 
+def _deviation(share: float | None) -> str:
+    return "" if share is None else f" ± {100 * share:.2f}"
+
+
 def _words(scope: str) -> str:
     """`deployed models`, for a scope."""
     return MODELS[scope].removeprefix("of ").removeprefix("the ")
@@ -331,9 +354,7 @@ def _costs(looks: Looks) -> Section:
 
     def parts(names: Mapping[str, str]) -> dict[str, dict[str, float]]:
         return {
-            looks.label_or_all(group): {
-                name: fmean(group.values(f"seconds.{part}") or [0.0]) for part, name in names.items()
-            }
+            looks.name(group): {name: fmean(group.values(f"seconds.{part}") or [0.0]) for part, name in names.items()}
             for group in looks.groups
         }
 
@@ -349,17 +370,21 @@ def _costs(looks: Looks) -> Section:
     if at_work:
         least_first = dict(sorted(at_work.items(), key=lambda host: host[1]["busy"]))
         drawings.bars(found, "busy-hosts", "Busy and idle hosts, the least busy first", "seconds", least_first)
-    memory = {
-        looks.label_or_all(group): {"all processes": fmean(group.values("peak_memory_bytes") or [0.0]) / MIB}
-        for group in looks.groups
-    }
-    drawings.bars(found, "memory", "Peak memory of all processes", "MiB", memory)
+    for name, figure, title in (
+        ("memory", "peak_memory_bytes", "Peak memory of all processes"),
+        ("memory-of-host", "resident_bytes.host", "Peak memory of the largest host, with shared pages"),
+    ):
+        known = [group for group in looks.groups if group.values(figure)]
+        if known:
+            held = {looks.name(group): {"memory": fmean(group.values(figure)) / MIB} for group in known}
+            drawings.bars(found, name, title, "MiB", held)
     return Section("Time and memory", found, folded=True)
 
 
 def _runs(rows: Sequence[Row], folder: Path, looks: Looks) -> Section:
     """Every run with its state, and a link to its page, or to its folder."""
     keys = list(dict.fromkeys(key for row in rows for key in row.columns))
+    keys = [key for key in keys if len({row.columns.get(key) for row in rows}) > 1]
     cells, links = [], {}
     for row in rows:
         place = row.path / FOLDER / PAGE if (row.path / FOLDER / PAGE).exists() else row.path

@@ -21,7 +21,6 @@ from shoal.engine.studies.scaling import (
     scores_differ,
 )
 
-MIB = 1 << 20
 # Names of the parts of a round, in the order of a bar.
 PARTS = {
     **dict(zip(ON_HOSTS, ("training", "preparing uploads", "evaluating"))),
@@ -36,19 +35,16 @@ def is_scaling(rows: Sequence[Row]) -> bool:
 
 def scaling_sections(rows: Sequence[Row], of_page: Looks) -> list[Section]:
     """The sections of a scaling study; scores only where they differ, which is an error."""
-    looks = Looks(scaling_groups(rows), of_page.names)
+    looks = Looks(scaling_groups(rows), of_page.names, of_page.alone)
     found: list[Drawing] = []
     if HOSTS in looks.keys:
         _against_fewest(found, looks)
+    _parts(found, looks)
     if CLIENTS in looks.keys:
         _over_clients(found, looks)
-    _parts(found, looks)
-    memory: list[Drawing] = []
-    _memory(memory, looks)
     return [
-        Section("", found[:3], alarm=scores_differ(rows)),
+        Section("", found, alarm=scores_differ(rows)),
         Section("Scaling", tables=[scaling_table(rows)]),
-        Section("Memory and more", [*found[3:], *memory], folded=True),
     ]
 
 
@@ -70,7 +66,8 @@ def _against_fewest(found: list[Drawing], looks: Looks) -> None:
 
 def _over_clients(found: list[Drawing], looks: Looks) -> None:
     """Seconds of a round over clients, and what they would be without overhead."""
-    lines, best = [], []
+    lines: list[tuple[Group, list[Point]]] = []
+    best: list[Point] = []
     for several in _lines(looks, CLIENTS):
         x, _, seconds = ideal(several, CLIENTS)
         lines.append((several[0], [_point(group, CLIENTS, group.values(ROUND)) for group in several]))
@@ -104,7 +101,7 @@ def _point(group: Group, key: str, values: Sequence[float]) -> Point:
     return _number(group, key), fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 
-def _with_ideal(panels: Panels[Sequence[Point]], best: Sequence[Point]) -> Panels[Sequence[Point]]:
+def _with_ideal(panels: Panels[list[Point]], best: list[Point]) -> Panels[list[Point]]:
     """Every panel with a dotted line of the ideal."""
     ideal_line = Look("ideal", 0, IDEAL, best)
     return {
@@ -122,21 +119,6 @@ def _parts(found: list[Drawing], looks: Looks) -> None:
         seconds |= {part: seconds[part] / hosts for part in ON_HOSTS}
         whole = fmean(group.values("seconds.rounds")) / rounds
         seconds["rest"] = max(whole - sum(seconds.values()), 0.0)
-        parts[looks.label_or_all(group)] = {name: seconds[part] for part, name in PARTS.items()}
+        parts[looks.name(group)] = {name: seconds[part] for part, name in PARTS.items()}
     title = "Parts of a round, mean over hosts"
     drawings.bars(found, "parts", title, "seconds per round", parts)
-
-
-def _memory(found: list[Drawing], looks: Looks) -> None:
-    """Peak memory of all processes, and of the largest host."""
-    for name, figure, title in (
-        ("memory", "peak_memory_bytes", "Peak memory of all processes"),
-        ("memory-of-host", "resident_bytes.host", "Peak memory of the largest host, with shared pages"),
-    ):
-        held = {
-            looks.label_or_all(group): {"memory": fmean(group.values(figure)) / MIB}
-            for group in looks.groups
-            if group.values(figure)
-        }
-        if held:
-            drawings.bars(found, name, title, "MiB", held)
