@@ -34,7 +34,7 @@ IDEAL = -1
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 STYLE: Any = {
     "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
-    "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True, "axes.linewidth": 0.6,
+    "axes.grid": True, "grid.alpha": 0.25, "grid.color": "#808080", "axes.axisbelow": True, "axes.linewidth": 0.6,
     "axes.spines.top": False, "axes.spines.right": False,
     "svg.fonttype": "none", "svg.hashsalt": "shoal", "pdf.fonttype": 42, "figure.facecolor": "none",
     "axes.facecolor": "none", "hatch.linewidth": 0.5,

@@ -139,7 +139,9 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         hosts = len(summary.get("busy_seconds") or ()) or config.engine.hosts
         on_ray = f"{hosts} host{'s' if hosts > 1 else ''} on Ray"
         facts["Hosts"] = on_ray if config.engine.backend == "ray" else "one process"
-        facts["Hosts"] += f", {summary['environment'].get('cpu' if config.engine.device == 'cpu' else 'device', '')}"
+        known = summary["environment"]
+        device = known.get("device", "cpu")
+        facts["Hosts"] += f", {known.get('cpu', device) if device == 'cpu' else device}"
     took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
     facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
     named = (*METHOD, *MODEL, "data.dataset", "name")
@@ -188,14 +190,14 @@ def _of_scaling(study: Mapping[str, Any]) -> list[str]:
 
 
 def _near(path: str) -> str:
-    """A path from the working directory, where it is below it."""
-    return path.removeprefix(f"{Path.cwd()}{os.sep}")
+    """A path from the working directory, where it is below it; of a config that is known by name its name."""
+    return path.removeprefix(f"{Path.cwd()}{os.sep}") if Path(path).exists() else Path(path).name
 
 
 def _own_keys(config: Config) -> str:
     """The keys of a config that are not at their defaults, as YAML."""
     found = _differing(config.plain(), usual().plain())
-    return _near(yaml.safe_dump(found, sort_keys=False).replace(f"{Path.cwd()}{os.sep}", ""))
+    return yaml.safe_dump(found, sort_keys=False).replace(f"{Path.cwd()}{os.sep}", "")
 
 
 def _differing(plain: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

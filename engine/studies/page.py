@@ -59,9 +59,9 @@ td { white-space: nowrap; }
 th { overflow-wrap: break-word; }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; }
 th button { cursor: pointer; text-align: inherit; }
-th button::after { content: "\\2195"; color: var(--faint); margin-left: .25rem; }
-th[aria-sort=ascending] button::after { content: "\\2191"; }
-th[aria-sort=descending] button::after { content: "\\2193"; }
+th button::after { content: "\\a0\\2195"; color: var(--faint); }
+th[aria-sort=ascending] button::after { content: "\\a0\\2191"; }
+th[aria-sort=descending] button::after { content: "\\a0\\2193"; }
 .figures { display: grid; gap: 1rem 1.5rem; align-items: start; }
 .figures { grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
 figure { margin: 0; }
@@ -73,8 +73,8 @@ figcaption a { margin-left: .4rem; }
 @media screen and (prefers-color-scheme: dark) { figure svg image { filter: invert(1); } }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
-  .figures { grid-template-columns: repeat(3, 1fr); }
-  figure, tr { break-inside: avoid; }
+  .figures { grid-template-columns: repeat(2, 1fr); }
+  figure, tr, thead { break-inside: avoid; }
   thead { display: table-header-group; }
   .wide { overflow: visible; }
   table { font-size: 7pt; }
@@ -82,7 +82,7 @@ figcaption a { margin-left: .4rem; }
   td { white-space: normal; }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; }
   figcaption a, th button::after { display: none; }
-  ::details-content { content-visibility: visible; display: block; }
+  :is(header, section) > details::details-content { content-visibility: visible; display: block; }
 }
 """
 )
@@ -106,7 +106,9 @@ document.querySelectorAll("table").forEach(table => table.querySelectorAll("th")
     table.tBodies[0].append(...[...table.tBodies[0].rows].sort((a, b) => down * order(text(a), text(b))))
   }
 }))
-onbeforeprint = () => document.querySelectorAll("details").forEach(part => { part.open = true })
+onbeforeprint = () => {
+  document.querySelectorAll(":is(header, section) > details").forEach(part => { part.open = true })
+}
 """
 
 
