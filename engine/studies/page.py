@@ -90,20 +90,20 @@ figcaption a { margin-left: .4rem; }
 SCRIPT = """
 const units = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40}
 const number = text => parseFloat(text.replaceAll(",", "")) * (units[(text.match(/[KMGT]iB/) || [""])[0]] || 1)
-const order = (a, b) => {
+const order = (a, b, sign) => {
   const [x, y] = [number(a), number(b)]
-  return isNaN(x) || isNaN(y) ? isNaN(x) - isNaN(y) || a.localeCompare(b) : x - y
+  return isNaN(x) - isNaN(y) || sign * (isNaN(x) ? a.localeCompare(b) : x - y)
 }
 document.querySelectorAll("table").forEach(table => table.querySelectorAll("th").forEach((head, column) => {
   const button = document.createElement("button")
   button.append(...head.childNodes)
   head.append(button)
   button.onclick = () => {
-    const down = head.getAttribute("aria-sort") == "descending" ? 1 : -1
+    const sign = head.getAttribute("aria-sort") == "ascending" ? -1 : 1
     table.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"))
-    head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending")
+    head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending")
     const text = row => row.cells[column].textContent.trim()
-    table.tBodies[0].append(...[...table.tBodies[0].rows].sort((a, b) => down * order(text(a), text(b))))
+    table.tBodies[0].append(...[...table.tBodies[0].rows].sort((a, b) => order(text(a), text(b), sign)))
   }
 }))
 onbeforeprint = () => {
