@@ -1,5 +1,6 @@
 """The README is true: its shell blocks run, its links and names exist."""
 
+import csv
 import json
 import os
 import re
@@ -174,6 +175,16 @@ def test_architecture_page_has_every_room() -> None:
     for package, rooms in ORDER.items():
         for room in {name.split("/")[1] for name in rooms if name != package}:
             assert f"`{package}/{room}/`" in text or (package == "partition" and f"`{room}/`" in text), room
+
+
+def test_tables_of_results_are_listed_and_square() -> None:
+    listed = (ROOT / "docs" / "results" / "data.md").read_text()
+    for path in (ROOT / "docs" / "results" / "data").glob("*.csv"):
+        assert f"(data/{path.name})" in listed, path.name
+        with open(path, newline="") as file:
+            head, *rows = csv.reader(file)
+        assert all(head), path.name
+        assert {len(row) for row in rows} == {len(head)}, path.name
 
 
 def test_pages_are_in_the_navigation() -> None:

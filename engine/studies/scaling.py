@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import isclose
 from pathlib import Path
 from statistics import fmean, median
 
@@ -108,7 +109,9 @@ def _weak(groups: Sequence[Group]) -> str:
     by_hosts = {_hosts(first): first}
     for group in groups:
         times = _hosts(group) / _hosts(first)
-        if times > 1 and (_graph(group), _clients(group)) == (_graph(first) * times, _clients(first) * times):
+        # Sizes of graphs are rounded; one of 0 stays.
+        grown = bool(_graph(first)) and isclose(_graph(group), _graph(first) * times, rel_tol=1e-3)
+        if times > 1 and grown and _clients(group) == _clients(first) * times:
             by_hosts[_hosts(group)] = group
     several = [
         f"{100 * _mean(first, ROUND) / _mean(group, ROUND):.0f} % with {_clients(group)} clients on {_named(hosts)}"
@@ -264,12 +267,12 @@ def scaling_sweep(
     shape = [values or [0] for values in (of_hosts, of_clients, range(1, repeat + 1))]
     if len(sizes) * len(shape[0]) * len(shape[1]) * repeat > MOST_RUNS:
         raise ShoalError("--clients, --hosts, --graph, --repeat", f"a study has at most {MOST_RUNS:,} runs; give fewer")
-    selections = []
+    selections, usual = [], base.partition.clients
     # Hosts first: they stay warm from one run to the next.
     for h, nodes, n, k in product(shape[0], sizes, *shape[1:]):
         values = {CLIENTS: str(n)} if n else {}
         if key:
-            grown = nodes * n / _clients_of(base) if weak and n else nodes
+            grown = nodes * n / usual if weak and n and isinstance(usual, int) else nodes
             values[key] = f"{round(grown)}" if key == NODES else f"{grown:.6g}"
         values |= {HOSTS: str(h)} if h else {}
         # Neither hosts nor repeats change a number, so that they are in no name of a run.
@@ -287,12 +290,6 @@ def _warn_of_cores(base: Config, hosts: Sequence[int]) -> None:
     cores, wanted = os.cpu_count() or 1, max(hosts, default=0) * (base.engine.threads or 1)
     if base.ray.address is None and wanted > cores:
         say(f"warning: {max(hosts)} hosts share {cores} cores; more hosts than cores show no speed-up")
-
-
-def _clients_of(base: Config) -> int:
-    if not isinstance(base.partition.clients, int):
-        raise ShoalError("--weak", f"partition.clients must be one number, found {base.partition.clients}")
-    return base.partition.clients
 
 
 def _sizes(base: Config, graph: str, weak: bool) -> tuple[str, list[float]]:

@@ -187,7 +187,8 @@ def _read(rows: Sequence[Row], layout: Layout) -> _Read | None:
         if figure not in known:
             similar = [name for name in known if name.endswith(figure.rpartition(".")[2])] or list(known)
             raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
-    against = _against(layout.against, groups)
+    names = PlainNames(groups, figures, layout.labels)
+    against = _against(layout.against, groups, names)
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
     for key in (*layout.rows, *([layout.columns] if layout.columns else []), *against):
         if key not in all_keys:
@@ -195,25 +196,25 @@ def _read(rows: Sequence[Row], layout: Layout) -> _Read | None:
     if against and not any(against.items() <= group.columns.items() for group in groups):
         raise ShoalError("--against", f"no finished runs have {_listed(against)}")
     numbers = _Numbers(layout.statistic, against, groups, mean, layout.ties, layout.not_worse)
-    return _Read(numbers, figures, PlainNames(groups, figures, layout.labels), bool(known.get(LEFT_OUT)))
+    return _Read(numbers, figures, names, bool(known.get(LEFT_OUT)))
 
 
-def _against(text: str, groups: Sequence[Group]) -> dict[str, str]:
-    """Keys and values of `KEY=VALUE,…`, or of a value alone; raises ShoalError: not one key has it."""
+def _against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str, str]:
+    """Keys and values of `KEY=VALUE,…`, or of a value or its name alone; raises ShoalError: not one key has it."""
     if not text or "=" in text:
         pairs = [part.partition("=") for part in text.split(",") if part]
         if wrong := next((key for key, equals, _ in pairs if not equals), None):
             raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
         return {key: value for key, _, value in pairs}
-    having = [key for key in varied(groups) if any(group.columns.get(key) == text for group in groups)]
-    if not having:
-        known = [
-            value for key in varied(groups) for value in dict.fromkeys(g.columns.get(key) for g in groups) if value
-        ]
-        raise ShoalError(f"--against {text}: no finished runs have it; there are {', '.join(known) or 'seeds alone'}")
-    if len(having) > 1:
-        raise ShoalError(f"--against {text}: {' and '.join(having)} have this value; give {having[0]}={text}")
-    return {having[0]: text}
+    pairs_of = [(key, value) for key in varied(groups) for g in groups if (value := g.columns.get(key)) is not None]
+    found = {key: value for key, value in pairs_of if text in (value, names.value(key, value))}
+    if not found:
+        known = ", ".join(dict.fromkeys(value for _, value in pairs_of)) or "seeds alone"
+        raise ShoalError(f"--against {text}: no finished runs have it; there are {known}")
+    if len(found) > 1:
+        key, value = next(iter(found.items()))
+        raise ShoalError(f"--against {text}: {' and '.join(found)} have this value; give {key}={value}")
+    return found
 
 
 def _arranged(read: _Read, layout: Layout) -> tuple[list[str], str | None]:
@@ -336,7 +337,7 @@ def _joined(
     above = (*(names.key(key) for key in keys), *(["runs"] if counted else []))
     return TextTable(
         (*above, *heads), tuple(rows), len(keys), best, title, tuple(notes), second, _compared(read),
-        numbers.mean if any(map(is_short, figures)) else "", names.key(column) if column else "",
+        names.key(column) if column else "",
     )  # fmt: skip
 
 

@@ -17,12 +17,14 @@ from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, finished
 from shoal.engine.records.summary import NODES
+from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import by_one_mean, figures_by
 from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.disk import LOCK
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import is_address
 
@@ -148,6 +150,9 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     found = []
     for path in paths:
         if not is_sweep(path) and not (path / METRICS).exists():
+            if (path / LOCK).exists():
+                say(f"{path}: this run has not finished a round; left out")
+                continue
             raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
         found += read_rows(path) if is_sweep(path) else [row_of({}, path)]
     # One that is in two sweeps is one.

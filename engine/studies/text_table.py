@@ -32,7 +32,6 @@ class TextTable:
         best: Rows and columns of the cells that are marked as the best, and `second` as the second best.
         title: A line above, `notes` lines below.
         compared: What the legend of the marks says of them.
-        mean: Name of the mean that scores are, a column of CSV; empty: they name theirs.
         across: What the heads of the numbers are values of; empty: they name themselves.
     """
 
@@ -44,20 +43,20 @@ class TextTable:
     notes: tuple[str, ...] = ()
     second: frozenset[tuple[int, int]] = frozenset()
     compared: str = ""
-    mean: str = ""
     across: str = ""
 
     @property
     def heading(self) -> str:
         """The title, with what columns are."""
-        return self.title and f"{self.title}; columns: {self.across}" if self.across else self.title
+        return f"{self.title}; columns: {self.across}" if self.title and self.across else self.title
 
     def text(self, width: int | None = None) -> str:
         """For a terminal. A table that is too wide is split into blocks of columns, or else into lines of cells."""
         rows = self._marked("", BEST, "", SECOND)
         body = self._wrapped(rows, width) or self._blocks(rows, width) or self._listed(rows)
-        said = ([self.heading] if self.heading else []), (*self.notes, *self.legend(BEST, SECOND))
-        above, below = ([line for text in some for line in textwrap.wrap(text, width or MOST)] for some in said)
+        wrap = textwrap.TextWrapper(width or MOST, break_long_words=False, break_on_hyphens=False).wrap
+        above, notes = wrap(self.heading), (*self.notes, *self.legend(BEST, SECOND))
+        below = [line for note in notes for line in wrap(note)]
         return "\n".join([*above, *(line.rstrip() for line in body), *below]) + "\n"
 
     def _wrapped(self, rows: list[list[str]], width: int | None) -> list[str]:
@@ -121,15 +120,14 @@ class TextTable:
         return self._between("html", self._marked(*SIGNS), "<strong>", "</strong>", "<u>", "</u>")
 
     def csv(self) -> str:
-        """For another program, without title and notes; the last columns are the marks of columns, and the mean."""
+        """For another program, without title and notes; the last columns are the marks of columns."""
         out = io.StringIO()
         columns = sorted({column for _, column in self.best | self.second})
-        heads = [*self.heads, *(f"{self.heads[column]} mark" for column in columns), *(["mean"] if self.mean else [])]
+        heads = [*self.heads, *(f"{self.heads[column]} mark" for column in columns)]
         rows = [
             [
                 *row,
                 *("best" if (r, c) in self.best else "second" if (r, c) in self.second else "" for c in columns),
-                *([self.mean] if self.mean else []),
             ]
             for r, row in enumerate(self.rows)
         ]

@@ -98,7 +98,7 @@ def test_the_paired_test_by_scipy() -> None:
 
 def test_a_wide_table_with_differences() -> None:
     of = rows()
-    table = table_of(of, Layout(against="fedavg", wide=True, labels=(("fedgta", "Ours"), ("cora", "Cora"))))
+    table = table_of(of, Layout(against="FedAvg", wide=True, labels=(("fedgta", "Ours"), ("cora", "Cora"))))
     keys, costs = ("dataset", "method", "eps"), ("seconds.round_median", "bytes.up_per_client_round")
     assert table.heads == (*keys, "runs", "deployed.best.val", TEST, *costs)
     apart = np.subtract(values(of, "cora", "fedgta"), values(of, "cora", "fedavg"))
@@ -250,6 +250,7 @@ def test_any_number_of_a_summary() -> None:
         (Layout(against="algorithm=fedprox"), ["--against"], "no finished runs have algorithm fedprox"),
         (Layout(against="x=1,y"), [], "--against y: has the form key=value"),
         (Layout(against="fedprox"), [], "--against fedprox: no finished runs have it; there are cora, pubmed, fedavg"),
+        (Layout(("rounds",), against="x"), [], "--against x: no finished"),
         (Layout(labels=(("fedgtaa", "X"),)), [], "did you mean 'fedgta'?"),
         (Layout(rows=("algorithm",)), ["--rows"], "combinations that differ in data.dataset would share a cell"),
     ],
@@ -265,7 +266,7 @@ WIDE = TextTable(
         ("fedavg", "cora", "81.23 ± 0.40", "80.11 ± 0.30", "0.512"),
         ("fedgta & co_1", "cora", "82.00 ± 1.40", "-", "1.250"),
     ),
-    2, frozenset({(1, 2), (0, 3)}), "a title", ("a note",), frozenset({(0, 2)}), " of equal x", "rows",
+    2, frozenset({(1, 2), (0, 3)}), "a title", ("a note",), frozenset({(0, 2)}), " of equal x",
 )  # fmt: skip
 
 
@@ -327,11 +328,7 @@ def test_markdown_latex_html_and_csv_mark_the_best() -> None:
     ]
     assert "fedgta &amp; co_1" in WIDE.html()
     assert WIDE.html().count("<strong>") == WIDE.html().count("</strong>") == 2
-    marks = (
-        ["deployed.best.val mark", "deployed.best.test mark", "mean"],
-        ["second", "best", "rows"],
-        ["best", "", "rows"],
-    )
+    marks = ["deployed.best.val mark", "deployed.best.test mark"], ["second", "best"], ["best", ""]
     plain = [list(row) + more for row, more in zip((WIDE.heads, *WIDE.rows), marks)]
     assert list(csv.reader(io.StringIO(WIDE.csv()))) == plain
 

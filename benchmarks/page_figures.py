@@ -1,0 +1,78 @@
+"""Two figures of the docs, from tables in docs/results/data: `python benchmarks/page_figures.py docs/figures`."""
+
+import csv
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+DATA = Path(__file__).resolve().parent.parent / "docs" / "results" / "data"
+# Okabe and Ito's colours, and marks that differ in grey.
+STYLES = [("#0072b2", "o"), ("#56b4e9", "s"), ("#e69f00", "^"), ("#d55e00", "D")]
+CASES = {"linear, 10 clients": "10 clients", "linear, 50": "50 clients", "linear, 10 % of 500": "50 of 500 clients"}
+CONTENDERS = ("Shoal, one process", "Shoal, one host on Ray", "pfl-research", "Flower")
+METHODS = {"local": "Local", "fedavg": "FedAvg", "fedgta": "FedGTA", "fedpg": "FedPG"}
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """Rows of a table by its columns."""
+    with open(DATA / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def peers() -> Figure:
+    """Rounds over a bare torch loop's: ratios and their intervals."""
+    figure, axes = plt.subplots(figsize=(7.2, 2.6))
+    rows = table("rounds-peers")
+    styles = dict(zip(CONTENDERS, STYLES, strict=True))
+    for place, case in enumerate(CASES):
+        of_case = [row for row in rows if row["case"] == case and row["contender"].rstrip(" *") in styles]
+        for number, row in enumerate(of_case):
+            colour, mark = styles[row["contender"].rstrip(" *")]
+            ratio, low, high = (float(row[key]) for key in ("ratio", "ratio_low", "ratio_high"))
+            at = place + (number - (len(of_case) - 1) / 2) * 0.13
+            axes.errorbar(
+                at, ratio, [[ratio - low], [high - ratio]], color=colour, marker=mark, capsize=2, markersize=5
+            )
+    for contender, (colour, mark) in styles.items():
+        axes.plot([], [], color=colour, marker=mark, linestyle="", label=contender)
+    axes.axhline(1, color="0.6", linewidth=0.8)
+    axes.set_xticks(range(len(CASES)), list(CASES.values()))
+    axes.set_ylabel("seconds of a round,\nbare torch loop = 1")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def participation() -> Figure:
+    """Test accuracy on PubMed over the share of clients a round, of deployed and of trained models."""
+    figure, (deployed, trained) = plt.subplots(1, 2, figsize=(7.2, 2.8), sharey=True)
+    rows = table("rounds-participation-pubmed")
+    for (method, label), (colour, mark) in zip(METHODS.items(), STYLES, strict=True):
+        lines = [row for row in rows if row["method"] == method]
+        ratios, mean, deviation, of_trained = (
+            [float(row[key]) for row in lines] for key in ("ratio", "deployed", "deployed_sd", "trained")
+        )
+        deployed.errorbar(ratios, mean, deviation, color=colour, marker=mark, capsize=2, markersize=5, label=label)
+        trained.plot(ratios, of_trained, color=colour, marker=mark, markersize=5)
+    for axes, title in ((deployed, "deployed models"), (trained, "trained models")):
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("share of clients in a round")
+        axes.spines[["top", "right"]].set_visible(False)
+    deployed.set_ylabel("test accuracy, %")
+    deployed.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def main(folder: Path) -> None:
+    matplotlib.rcParams["svg.hashsalt"] = "shoal"
+    for draw in (peers, participation):
+        draw().savefig(folder / f"{draw.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
