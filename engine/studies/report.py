@@ -75,7 +75,7 @@ def report(
     scaling = is_scaling(rows)
     head = head_of(paths[0], rows, looks, scaling)
     if scaling:
-        sections = [*scaling_sections(rows, looks), _costs(looks)]
+        sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
     runs = _runs(rows, folder, looks)
@@ -289,8 +289,8 @@ class _Accuracies:
             manifest = manifest_of(_finished(numbers[0][0])[0])
             classes = numbers[0][1].counts.shape[1]
             names = (manifest.label_names if manifest is not None else None) or [str(c) for c in range(classes)]
-            alike = [(group, of) for group, of in numbers if of.counts.shape[1] == classes]
-            drawings.of_classes(found, self.looks.panels(alike), names)
+            same = [(group, of) for group, of in numbers if of.counts.shape[1] == classes]
+            drawings.of_classes(found, self.looks.panels(same), names)
         for group, _ in numbers:
             if (exported := confusion(_finished(group)[0], self.scope)) is not None:
                 counts_CC, names = exported

@@ -38,7 +38,7 @@ def scaling_sections(rows: Sequence[Row], of_page: Looks) -> list[Section]:
     looks = Looks(scaling_groups(rows), of_page.names, of_page.alone)
     found: list[Drawing] = []
     if HOSTS in looks.keys:
-        _against_fewest(found, looks)
+        against_fewest(found, looks)
     _parts(found, looks)
     if CLIENTS in looks.keys:
         _over_clients(found, looks)
@@ -48,7 +48,7 @@ def scaling_sections(rows: Sequence[Row], of_page: Looks) -> list[Section]:
     ]
 
 
-def _against_fewest(found: list[Drawing], looks: Looks) -> None:
+def against_fewest(found: list[Drawing], looks: Looks) -> None:
     """Speed-up and efficiency over hosts, against the fewest hosts with as many clients on the same graph."""
     lines = _lines(looks, HOSTS)
     hosts = sorted({_number(group, HOSTS) for group in looks.groups})

@@ -17,6 +17,8 @@ from shoal.engine.studies.groups import Group, Row
 from shoal.engine.studies.looks import MOST_DASHES, MOST_LINES, Looks, in_panels
 from shoal.engine.studies.page import DARK, Head, Section, write_page
 from shoal.engine.studies.plain_names import PlainNames
+from shoal.engine.studies.scaling import HOSTS, ROUND
+from shoal.engine.studies.scaling_figures import against_fewest
 from shoal.engine.studies.text_table import TextTable
 
 LONG = [f"a_method_of_my_own_with_a_long_name_{n}.py:MyMethod, mu 0.0{n}" for n in range(6)]
@@ -96,6 +98,19 @@ def test_a_colour_is_a_method_in_every_figure() -> None:
     assert list(looks.panels([(group, group) for group in groups]))[:2] == [
         "participation rate 0.05", "participation rate 0.1",
     ]  # fmt: skip
+
+
+def test_speed_up_and_efficiency_are_against_the_fewest_hosts() -> None:
+    """Of 4 and 2 s with one host, 1 and 1.5 s with four: the mean of 3 s over each repeat."""
+    seconds = {"1": (4.0, 2.0), "4": (1.0, 1.5)}
+    rows = {hosts: [Row({HOSTS: hosts}, {ROUND: s}) for s in of_hosts] for hosts, of_hosts in seconds.items()}
+    groups = [Group({HOSTS: hosts}, tuple(of_hosts)) for hosts, of_hosts in rows.items()]
+    found: list[Drawing] = []
+    against_fewest(found, Looks(groups, PlainNames(groups, (), ()), ""))
+    assert [drawing.text.partition("): ")[2] for drawing in found] == [
+        "measured: 1 gives 1.12, 4 gives 2.5; ideal: 1 gives 1, 4 gives 4",
+        "measured: 1 gives 112, 4 gives 62.5; ideal: 1 gives 100, 4 gives 100",
+    ]
 
 
 needs_a_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
