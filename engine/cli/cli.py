@@ -243,10 +243,10 @@ def scale_command(
     sweep = scaling_sweep(config, overrides or (), clients, hosts, weak, graph, repeat, warmup, link)
     complete = sweep.go()
     print(on_screen(scaling_table(sweep.rows)), end="")
-    if wrong := scores_differ(sweep.rows):
-        raise ShoalError(wrong)
     if any(row.figures for row in sweep.rows):
         print(f"page: {report([sweep.folder], None)}")
+    if wrong := scores_differ(sweep.rows):
+        raise ShoalError(wrong)
     if not complete:
         raise typer.Exit(1)
 
