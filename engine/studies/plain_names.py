@@ -15,7 +15,7 @@ KEYS = {
     **dict.fromkeys(METHOD, "method"),
     **dict.fromkeys(MODEL, "model"),
     "data.options.nodes": "nodes",
-    "data.options.scale": "scale of the graph",
+    "data.options.scale": "graph scale",
     "participation.ratio": "participation rate",
     "participation.count": "clients a round",
     "partition.method": "partition",
