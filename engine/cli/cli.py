@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ app = typer.Typer(
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Labels = Annotated[
+    list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
 
@@ -119,6 +123,9 @@ def run_command(
         bool, typer.Option("--resume", help="Go on with an unfinished run, or one of fewer rounds.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
+    page: Annotated[
+        bool | None, typer.Option("--report/--no-report", help="Write the page of the run; by default on a terminal.")
+    ] = None,
 ) -> None:
     """Run a config to its end; prepares its store first if needed."""
     resolved = _config(config, overrides)
@@ -137,6 +144,11 @@ def run_command(
 
     folder = run(resolved, resume=resume, fresh=fresh)
     show_run(folder)
+    if sys.stdout.isatty() if page is None else page:
+        from shoal.engine.studies.report import report
+
+        # Its other files take most of the time.
+        report([folder], None, kinds=("svg",))
     show_next(resolved, run_place(resolved, folder))
 
 
@@ -172,7 +184,7 @@ def sweep_command(
     choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
     choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "deployed",
     at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
-    page: Annotated[bool, typer.Option("--report", help="Write the page of the sweep at its end.")] = False,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write the page of the sweep at its end.")] = True,
 ) -> None:
     """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
     from shoal.engine.config.sections import current_name
@@ -188,7 +200,7 @@ def sweep_command(
     if dry_run:
         show_sweep_plan(sweep)
         return
-    with _continued_by(sweep.command, lambda: _show_sweep(sweep, page=False)):
+    with _continued_by(sweep.command, lambda: _show_sweep(sweep, page)):
         complete = sweep.go()
     _show_sweep(sweep, page)
     if not complete:
@@ -299,10 +311,10 @@ def scale_command(
     with _continued_by("the same shoal scale", lambda: print(on_screen(scaling_table(sweep.rows)), end="")):
         complete = sweep.go()
     print(on_screen(scaling_table(sweep.rows)), end="")
-    if wrong := scores_differ(sweep.rows):
-        raise ShoalError(wrong)
     if any(row.figures for row in sweep.rows):
         print(f"page: {report([sweep.folder], None)}")
+    if wrong := scores_differ(sweep.rows):
+        raise ShoalError(wrong)
     if not complete:
         raise typer.Exit(1)
 
@@ -329,9 +341,7 @@ def table_command(
     not_worse: Annotated[
         float | None, typer.Option(help="Mark with the best what a paired test at this level finds not worse, as 0.05.")
     ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
-    ] = None,
+    label: Labels = None,
     form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex, html or csv.")] = "terminal",
     caption: Annotated[str, typer.Option(help="Title of the table; with latex, in LaTeX.")] = "",
     latex_label: Annotated[str, typer.Option(help="Label of a LaTeX table, as tab:cora.")] = "",
@@ -360,11 +370,13 @@ def table_command(
 def report_command(
     paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
+    label: Labels = None,
 ) -> None:
-    """Write one page of figures and tables that needs no network, and the figures as SVG and PNG."""
+    """Write one page of figures and tables that needs no network, and the figures as SVG, PNG and PDF."""
+    from shoal.engine.studies.plain_names import label_pairs
     from shoal.engine.studies.report import report
 
-    print(f"written: {report([_possible(path) for path in paths], out)}")
+    print(f"written: {report([_possible(path) for path in paths], out, label_pairs(label or ()))}")
 
 
 @app.command("compare")

@@ -1,262 +1,325 @@
-"""Figures of a report and their data: numbers over rounds with a band over seeds, of single clients, times by part.
+"""Figures of a page, as wide as a column of a paper, by Matplotlib: readable in print, in grey, by the colour-blind.
 
-Matplotlib draws them: readable in print, in grey and by the colour-blind.
-
-Axes: T evaluated rounds, S runs that differ in seeds alone, B clients.
+Axes: T evaluated rounds, B clients, C classes.
 """
 
 import io
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 from shoal.engine.config.sizes import size
-from shoal.engine.records.checkpoint import newest_round, sound_tensors
-from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
-from shoal.engine.records.run_folder import CHECKPOINTS
-from shoal.engine.records.summary import NODES, chosen
-from shoal.engine.rounds.scoring import PARTS as OF_SCORES
-from shoal.engine.rounds.scoring import by_client
-from shoal.engine.rounds.state import read_scores
-from shoal.engine.studies.groups import Group
+from shoal.engine.studies.figure_data import ClientNumbers, Curve
+from shoal.engine.studies.looks import Look, Panels
 from shoal.storage.files.digest import text_digest
 
-# Okabe and Ito (2008), the dark ones first; lines and marks differ, too.
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LINES = ("-", "--", "-.", ":")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++")
-WIDTH, HEIGHT = 6.4, 4.0
-MOST_BARS, LONGEST = 40, 200
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A number over the evaluated rounds of one group: its name, and float64 `[T]` over the runs the mean, the smallest
-    and the largest; `x` by `round`, `bytes` sent both ways so far and `seconds` of rounds so far, means over the runs.
-    """
-
-    name: str
-    x: dict[str, np.ndarray]
-    middle: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    runs: int
-
-
-def curve_of(name: str, runs: Sequence[Path], scope: str, part: str, mean: str = NODES) -> Curve | None:
-    """The number that stands for a scope, by a mean over clients, of the rounds in which all runs have it, if any."""
-    of_runs = [_points(read_metrics(run), scope, part, mean) for run in runs]
-    rounds = sorted(set.intersection(*(set(points) for points in of_runs))) if of_runs else []
-    if not rounds:
-        return None
-    table_STX = np.array([[points[number] for number in rounds] for points in of_runs])
-    value_ST = table_STX[:, :, 0]
-    sent_T, seconds_T = table_STX[:, :, 1:].mean(0).T
-    x = {"round": np.array(rounds, dtype=float), "bytes": sent_T, "seconds": seconds_T}
-    return Curve(name, x, value_ST.mean(0), value_ST.min(0), value_ST.max(0), len(runs))
-
-
-def _points(
-    lines: Sequence[Mapping[str, Any]], scope: str, part: str, mean: str
-) -> dict[int, tuple[float, float, float]]:
-    """Value, bytes and seconds so far by evaluated round."""
-    found, sent, seconds = {}, 0.0, 0.0
-    for line in lines:
-        sent += line["bytes_up"] + line["bytes_down"]
-        seconds += line["seconds"]["round"]
-        numbers = line.get("scopes", {}).get(scope, {}).get(part)
-        value = None if numbers is None else chosen(numbers, scope, mean)
-        if value is not None:
-            found[int(line["round"])] = (value, sent, seconds)
-    return found
-
-
-def client_accuracies(run: Path, scope: str) -> np.ndarray:
-    """Accuracy of every client with test rows in the newest checkpoint, float64 `[B]`; empty if not kept."""
-    newest = newest_round(run / CHECKPOINTS)
-    if not newest:
-        return np.zeros(0)
-    with safe_open(sound_tensors(run / CHECKPOINTS, newest), framework="np") as file:
-        table = read_scores({name: file.get_tensor(name) for name in file.keys() if name.startswith("score")})  # noqa: SIM118
-    if not table.get(scope):
-        return np.zeros(0)
-    numbers, test = by_client(table[scope]), OF_SCORES.index("test")
-    scored = numbers.rows_BP[:, test] > 0
-    found: np.ndarray = numbers.correct_BP[scored, test] / numbers.rows_BP[scored, test]
-    return found
-
-
-def recorded_mixing(run: Path) -> dict[int, np.ndarray]:
-    """Matrices of mixing of the first, the middle and the last recorded round, float32 `[B, B]`, if there are any."""
-    found = recorded_rounds(run)
-    numbers = sorted({found[place] for place in (0, len(found) // 2, -1)}) if found else []
-    of_rounds = {number: read_records(run, number) for number in numbers}
-    return {number: records["mixing"].numpy() for number, records in of_rounds.items() if "mixing" in records}
-
-
-def recorded_prototypes(run: Path) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """The last recorded round, its prototypes on their two largest principal components float64 `[P, 2]`, and their
-    classes `[P]`; None if there are fewer than three.
-    """
-    for number in reversed(recorded_rounds(run)):
-        records = read_records(run, number)
-        if len(records.get("prototypes", ())) > 2:
-            proto_PH = records["prototypes"].double().numpy()
-            centred_PH = proto_PH - proto_PH.mean(0)
-            u_PK, s_K, _ = np.linalg.svd(centred_PH, full_matrices=False)
-            point_P2 = (u_PK * s_K)[:, :2]
-            return number, point_P2, records["prototype_class"].numpy()
-    return None
-
-
-def name_of(group: Group, keys: Sequence[str]) -> str:
-    """A line that distinguishes a group from the others."""
-    by_themselves = ("algorithm", "algorithm.name", "model", "model.name")
-    known = {key: value for key in keys if (value := group.columns.get(key))}
-    short = [v if key in by_themselves else f"{key.rpartition('.')[2]} {v}" for key, v in known.items()]
-    return ", ".join(short) or "all runs"
-
-
-def numeric(values: Sequence[str]) -> list[float] | None:
-    """Values of a key as numbers; None if one is none, or they do not differ."""
-    try:
-        found = [float(value) for value in values]
-    except ValueError:
-        return None
-    return found if len(set(found)) > 1 else None
-
-
+# After Okabe and Ito (2008), each at least 3 to 1 on white; marks and dashes differ, too.
+COLOURS = ("#0072b2", "#d55e00", "#00805e", "#aa4499", "#8a6a00", "#444444", "#cc2f4a", "#2b8cbe")
+DASHES = ("-", (0, (3.5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oo", "--")
+# Inches: a column of a paper. Letters of a line of its text.
+WIDTH, HEIGHT, LETTERS = 3.3, 2.4, 46
+MOST_BARS, MOST_NAMED, LONGEST = 24, 20, 200
+# From so much between the smallest and the largest value on, an axis has powers.
+POWERS = 8
+PERCENT = "(%)"
+# The dash of a line that was not measured.
+IDEAL = -1
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 STYLE: Any = {
-    "font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
-    "svg.fonttype": "none", "svg.hashsalt": "shoal", "figure.constrained_layout.use": True,
+    "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
+    "axes.grid": True, "grid.alpha": 0.25, "grid.color": "#808080", "axes.axisbelow": True, "axes.linewidth": 0.6,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "svg.fonttype": "none", "svg.hashsalt": "shoal", "pdf.fonttype": 42, "figure.facecolor": "none",
+    "axes.facecolor": "none", "hatch.linewidth": 0.5,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure: name of its files, title, a text for who cannot see it, SVG without a declaration, and PNG."""
+    """A finished figure: name of its files, title, a text for who cannot see it, and what Matplotlib drew.
+
+    `svg` has no declaration; its black is that of the page's text, its other colours are of `COLOURS`.
+    """
 
     name: str
     title: str
     text: str
     svg: str
-    png: bytes
+    drawn: Any
+
+    def file(self, kind: str) -> bytes:
+        """Its file as `svg`, `png` or `pdf`; the last, with its letters, takes most of a figure's time."""
+        import matplotlib as mpl
+
+        if kind == "svg":
+            return self.svg.encode()
+        made = io.BytesIO()
+        without = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+        with mpl.rc_context(STYLE):
+            self.drawn.savefig(made, format=kind, dpi=300, facecolor="white", metadata=without.get(kind))
+        return made.getvalue()
 
 
 @contextmanager
-def _panels(
-    found: list[Drawing], name: str, title: str, text: str, count: int = 1, height: float = HEIGHT
-) -> Iterator[Sequence[Any]]:
-    """Axes in a row; the drawing is appended at the end."""
+def _figure(
+    found: list[Drawing], name: str, title: str, text: str, panels: int = 1, height: float = HEIGHT, a_row: int = 2
+) -> Iterator[list[Any]]:
+    """Axes, so many a row if there are several; the drawing is appended at the end."""
     # It takes a second of every process that imports it. Without pyplot there is no window and no global state.
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    columns = min(panels, a_row)
+    rows = -(-panels // columns)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, height))
+        figure = Figure(figsize=(WIDTH, height if panels == 1 else 1.45 * rows), layout="constrained")
         FigureCanvasAgg(figure)
-        yield list(figure.subplots(1, count, squeeze=False)[0])
-        svg, png = io.StringIO(), io.BytesIO()
+        grid = list(figure.subplots(rows, columns, squeeze=False, sharex=panels > 1, sharey=panels > 1).flat)
+        for empty in grid[panels:]:
+            empty.remove()
+        # A panel above an empty place has the numbers of its axis.
+        for axes in grid[panels - columns : panels]:
+            axes.xaxis.set_tick_params(labelbottom=True)
+        yield grid[:panels]
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-        figure.savefig(png, format="png", dpi=150)
     text_of = svg.getvalue()
-    found.append(Drawing(name, title, text, text_of[text_of.index("<svg") :], png.getvalue()))
+    found.append(Drawing(_plain(name), title, text, text_of[text_of.index("<svg") :], figure))
 
 
-def curves(found: list[Drawing], several: Sequence[Curve], scope: str, part: str, x: str) -> None:
-    """Accuracy over rounds, bytes or seconds; a band from the lowest to the highest run."""
-    units = {"round": "round", "bytes": "bytes sent in all, both ways", "seconds": "seconds of rounds in all"}
-    ends = "; ".join(f"{c.name} ends at {100 * c.middle[-1]:.1f} %" for c in several)
-    title = f"{part} of scope {scope} by {units[x]}"
-    with _panels(found, f"{scope}-{part}-by-{x}", title, f"{title}: {ends}") as (axes,):
-        for number, curve in enumerate(several):
-            style = _line(number)
-            every = max(1, len(curve.middle) // 8)
-            axes.plot(curve.x[x], 100 * curve.middle, label=_text(curve.name), markevery=every, **style)
-            if curve.runs > 1:
-                axes.fill_between(curve.x[x], 100 * curve.low, 100 * curve.high, color=style["color"], alpha=0.15, lw=0)
-        if x == "bytes":
-            axes.set_xscale("log" if all((curve.x[x] > 0).all() for curve in several) else "linear")
-            axes.xaxis.set_major_formatter(lambda value, _: size(value))
-        if x == "round":
-            _whole(axes.xaxis)
-        _label(axes, units[x], f"{part}, {scope} (%)", len(several))
+def curves(found: list[Drawing], name: str, title: str, panels: Panels[Curve], x: str, y: str) -> None:
+    """A number over rounds, bytes or seconds; a band of a standard deviation to each side."""
+    heads = {"round": "round", "bytes": "total traffic, both ways", "seconds": "elapsed seconds in rounds"}
+    every = [look for looks in panels.values() for look in looks]
+    scale = 100 if y.endswith(PERCENT) else 1
+    unit = "%" if scale == 100 else ""
+    ends = "; ".join(f"{look.label or y} ends at {scale * look.shown.middle[-1]:.3g} {unit}".strip() for look in every)
+    runs = max(look.shown.runs for look in every)
+    title += f" (band: ± standard deviation of {runs} runs)" if runs > 1 else ""
+    totals = [look.shown.x[x][-1] for look in every]
+    log = x != "round" and min(look.shown.x[x][0] for look in every) > 0 and max(totals) >= POWERS * min(totals)
+    per, shown_in = _unit(max(totals)) if x == "bytes" and not log else (1, "")
+    with _figure(found, name, title, f"{title}: {ends}", len(panels)) as grid:
+        for axes, (panel, looks) in zip(grid, panels.items()):
+            axes.set_title(_text(panel), fontsize=7)
+            for look in looks:
+                curve, style = look.shown, _line(look)
+                at, middle, deviation = curve.x[x] / per, scale * curve.middle, scale * curve.deviation
+                axes.plot(at, middle, markevery=max(1, len(at) // 6), **style)
+                if curve.runs > 1:
+                    axes.fill_between(
+                        at, middle - deviation, middle + deviation, color=style["color"], alpha=0.18, lw=0
+                    )
+            if log:
+                _powers(axes, 3 if len(grid) > 1 else 5, of_bytes=x == "bytes")
+            if x == "round":
+                axes.xaxis.get_major_locator().set_params(integer=True)
+            if scale == 1:
+                axes.set_ylim(bottom=0)
+        _labels(grid, f"{heads[x]} ({shown_in})" if shown_in else heads[x], y)
+        _legend(grid[0].figure, every)
+
+
+Point = tuple[float, float, float]
 
 
 def over_key(
-    found: list[Drawing], key: str, lines: Mapping[str, Sequence[tuple[float, float, float]]], figure: str
+    found: list[Drawing], name: str, title: str, panels: Panels[list[Point]], x: str, y: str, scale: float = 100
 ) -> None:
-    """A figure over the values of a numeric key, a line for each combination of the others, with deviations."""
-    title = f"{figure} by {key}"
+    """A number over the values of a key, each with its deviation; what is `IDEAL` has a dotted line."""
+    every = [look for looks in panels.values() for look in looks]
     text = "; ".join(
-        f"{name}: " + ", ".join(f"{x:g} gives {100 * y:.1f} %" for x, y, _ in line) for name, line in lines.items()
+        f"{look.label or y}: " + ", ".join(f"{at:g} gives {scale * value:.3g}" for at, value, _ in look.shown)
+        for look in every
     )
-    with _panels(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {text}") as (axes,):
-        for number, (name, line) in enumerate(lines.items()):
-            x, y, deviation = np.array(line).T
-            axes.errorbar(x, 100 * y, yerr=100 * deviation, label=_text(name), capsize=3, **_line(number))
-        _label(axes, key, f"{figure} (%)", len(lines))
+    values = sorted({at for look in every for at, _, _ in look.shown})
+    title += " (bars: ± standard deviation)" if any(d for look in every for _, _, d in look.shown) else ""
+    with _figure(found, name, title, f"{title}: {text}", len(panels)) as grid:
+        for axes, (panel, looks) in zip(grid, panels.items()):
+            axes.set_title(_text(panel), fontsize=7)
+            for look in looks:
+                at, middle, deviation = np.array(look.shown).T
+                style = _line(look)
+                if look.dash == IDEAL:
+                    axes.plot(at, scale * middle, **style)
+                else:
+                    axes.errorbar(at, scale * middle, yerr=scale * deviation, capsize=2, elinewidth=0.8, **style)
+            if every[-1].dash == IDEAL:
+                axes.set_ylim(bottom=0)
+            if values[0] > 0 and values[-1] >= POWERS * values[0]:
+                axes.set_xscale("log")
+            if len(values) <= 7:
+                axes.set_xticks(values, [f"{value:g}" for value in values])
+                axes.set_xticks([], minor=True)
+        _labels(grid, x, y)
+        _legend(grid[0].figure, every)
 
 
-def against_ideal(
-    found: list[Drawing], key: str, lines: Mapping[str, tuple[list[float], list[float], list[float]]]
+def points(
+    found: list[Drawing], name: str, title: str, looks: Sequence[Look[tuple[float, float | None]]], x: str
 ) -> None:
-    """Seconds of a round over clients or hosts, and the ideal from the first on, both axes in powers."""
-    title = f"seconds of a round by {key}"
+    """Shares below each other, each with its deviation and its number."""
+    shown = looks[:MOST_BARS]
+    numbers = [
+        f"{100 * middle:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
+        for middle, deviation in (look.shown for look in shown)
+    ]
+    title += " (bars: ± standard deviation)" if any(look.shown[1] for look in shown) else ""
+    title += f" (the first {MOST_BARS} of {len(looks)})" if len(looks) > MOST_BARS else ""
+    text = "; ".join(f"{look.label or x}: {number} %" for look, number in zip(shown, numbers))
+    places, height = _rows([look.label for look in shown])
+    with _figure(found, name, title, f"{title}: {text}", height=0.5 + height) as (axes,):
+        for place, look, number in zip(places, shown, numbers):
+            middle, deviation = look.shown
+            style = {**_line(look), "linestyle": "none"}
+            axes.errorbar(100 * middle, place, xerr=100 * (deviation or 0), capsize=2, elinewidth=1, **style)
+            _above(axes, place, look.label, number)
+        _bare(axes, x, height)
+
+
+def sorted_clients(found: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
+    """Accuracy of single clients in ascending order, a line for each combination."""
+    every = [look for looks in panels.values() for look in looks]
+    title = f"Clients sorted by {score}"
     text = "; ".join(
-        f"{name}: " + ", ".join(f"{x:g} takes {y:.3g} s, ideally {best:.3g} s" for x, y, best in zip(*line))
-        for name, line in lines.items()
+        f"{look.label or 'clients'}: lowest {100 * look.shown.min():.1f} %, "
+        f"median {100 * np.median(look.shown):.1f} %, highest {100 * look.shown.max():.1f} %"
+        for look in every
     )
-    with _panels(found, f"seconds-by-{key}".replace(".", "-"), title, f"{title}: {text}") as (axes,):
-        for number, (name, (x, seconds, best)) in enumerate(lines.items()):
-            style = _line(number)
-            axes.plot(x, seconds, label=_text(name), **style)
-            axes.plot(x, best, color=style["color"], linestyle=(0, (1, 3)), linewidth=1, label=f"{_text(name)}, ideal")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:g}")
-        _label(axes, key, "s a round (median)", 2 * len(lines))
+    with _figure(found, name, title, f"{title}: {text}", len(panels)) as grid:
+        for axes, (panel, looks) in zip(grid, panels.items()):
+            axes.set_title(_text(panel), fontsize=7)
+            for look in looks:
+                rank = np.linspace(0, 100, min(len(look.shown), 200))
+                marks = {"markevery": max(1, len(rank) // 6)}
+                axes.plot(rank, 100 * np.percentile(look.shown, rank), **_line(look), **marks)
+        _labels(grid, "clients, the lowest first (%)", f"{score} (%)")
+        _legend(grid[0].figure, every)
 
 
-def boxes(found: list[Drawing], accuracies: Mapping[str, np.ndarray], scope: str) -> None:
-    """Test accuracy of single clients, a box for each combination."""
-    title = f"test accuracy of single clients, scope {scope}, last round"
+def histogram(found: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
+    """How many clients have which accuracy."""
+    every = [look for looks in panels.values() for look in looks]
+    title = f"How many clients have which {score}"
+    text = "; ".join(f"{look.label or 'all'}: {(look.shown < 0.5).sum()} clients below 50 %" for look in every)
+    with _figure(found, name, title, f"{title}: {text}", len(panels)) as grid:
+        for axes, (panel, looks) in zip(grid, panels.items()):
+            axes.set_title(_text(panel), fontsize=7)
+            for look in looks:
+                style = _line(look)
+                counts, edges = np.histogram(100 * look.shown, bins=20, range=(0, 100))
+                axes.stairs(counts, edges, color=style["color"], linestyle=style["linestyle"], label=style["label"])
+        _labels(grid, f"{score} (%)", "clients")
+        _legend(grid[0].figure, every)
+
+
+def size_against(
+    found: list[Drawing], name: str, panels: Panels[tuple[np.ndarray, np.ndarray]], score: str, items: str
+) -> None:
+    """Accuracy of single clients over their sizes, a panel for each combination."""
+    title = f"Size of a client against its {score}"
+    looks = [look for several in panels.values() for look in several]
     text = "; ".join(
-        f"{name}: median {100 * np.median(a):.1f} %, lowest {100 * a.min():.1f} %" for name, a in accuracies.items()
+        f"{look.label or 'all'}: {len(sizes)} clients of {sizes.min():,} to {sizes.max():,} {items}"
+        for look in looks
+        for sizes in [look.shown[0]]
     )
-    height = 1.4 + 0.4 * len(accuracies)
-    with _panels(found, f"{scope}-clients", title, f"{title}: {text}", height=height) as (axes,):
-        axes.boxplot(
-            [100 * a for a in accuracies.values()], orientation="horizontal", tick_labels=[*map(_text, accuracies)],
-            medianprops={"color": COLOURS[1], "linewidth": 2}, flierprops={"markersize": 3},
-        )  # fmt: skip
-        axes.invert_yaxis()
-        axes.set_xlabel(f"test accuracy of a client, {scope} (%)")
+    with _figure(found, name, title, f"{title}: {text}", len(looks)) as grid:
+        for axes, look in zip(grid, looks):
+            axes.set_title(_text(_wrapped(look.label, LETTERS // 2)), fontsize=7)
+            sizes, accuracy = look.shown
+            style = _line(look)
+            axes.scatter(
+                sizes, 100 * accuracy, s=8, alpha=0.6, color=style["color"], marker=style["marker"], linewidths=0,
+                rasterized=len(sizes) > 1000,
+            )  # fmt: skip
+            if sizes.max() >= POWERS * max(1, sizes.min()):
+                _powers(axes, 3)
+            else:
+                axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
+        _labels(grid, f"{items} of a client", f"{score} (%)")
 
 
-def labels(found: list[Drawing], counts_BC: np.ndarray) -> None:
-    """Share of every class among the labelled items of every client."""
+def of_classes(found: list[Drawing], panels: Panels[ClientNumbers], classes: Sequence[str]) -> None:
+    """F1 of every class over all test items, the most frequent class first; of many classes in ascending order."""
+    every = [look for looks in panels.values() for look in looks]
+    few = len(classes) <= MOST_NAMED
+    title = "F1 of each class, the most frequent first" if few else f"F1 of {len(classes)} classes, ascending"
+    order = np.argsort(-every[0].shown.counts[0], kind="stable")
+    lowest = [int(np.nanargmin(look.shown.f1)) for look in every]
+    text = "; ".join(
+        f"{look.label or 'all'}: lowest {100 * look.shown.f1[c]:.1f} % in class {classes[c]}"
+        for look, c in zip(every, lowest)
+    )
+    with _figure(found, "classes", title, f"{title}: {text}", len(panels)) as grid:
+        for axes, (panel, looks) in zip(grid, panels.items()):
+            axes.set_title(_text(panel), fontsize=7)
+            for look in looks:
+                # Classes that neither occur nor are predicted are NaN, and come last.
+                f1 = 100 * (look.shown.f1[order] if few else np.sort(look.shown.f1))
+                style = _line(look) | ({"linestyle": "none"} if few else {"markevery": max(1, len(f1) // 8)})
+                axes.plot(range(len(f1)), f1, **style)
+            if few:
+                _named_ticks(axes, "x", [classes[c] for c in order])
+        _labels(grid, "class" if few else "classes, the lowest first", "F1 (%)")
+        _legend(grid[0].figure, every)
+
+
+def matrix(
+    found: list[Drawing], name: str, title: str, panels: Mapping[str, np.ndarray], heads: tuple[str, str], text: str,
+    ticks: Sequence[str] = (), scale: tuple[float, float, str] = (0, 1, ""),
+) -> None:  # fmt: skip
+    """Matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`."""
+    low, high, unit = scale
+    shown = f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
+    with _figure(found, name, shown, f"{shown}: {text}", len(panels), a_row=3) as grid:
+        for axes, (panel, matrix_RC) in zip(grid, panels.items()):
+            axes.imshow(matrix_RC, cmap="Greys", vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+            axes.grid(visible=False)
+            axes.set_title(_text(panel), fontsize=7)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.get_major_locator().set_params(integer=True)
+            if 0 < len(ticks) <= MOST_NAMED:
+                _named_ticks(axes, "x", ticks)
+                _named_ticks(axes, "y", ticks)
+        _labels(grid, heads[1], heads[0])
+
+
+def label_counts(found: list[Drawing], counts_BC: np.ndarray) -> None:
+    """Labels of clients: the share of every class, clients of one largest class together; of many classes, how many.
+
+    `counts_BC` has the labelled items, int64.
+    """
+    clients, classes = counts_BC.shape
     share_BC = counts_BC / np.maximum(counts_BC.sum(1, keepdims=True), 1)
-    largest = share_BC.max(1)
-    title = f"labels of {len(counts_BC)} clients in {counts_BC.shape[1]} classes"
-    text = f"the largest class of a client has {100 * largest.min():.0f} to {100 * largest.max():.0f} % of its labels"
-    with _panels(found, "labels", title, f"{title}: {text}") as (axes,):
-        image = axes.imshow(
-            100 * share_BC.T, aspect="auto", cmap="Greys", vmin=0, vmax=100, interpolation="nearest", origin="lower"
-        )
-        axes.grid(visible=False)
-        _whole(axes.xaxis, axes.yaxis)
-        _label(axes, "client", "class")
-        axes.figure.colorbar(image, ax=axes, label="share of a client's labels (%)")
+    largest_B = share_BC.max(1)
+    text = (
+        f"the largest class of a client has {100 * largest_B.min():.0f} to {100 * largest_B.max():.0f} % of its labels"
+    )
+    if classes <= 50:
+        order = np.lexsort((-largest_B, share_BC.argmax(1)))
+        # Beyond the dots of the figure a column is the mean of neighbours.
+        blocks = np.array_split(share_BC[order], min(clients, 300))
+        block_KC = np.array([block.mean(0) for block in blocks])
+        title = f"Labels of {clients:,} clients in {classes} classes, clients of one largest class together"
+        heads = ("class", "client" if clients <= 300 else "clients (sorted)")
+        matrix(found, "labels", title, {"": 100 * block_KC.T}, heads, text, scale=(0, 100, " %"))
+        return
+    held_B = np.sort((counts_BC > 0).sum(1))
+    title = f"Classes that each of {clients:,} clients has labels of, out of {classes}"
+    with _figure(found, "labels", title, f"{title}: {held_B[0]} to {held_B[-1]}; {text}") as (axes,):
+        axes.plot(np.arange(1, clients + 1), held_B, color=COLOURS[0], linewidth=1.4)
+        _labels([axes], "clients, the fewest classes first", "classes")
 
 
 def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[str, Mapping[str, float]]) -> None:
@@ -264,55 +327,67 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
     names = list(parts)[:MOST_BARS]
     kinds = list(next(iter(parts.values())))
     text = "; ".join(f"{row}: " + ", ".join(f"{kind} {parts[row][kind]:.3g}" for kind in kinds) for row in names)
-    with _panels(found, name, title, f"{title}, in {unit}: {text}", height=1.6 + 0.4 * len(names)) as (axes,):
+    title += f" ({MOST_BARS} of {len(parts)})" if len(parts) > MOST_BARS else ""
+    places, height = _rows(names)
+    with _figure(found, name, title, f"{title}, in {unit}: {text}", height=0.6 + height) as (axes,):
         left = np.zeros(len(names))
         for number, kind in enumerate(kinds):
             values = np.array([parts[row][kind] for row in names])
             axes.barh(
-                [*map(_text, names)], values, left=left, label=kind, color=COLOURS[1 + number % (len(COLOURS) - 1)],
-                hatch=HATCHES[number % len(HATCHES)], edgecolor="white", linewidth=0.5,
+                places, values, height=0.14, left=left, label=kind, color=COLOURS[number % len(COLOURS)],
+                hatch=HATCHES[number % len(HATCHES)], edgecolor="#ffffff", linewidth=0.4,
             )  # fmt: skip
             left += values
-        axes.invert_yaxis()
-        _label(axes, unit, "", len(kinds))
+        for place, row, total in zip(places, names, left):
+            _above(axes, place, row, f"{total:,.0f}" if total >= 100 else f"{total:.3g}")
+        _bare(axes, unit, height)
+        _legend(axes.figure, axes.get_legend_handles_labels())
 
 
-def mixing(found: list[Drawing], name: str, rounds: Mapping[int, np.ndarray]) -> None:
-    """Weights with which clients receive the uploads of others, a panel a round, on one scale of grey."""
-    title = f"weights of mixing, {name}"
-    text = "; ".join(
-        f"round {number}: a client's own weight is {np.diagonal(weight_BB)[weight_BB.any(1)].mean():.2f} in the mean"
-        for number, weight_BB in rounds.items()
-    )
-    most = max(float(weight_BB.max()) for weight_BB in rounds.values())
-    with _panels(found, f"mixing-{_plain(name)}", title, f"{title}: {text}", len(rounds), 2.9) as panels:
-        for axes, (number, weight_BB) in zip(panels, rounds.items()):
-            image = axes.imshow(weight_BB, cmap="Greys", vmin=0, vmax=most, interpolation="nearest")
-            axes.grid(visible=False)
-            _whole(axes.xaxis, axes.yaxis)
-            axes.set_title(f"round {number}", fontsize=9)
-            axes.set_xlabel("upload of client")
-        panels[0].set_ylabel("received by client")
-        panels[0].figure.colorbar(image, ax=panels, label="weight", shrink=0.8)
-
-
-def prototypes(found: list[Drawing], name: str, number: int, point_P2: np.ndarray, class_P: np.ndarray) -> None:
-    """Prototypes of all clients in two dimensions, a mark for every class."""
+def prototypes(found: list[Drawing], name: str, title: str, point_P2: np.ndarray, class_P: np.ndarray) -> None:
+    """Prototypes of all clients in two dimensions, the number of its class at each class's mean."""
     classes = np.unique(class_P)
-    title = f"prototypes after round {number}, {name}"
     text = f"{title}: {len(point_P2)} prototypes of {len(classes)} classes, by their two largest principal components"
-    with _panels(found, f"prototypes-{_plain(name)}", title, text) as (axes,):
+    with _figure(found, name, title, text) as (axes,):
         for place, c in enumerate(classes):
             own = class_P == c
             style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place // len(COLOURS) % len(MARKS)]}
-            axes.scatter(*point_P2[own].T, s=18, alpha=0.7, linewidths=0, label=f"class {c}", **style)
+            axes.scatter(*point_P2[own].T, s=9, alpha=0.6, linewidths=0, **style)
             axes.annotate(str(c), point_P2[own].mean(0), ha="center", va="center", weight="bold")
-        _label(axes, "first principal component", "second principal component")
+        _labels([axes], "first principal component", "second principal component")
+
+
+def _unit(most: float) -> tuple[int, str]:
+    """The largest unit of bytes of which there is one at least."""
+    power = min(len(UNITS) - 1, max(0, int(np.log2(max(most, 1)) // 10)))
+    return 1024**power, UNITS[power]
+
+
+def _powers(axes: Any, most: int, of_bytes: bool = False) -> None:
+    """A horizontal axis of powers, of two for bytes, with plain numbers at so many of them."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    base = 2 if of_bytes else 10
+    axes.set_xscale("log", base=base)
+    own = axes.xaxis
+    own.set_major_locator(LogLocator(base=base, numticks=most))
+    own.set_minor_locator(NullLocator())
+    own.set_major_formatter(lambda v, _: size(v).replace(".0 ", " ") if of_bytes else f"{v:,.10g}")
+
+
+def _named_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
+    shown = [_text(textwrap.shorten(name, 14, placeholder="…")) for name in names]
+    upright = axis == "x" and max(map(len, shown)) > 2
+    getattr(axes, f"set_{axis}ticks")(range(len(shown)), shown, rotation=90 if upright else 0)
 
 
 def _text(name: str) -> str:
     """A name that matplotlib shows as it is: text between two dollars would be a formula."""
     return name.replace("$", r"\$")
+
+
+def _wrapped(name: str, letters: int = LETTERS) -> str:
+    return "\n".join(textwrap.wrap(name, letters)) or name
 
 
 def _plain(name: str) -> str:
@@ -321,22 +396,68 @@ def _plain(name: str) -> str:
     return plain if len(plain.encode()) <= LONGEST else f"{plain[: LONGEST // 4]}-{text_digest(name)[:8]}"
 
 
-def _whole(*several: Any) -> None:
-    """Ticks at whole numbers."""
-    for axis in several:
-        axis.get_major_locator().set_params(integer=True)
-
-
-def _line(number: int) -> dict[str, Any]:
+def _line(look: Look[Any]) -> dict[str, Any]:
+    if look.dash == IDEAL:
+        return {"color": "#000000", "linestyle": (0, (1, 2)), "linewidth": 1, "label": _text(_wrapped(look.label))}
+    colours = len(COLOURS)
     return {
-        "color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)],
-        "marker": MARKS[number % len(MARKS)], "markersize": 4, "linewidth": 1.6,
+        "color": COLOURS[look.colour % colours], "linestyle": DASHES[look.dash % len(DASHES)],
+        "marker": MARKS[(look.colour + look.colour // colours) % len(MARKS)], "markersize": 3.5, "linewidth": 1.3,
+        "label": _text(_wrapped(look.label)),
     }  # fmt: skip
 
 
-def _label(axes: Any, x: str, y: str, entries: int = 1) -> None:
-    """Names of both axes, and above these, where it hides nothing, a legend; none where there is one entry."""
+def _rows(names: Sequence[str]) -> tuple[np.ndarray, float]:
+    """Places of bars with their names above them, in inches from the bottom, and the height of all."""
+    heights = np.array([0.2 + 0.12 * (_wrapped(name).count("\n") + 1) for name in names])
+    below = np.cumsum(heights)
+    return below[-1] - below + 0.1, float(below[-1])
+
+
+def _above(axes: Any, place: float, name: str, number: str) -> None:
+    """The name of a bar above its left end, and its number at the right."""
+    style = {"fontsize": 7, "transform": axes.get_yaxis_transform(), "va": "bottom"}
+    axes.text(0, place + 0.08, _text(_wrapped(name)), ha="left", **style)
+    axes.text(1, place + 0.08, number, ha="right", **style)
+
+
+def _bare(axes: Any, x: str, height: float) -> None:
+    """An axis below bars that have their names above them, of so many inches."""
+    axes.set_ylim(-0.05, height)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
     axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if entries > 1:
-        axes.figure.legend(loc="outside upper left", ncols=min(entries, 3), frameon=False, fontsize=8)
+
+
+def _labels(grid: Sequence[Any], x: str, y: str) -> None:
+    """Names of the axes; of several panels once."""
+    if len(grid) == 1:
+        grid[0].set_xlabel(x)
+        grid[0].set_ylabel(y)
+    else:
+        grid[0].figure.supxlabel(x, fontsize=8)
+        grid[0].figure.supylabel(y, fontsize=8)
+
+
+def _legend(figure: Any, entries: Sequence[Look[Any]] | tuple[list[Any], list[str]]) -> None:
+    """A legend above all axes, in as many columns as it has room for; none of a single entry.
+
+    The figure grows by its height, so that no name takes room from the axes or is cut off.
+    """
+    if isinstance(entries, tuple):
+        shown = dict(zip(entries[1], entries[0]))
+    else:
+        of_axes = [axes.get_legend_handles_labels() for axes in figure.axes]
+        shown = {label: handle for handles, labels in of_axes for handle, label in zip(handles, labels)}
+    if len(shown) < 2:
+        return
+    for columns in (4, 3, 2, 1):
+        legend = figure.legend(
+            shown.values(), shown.keys(), loc="outside upper left", ncols=columns, frameon=False, handlelength=3,
+            columnspacing=1.2, borderaxespad=0, borderpad=0.2,
+        )  # fmt: skip
+        extent = legend.get_window_extent()
+        if extent.width <= figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)

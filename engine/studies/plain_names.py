@@ -73,6 +73,14 @@ def _metric_of(figure: str, figures: Mapping[str, float]) -> str:
     return next(iter([*same, *others]), ACCURACY)
 
 
+def label_pairs(labels: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`NAME=SHOWN`, as options of a command line have it, as pairs. Raises ShoalError: one has not this form."""
+    pairs = [label.rpartition("=") for label in labels]
+    if wrong := next((label for label, pair in zip(labels, pairs) if not all(pair)), None):
+        raise ShoalError(f"--label {wrong}: has the form NAME=SHOWN, as in mine.py:X=Ours")
+    return tuple((name, shown) for name, _, shown in pairs)
+
+
 class PlainNames:
     """The names of a table: those of a user's `labels`, else plain ones."""
 

@@ -24,7 +24,7 @@ from shoal.storage.store.manifest import read_manifest
 
 ROUND = r"round-\d{6,18}"
 BELOW = r"((whole/)?(training/[^/]+/)?|domains/)"
-REPORT = r"report/(index\.html|figures/[^/]+\.(svg|png))"
+REPORT = r"report/(index\.html|figures/[^/]+\.(svg|png|pdf))"
 # Paths of the files that Shoal writes into a folder of a kind, and of the links.
 FILES = {
     "run": (

@@ -1,244 +1,414 @@
-"""A report of runs and sweeps: one page that needs nothing else, and its figures as SVG and PNG."""
+"""The page of runs and sweeps: a head, the three figures that say most, tables, and the rest folded."""
 
-import shlex
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
-import yaml
 
+from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.sections import EVALUATED
 from shoal.engine.config.sizes import size
-from shoal.engine.preparing.identity import store_or_overlay
+from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import CONFIG, read_summary
-from shoal.engine.records.summary import PARTS, scopes_apart
+from shoal.engine.records.summary import scopes_apart
 from shoal.engine.studies import figures as drawings
-from shoal.engine.studies.figures import (
-    Drawing,
-    client_accuracies,
+from shoal.engine.studies.figure_data import (
+    ClientNumbers,
+    Curve,
+    Line,
+    client_numbers,
+    confusion,
     curve_of,
-    name_of,
-    numeric,
+    loss_in,
+    manifest_of,
     recorded_mixing,
     recorded_prototypes,
+    score_in,
 )
-from shoal.engine.studies.groups import Group, Row, grouped, varied
+from shoal.engine.studies.figures import Drawing
+from shoal.engine.studies.groups import Group, Row, grouped, spread_of
+from shoal.engine.studies.head import best_of, head_of, standing_figure
+from shoal.engine.studies.looks import MOST_LINES, Look, Looks, Panels
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
-from shoal.engine.studies.page import Section, write_page
-from shoal.engine.studies.scaling import CLIENTS, HOSTS, REPEAT, ideal, scaling_groups, scaling_table
+from shoal.engine.studies.page import KINDS, PAGE, Section, write_page
+from shoal.engine.studies.plain_names import METHOD, MODELS, PlainNames
+from shoal.engine.studies.scaling_figures import is_scaling, scaling_sections
 from shoal.engine.studies.study_table import Layout, table_of
-from shoal.engine.studies.sweep_folder import is_sweep, rows_of, title_of
+from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
-from shoal.storage.store.manifest import NAME, read_manifest
 
-# A reader cannot tell more lines apart.
-MOST_CURVES = 12
+FOLDER, COMPARISON = "report", "comparison"
 MIB = 1 << 20
+# Clients of which a histogram says more than single ones, and panels of single clients.
+MANY_CLIENTS, MOST_SCATTERED = 100, 6
+# Of the highest score, which methods need how much to reach.
+TARGET = 0.9
+# Display names of the parts of a host's and the server's work.
+OF_HOSTS = {"train": "training", "upload": "preparing uploads", "evaluate": "evaluating"}
+OF_SERVER = {"aggregate": "aggregating", "transfer": "sending and receiving"}
 
 
-def report(paths: Sequence[Path], out: Path | None) -> Path:
-    """Writes the report of runs and sweeps to a folder, by default `report` in the first of them; gives the page."""
+def report(
+    paths: Sequence[Path], out: Path | None, labels: Sequence[tuple[str, str]] = (), kinds: Sequence[str] = KINDS
+) -> Path:
+    """Writes the page of runs and sweeps to a folder, by default `report` in the first of them; gives the page.
+
+    Args:
+        labels: Display names of values, keys and figures, which come before the usual ones.
+        kinds: Files of each figure beside the page.
+    """
     read = [row for row in rows_of(paths) if row.state != "not chosen"]
     rows, mean = by_one_mean(read)
     groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
-    folder = out or paths[0] / "report"
-    title = title_of(paths[0]) if is_sweep(paths[0]) else ", ".join(path.name for path in paths[:3])
-    keys = varied(groups)
-    named = {name_of(group, keys): group for group in groups}
-    waiting, more = sum(not row.figures for row in rows), len(named) - MOST_CURVES
-    missing = f"{waiting} of {len(rows)} runs are not finished and not shown" if waiting else ""
-    of_curves = [f"scores: {MEANS[mean]}"]
-    if more > 0:
-        of_curves.append(f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables")
-    if any(figure.endswith(f".{EVALUATED}") for row in rows for figure in row.figures):
-        of_curves.append("rounds before the last: of samples of clients (evaluation.clients)")
-    results = table_of(read, Layout())
-    results = replace(results, notes=(*results.notes, *_apart(named)))
-    sections = [
-        Section("Results", tables=[results], note=missing),
-        Section("Scaling", drawings=_scaling(scaling_groups(rows), keys), tables=_scaling_table(rows)),
-        Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named, mean)], note="; ".join(of_curves)),
-        Section("Clients", drawings=_clients(named)),
-        Section("What the server mixed, and prototypes", drawings=_records(named)),
-        Section("Time and memory", drawings=_costs(named)),
-        _how(paths, named),
-    ]
-    return write_page(folder, title, [s for s in sections if s.drawings or s.tables or s.texts])
+    folder = out or paths[0] / FOLDER
+    alone = display_name(load_config(_finished(groups[0])[0]).algorithm.name)
+    looks = Looks(groups, PlainNames(groups, (standing_figure(groups),), labels), alone)
+    scaling = is_scaling(rows)
+    head = head_of(paths[0], rows, looks, scaling)
+    if scaling:
+        sections = [*scaling_sections(read, looks), _costs(looks)]
+    else:
+        sections = _Accuracies(looks, mean).sections(read)
+    runs = _runs(rows, folder, looks)
+    return write_page(folder, head, [*sections, runs, _how(looks)], kinds)
 
 
 def _finished(group: Group) -> list[Path]:
     return [row.path for row in group.rows if row.figures]
 
 
-def _apart(named: dict[str, Group]) -> list[str]:
-    """A line for every reason why `deployed` and `global` differ, of the first run of each combination."""
-    found: dict[str, list[str]] = {}
-    for name, group in named.items():
-        first = _finished(group)[0]
-        points, why = scopes_apart(read_summary(first), load_config(first))
-        if why:
-            found.setdefault(why, []).append(f"{points:.1f} points" + (f" in {name}" if len(named) > 1 else ""))
-    return [f"deployed and global are apart, {', '.join(these)}: {why}" for why, these in found.items()]
+class _Accuracies:
+    """What a page shows of scores: the figures of three sections and the tables, from metrics that are read once."""
+
+    def __init__(self, looks: Looks, mean: str) -> None:
+        self.looks, self.mean, self.groups = looks, mean, looks.groups
+        self.figure = standing_figure(self.groups)
+        self.scope = self.figure.partition(".")[0]
+        self.score = looks.names.figure(self.figure, short=True)
+        self.lines: list[list[list[Line]]] = [[read_metrics(run) for run in _finished(group)] for group in self.groups]
+
+    def sections(self, read: Sequence[Row]) -> list[Section]:
+        """All sections; the first has no heading and the three figures that say most."""
+        # Keys of settings before options of methods.
+        numeric = sorted(self._numeric(), key=lambda key: key.startswith(METHOD[0]))
+        first: list[Drawing] = []
+        for key in numeric:
+            self._over_key(first, key)
+        if len(self.groups) > 1:
+            self._points(first)
+        of_settings = bool(numeric) and not numeric[0].startswith(METHOD[0])
+        first.sort(key=lambda drawing: (drawing.name == COMPARISON) == of_settings)
+        first, rest = first[:1], first[1:]
+        self._curves(first, "round")
+        self._loss(first)
+        if len(self.groups) == 1:
+            self._of_clients(first)
+        self._curves(rest, "bytes")
+        self._curves(rest, "seconds")
+        for scope in self._scopes():
+            if scope != self.scope and len(self.groups) > 1:
+                self._curves(rest, "round", scope)
+        waiting = sum(not row.figures for row in read)
+        missing = f"{waiting} of {len(read)} runs are not finished and not shown" if waiting else ""
+        results = table_of(read, Layout(figures=(self.figure,))) if len(self.groups) > 1 else self._of_scopes()
+        results = replace(results, notes=(*results.notes, *self._apart()))
+        return [
+            Section("", first),
+            Section("Results", tables=[results, *self._targets()], note=missing),
+            Section("Accuracy and traffic", rest, note=self._note(), folded=True),
+            Section("Clients", self._clients(), note=self._of_each_method(), folded=True),
+            Section("Classes", self._classes(), note=self._of_each_method(), folded=True),
+            Section("Who learns from whom", self._records(), folded=True),
+            _costs(self.looks),
+        ]
+
+    def _note(self) -> str:
+        notes = [f"scores: {MEANS[self.mean]}"]
+        if any(name.endswith(f".{EVALUATED}") for g in self.groups for row in g.rows for name in row.figures):
+            notes.append("rounds before the last: of samples of clients (evaluation.clients)")
+        return "; ".join(notes)
+
+    def _apart(self) -> list[str]:
+        """A line for every reason why `deployed` and `global` differ, of the first run of each combination."""
+        found: dict[str, list[str]] = {}
+        for group in self.groups:
+            first = _finished(group)[0]
+            points, why = scopes_apart(read_summary(first), load_config(first))
+            if why:
+                label = self.looks.label(group)
+                found.setdefault(why, []).append(f"{points:.1f} points" + (f" in {label}" if label else ""))
+        return [f"deployed and global are apart, {', '.join(these)}: {why}" for why, these in found.items()]
+
+    def _scopes(self) -> list[str]:
+        known = {name.partition(".")[0] for group in self.groups for row in group.rows for name in row.figures}
+        return [scope for scope in SCOPES if scope in known]
+
+    def _numeric(self) -> list[str]:
+        """Keys whose values are numbers that differ."""
+        found = []
+        for key in self.looks.keys:
+            values = [group.columns[key] for group in self.groups if key in group.columns]
+            if len(numbers_in(values)) > 1:
+                found.append(key)
+        return found
+
+    def _over_key(self, found: list[Drawing], key: str) -> None:
+        """The score over the values of a numeric key."""
+        points: dict[str, tuple[Group, list[drawings.Point]]] = {}
+        others = [other for other in self.looks.keys if other != key]
+        for group in sorted((g for g in self.groups if key in g.columns), key=lambda g: float(g.columns[key])):
+            if spread := spread_of(group.values(self.figure), "mean"):
+                line = points.setdefault(self.looks.label(group, others), (group, []))[1]
+                line.append((float(group.columns[key]), spread.middle, spread.low or 0.0))
+        if any(len(line) > 1 for _, line in points.values()):
+            name, title = self.looks.names.key(key), self.looks.names.figure(self.figure)
+            panels = self.looks.panels(list(points.values()), key)
+            title = f"{_capital(title.replace(' (%)', ''))}, by {name}"
+            drawings.over_key(found, f"{self.figure}-by-{key}".replace(".", "-"), title, panels, name, self.score)
+
+    def _points(self, found: list[Drawing]) -> None:
+        spreads = [(group, spread_of(group.values(self.figure), "mean")) for group in self.groups]
+        shown = [(group, (spread.middle, spread.low)) for group, spread in spreads if spread is not None]
+        title = _capital(self.looks.names.figure(self.figure).replace(" (%)", ""))
+        drawings.points(found, COMPARISON, title, self.looks.each(shown), self.score)
+
+    def _curves(self, found: list[Drawing], x: str, scope: str = "") -> None:
+        """Scores over rounds, bytes or seconds; of a single combination all scopes in one figure."""
+        by = {"round": "round", "bytes": "total traffic", "seconds": "elapsed seconds"}[x]
+        scope = scope or self.scope
+        test = self.score if scope == self.scope else self.looks.names.figure(f"{scope}.best.test", short=True)
+        panels: Panels[Curve]
+        if len(self.groups) == 1:
+            each = [(name, curve_of(self.lines[0], score_in(name, "test", self.mean))) for name in self._scopes()]
+            looks = [Look(f"{_words(name)}", 0, dash, curve) for dash, (name, curve) in enumerate(each) if curve]
+            panels, title = {"": looks} if looks else {}, f"{_capital(test.replace(' (%)', ''))} by {by}"
+        else:
+            several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
+            panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
+            title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
+        if panels and (x != "bytes" or any(look.shown.x[x][-1] > 0 for of in panels.values() for look in of)):
+            drawings.curves(found, f"{scope}-test-by-{x}", title, panels, x, test)
+
+    def _loss(self, found: list[Drawing]) -> None:
+        several = [(group, curve_of(lines, loss_in)) for group, lines in zip(self.groups, self.lines)]
+        if panels := self.looks.panels([(group, curve) for group, curve in several if curve]):
+            drawings.curves(found, "loss-by-round", "Training loss by round", panels, "round", "training loss")
+
+    def _of_scopes(self) -> TextTable:
+        """Scores of a single combination: a row for each model that is scored."""
+        (group,) = self.groups
+        columns = {
+            "final round": "final.test", "at best validation": "best.test", "macro-F1": "final.test.f1",
+            "lowest client": "final.test.min", "median client": "final.test.median", "highest client": "final.test.max",
+        }  # fmt: skip
+        rows = []
+        for scope in self._scopes():
+            spreads = [spread_of(group.values(f"{scope}.{figure}"), "mean") for figure in columns.values()]
+            cells = ["-" if s is None else f"{100 * s.middle:.2f}" + _deviation(s.low) for s in spreads]
+            rows.append((_capital(_words(scope)), *cells))
+        notes = [f"scores: {MEANS[self.mean]}; macro-F1 and single clients: final round"]
+        notes += [f"mean ± sample standard deviation over {group.finished} runs"] if group.finished > 1 else []
+        return TextTable(("models", *columns), tuple(rows), 1, title=self.score, notes=tuple(notes))
+
+    def _targets(self) -> list[TextTable]:
+        """Rounds, traffic and seconds until a share of the highest score, if there are several combinations."""
+        curves = [curve_of(lines, score_in(self.scope, "test", self.mean)) for lines in self.lines]
+        known = [(group, curve) for group, curve in zip(self.groups, curves) if curve]
+        if len(known) < 2:
+            return []
+        target = TARGET * max(float(curve.middle.max()) for _, curve in known)
+        rows = []
+        for group, curve in known:
+            if (at := curve.reached(target)) is not None:
+                values = (self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys)
+                rows.append((*values, f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}"))
+        heads = (*map(self.looks.names.key, self.looks.keys), "rounds", "total traffic", "seconds")
+        score = self.score.replace(" (%)", "")
+        title = f"To reach {100 * target:.1f} % {score} {MODELS[self.scope]}"
+        notes = [f"{100 * TARGET:.0f} % of the highest; the first evaluated round in which the mean over runs is there"]
+        notes += [f"{len(known) - len(rows)} combinations do not reach it"] if len(rows) < len(known) else []
+        return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=tuple(notes))]
+
+    def _representatives(self) -> list[Group]:
+        """The best combination of each method, or of each value of what has colours."""
+        main = self.looks.main()
+        by_value: dict[str | None, list[Group]] = {}
+        for group in self.groups:
+            by_value.setdefault(group.columns.get(main), []).append(group)
+        return [best_of(several, self.figure) for several in by_value.values()][:MOST_LINES]
+
+    def _of_each_method(self) -> str:
+        shown = self._representatives()
+        if len(shown) == len(self.groups):
+            return ""
+        return f"of the best combination of each method: {'; '.join(map(self.looks.label, shown))}"
+
+    def _numbers(self) -> Iterator[tuple[Group, ClientNumbers]]:
+        for group in self._representatives():
+            if (numbers := client_numbers(_finished(group)[0], self.scope)) is not None:
+                yield group, numbers
+
+    def _of_clients(self, found: list[Drawing]) -> None:
+        panels = self.looks.panels([(group, numbers.accuracy) for group, numbers in self._numbers()])
+        if panels:
+            drawings.sorted_clients(found, "clients", panels, "test accuracy")
+
+    def _clients(self) -> list[Drawing]:
+        found: list[Drawing] = []
+        numbers = list(self._numbers())
+        if len(self.groups) > 1:
+            self._of_clients(found)
+        if numbers and max(len(of.client) for _, of in numbers) >= MANY_CLIENTS:
+            panels = self.looks.panels([(group, of.accuracy) for group, of in numbers])
+            drawings.histogram(found, "clients-histogram", panels, "test accuracy")
+        sized = []
+        for group, of in numbers[:MOST_SCATTERED]:
+            manifest = manifest_of(_finished(group)[0])
+            if manifest is not None and len(manifest.clients) > of.client.max():
+                sized.append((group, (manifest.clients.columns["nodes"][of.client], of.accuracy)))
+        if sized:
+            drawings.size_against(found, "clients-by-size", self.looks.panels(sized), "test accuracy", "nodes")
+        manifest = manifest_of(_finished(self.groups[0])[0])
+        if manifest is not None:
+            drawings.label_counts(found, manifest.clients.columns["classes"])
+        return found
+
+    def _classes(self) -> list[Drawing]:
+        found: list[Drawing] = []
+        numbers = list(self._numbers())
+        if numbers:
+            manifest = manifest_of(_finished(numbers[0][0])[0])
+            classes = numbers[0][1].counts.shape[1]
+            names = (manifest.label_names if manifest is not None else None) or [str(c) for c in range(classes)]
+            same = [(group, of) for group, of in numbers if of.counts.shape[1] == classes]
+            drawings.of_classes(found, self.looks.panels(same), names)
+        for group, _ in numbers:
+            if (exported := confusion(_finished(group)[0], self.scope)) is not None:
+                counts_CC, names = exported
+                share_CC = 100 * counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
+                label = self.looks.label(group)
+                title = "Confusion of classes" + (f", {label}" if label else "")
+                text = (
+                    f"{100 * np.trace(counts_CC) / max(counts_CC.sum(), 1):.1f} % of the test items are on the diagonal"
+                )
+                heads = ("label", "predicted")
+                drawings.matrix(
+                    found, f"confusion-{label}".rstrip("-"), title, {"": share_CC}, heads, text, names, (0, 100, " %")
+                )
+        return found
+
+    def _records(self) -> list[Drawing]:
+        """Of the best combination of each method that kept records."""
+        found: list[Drawing] = []
+        for group in self._representatives():
+            run, label = _finished(group)[0], self.looks.name(group)
+            if mixing := recorded_mixing(run):
+                most = max(float(weight_BB.max()) for weight_BB in mixing.values())
+                text = "; ".join(
+                    f"round {number}: a client's own weight is {np.diagonal(w)[w.any(1)].mean():.2f} in the mean"
+                    for number, w in mixing.items()
+                )
+                panels = {f"round {number}": weight_BB for number, weight_BB in mixing.items()}
+                title = f"Aggregation weights, {label}"
+                heads = ("receiver", "sender")
+                drawings.matrix(found, f"mixing-{label}", title, panels, heads, text, scale=(0, most, ""))
+            if (last := recorded_prototypes(run)) is not None:
+                title = f"Prototypes after round {last[0]}, {label}"
+                drawings.prototypes(found, f"prototypes-{label}", title, *last[1:])
+        return found
 
 
-def _scopes(named: dict[str, Group]) -> list[str]:
-    known = {figure.partition(".")[0] for group in named.values() for row in group.rows for figure in row.figures}
-    return [scope for scope in SCOPES if scope in known]
+def numbers_in(values: Sequence[str]) -> set[float]:
+    """Texts as numbers; none if one of them is no number."""
+    try:
+        return {float(value) for value in values}
+    except ValueError:
+        return set()
 
 
-def _curves(named: dict[str, Group], mean: str) -> list[Drawing]:
+def _deviation(share: float | None) -> str:
+    return "" if share is None else f" ± {100 * share:.2f}"
+
+
+def _words(scope: str) -> str:
+    """`deployed models`, for a scope."""
+    return MODELS[scope].removeprefix("of ").removeprefix("the ")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _costs(looks: Looks) -> Section:
+    """Seconds by part, hosts at work, memory: means over the runs, those of hosts summed over hosts."""
     found: list[Drawing] = []
-    few = dict(list(named.items())[:MOST_CURVES])
-    for scope in _scopes(named):
-        for part in ("test", "val"):
-            made = [curve_of(name, _finished(group), scope, part, mean) for name, group in few.items()]
-            several = [curve for curve in made if curve is not None]
-            if several:
-                for x in ("round",) if part == "val" else ("round", "bytes", "seconds"):
-                    if x != "bytes" or any(curve.x[x][-1] > 0 for curve in several):
-                        drawings.curves(found, several, scope, part, x)
-    return found
 
-
-def _by_key(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
-    """A figure over each key whose values are numbers, participation for one."""
-    found: list[Drawing] = []
-    scopes = _scopes({str(number): group for number, group in enumerate(groups)})
-    for key in keys:
-        with_key = [group for group in groups if group.columns.get(key)]
-        values = numeric([group.columns[key] for group in with_key])
-        if values is None or len(values) < 2:
-            continue
-        others = [other for other in keys if other != key]
-        for scope in scopes:
-            figure = f"{scope}.best.test"
-            lines: dict[str, list[tuple[float, float, float]]] = {}
-            for value, group in sorted(zip(values, with_key), key=lambda pair: pair[0]):
-                if of_runs := group.values(figure):
-                    deviation = stdev(of_runs) if len(of_runs) > 1 else 0.0
-                    lines.setdefault(name_of(group, others), []).append((value, fmean(of_runs), deviation))
-            if any(len(line) > 1 for line in lines.values()):
-                drawings.over_key(found, key, lines, figure)
-    return found
-
-
-def _scaling_table(rows: Sequence[Row]) -> list[TextTable]:
-    return [scaling_table(rows)] if all(REPEAT in row.columns for row in rows) else []
-
-
-def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
-    """Seconds of a round over clients and hosts, and the ideal."""
-    found: list[Drawing] = []
-    for key in (CLIENTS, HOSTS):
-        if key not in keys:
-            continue
-        # What grows along with a key or names it again tells no lines apart.
-        others = [other for other in keys if other not in (key, "name") and not other.startswith("data.options.")]
-        by_line: dict[str, list[Group]] = {}
-        for group in groups:
-            if numeric([group.columns.get(key, ""), "-1"]) is not None:
-                by_line.setdefault(name_of(group, others), []).append(group)
-        lines = {name: ideal(several, key) for name, several in by_line.items() if len(several) > 1}
-        if lines:
-            drawings.against_ideal(found, key, lines)
-    return found
-
-
-def _clients(named: dict[str, Group]) -> list[Drawing]:
-    found: list[Drawing] = []
-    for scope in ("trained", "deployed"):
-        of_group = {
-            name: np.concatenate([client_accuracies(run, scope) for run in _finished(group)])
-            for name, group in named.items()
+    def parts(names: Mapping[str, str]) -> dict[str, dict[str, float]]:
+        return {
+            looks.name(group): {name: fmean(group.values(f"seconds.{part}") or [0.0]) for part, name in names.items()}
+            for group in looks.groups
         }
-        scored = {name: accuracies for name, accuracies in of_group.items() if len(accuracies)}
-        if scored:
-            drawings.boxes(found, scored, scope)
-    first = _finished(next(iter(named.values())))[0]
-    counts_BC = _labels_of_clients(first)
-    if counts_BC is not None:
-        drawings.labels(found, counts_BC)
-    return found
 
-
-def _records(named: dict[str, Group]) -> list[Drawing]:
-    """Of the first run of each of the first combinations that kept records."""
-    found: list[Drawing] = []
-    for name, group in list(named.items())[:MOST_CURVES]:
-        run = _finished(group)[0]
-        if mixing := recorded_mixing(run):
-            drawings.mixing(found, name, mixing)
-        if (last := recorded_prototypes(run)) is not None:
-            drawings.prototypes(found, name, *last)
-    return found
-
-
-def _labels_of_clients(run: Path) -> np.ndarray | None:
-    """Labelled items by client and class, int64 `[B, C]`; None where the store of a run is gone."""
-    config = load_config(run)
-    path = store_or_overlay(config)
-    if not (path / NAME).exists():
-        return None
-    return read_manifest(path).clients.columns["classes"]
-
-
-def _costs(named: dict[str, Group]) -> list[Drawing]:
-    found: list[Drawing] = []
-    # Means over the runs, those of hosts summed over hosts.
-    parts = {
-        name: {part: fmean(group.values(f"seconds.{part}") or [0.0]) for part in PARTS} for name, group in named.items()
-    }
-    hosts = {name: {k: v for k, v in of.items() if k in ("train", "evaluate", "upload")} for name, of in parts.items()}
-    server = {name: {k: v for k, v in of.items() if k in ("aggregate", "transfer")} for name, of in parts.items()}
-    drawings.bars(found, "seconds-of-hosts", "work of the hosts in all rounds", "seconds, summed over hosts", hosts)
-    drawings.bars(found, "seconds-of-server", "work of the server in all rounds", "seconds", server)
+    drawings.bars(found, "seconds-of-hosts", "Client-side time, all rounds and hosts", "seconds", parts(OF_HOSTS))
+    drawings.bars(found, "seconds-of-server", "Server time, all rounds", "seconds", parts(OF_SERVER))
     # Of the first run of each combination.
-    at_work = {
-        f"{name}, host {host}": {"busy": busy, "idle": group.values("seconds.rounds")[0] - busy}
-        for name, group in named.items()
-        for host, busy in read_summary(_finished(group)[0]).get("busy_seconds", {}).items()
-    }
+    at_work = {}
+    for group in looks.groups:
+        summary = read_summary(_finished(group)[0])
+        for host, busy in summary.get("busy_seconds", {}).items():
+            name = ", ".join(filter(None, (looks.label(group), f"host {host}")))
+            at_work[name] = {"busy": busy, "idle": max(summary["seconds"]["rounds"] - busy, 0.0)}
     if at_work:
         least_first = dict(sorted(at_work.items(), key=lambda host: host[1]["busy"]))
-        drawings.bars(found, "busy-hosts", "hosts at work in all rounds, the least busy first", "seconds", least_first)
-    memory = {
-        name: {"all processes": fmean(group.values("peak_memory_bytes") or [0.0]) / MIB}
-        for name, group in named.items()
-    }
-    drawings.bars(found, "memory", "peak memory of all processes", "MiB", memory)
-    return found
+        drawings.bars(found, "busy-hosts", "Busy and idle hosts, the least busy first", "seconds", least_first)
+    for name, figure, title in (
+        ("memory", "peak_memory_bytes", "Peak memory of all processes"),
+        ("memory-of-host", "resident_bytes.host", "Peak memory of the largest host, with shared pages"),
+    ):
+        known = [group for group in looks.groups if group.values(figure)]
+        if known:
+            held = {looks.name(group): {"memory": fmean(group.values(figure)) / MIB} for group in known}
+            drawings.bars(found, name, title, "MiB", held)
+    return Section("Time and memory", found, folded=True)
 
 
-def _how(paths: Sequence[Path], named: dict[str, Group]) -> Section:
-    """Configs, environment, and the commands to repeat it."""
-    first = _finished(next(iter(named.values())))[0]
+def _runs(rows: Sequence[Row], folder: Path, looks: Looks) -> Section:
+    """Every run with its state, and a link to its page, or to its folder."""
+    keys = list(dict.fromkeys(key for row in rows for key in row.columns))
+    keys = [key for key in keys if len({row.columns.get(key) for row in rows}) > 1]
+    cells, links = [], {}
+    for row in rows:
+        place = row.path / FOLDER / PAGE if (row.path / FOLDER / PAGE).exists() else row.path
+        links[row.path.name] = os.path.relpath(place.absolute(), folder.absolute())
+        cells.append((*(looks.names.value(key, row.columns.get(key, "-")) for key in keys), row.state, row.path.name))
+    heads = (*map(looks.names.key, keys), "state", "page or folder")
+    failed = tuple(f"failed: {row.label}: {row.error}" for row in rows if row.error)
+    table = TextTable(heads, tuple(cells), len(heads), notes=failed)
+    return Section(f"Runs ({len(rows)})", tables=[table], links=links, folded=not failed)
+
+
+def _how(looks: Looks) -> Section:
+    """Environment and resolved config of the first run."""
+    first = _finished(looks.groups[0])[0]
     summary = read_summary(first)
-    commands = [f"shoal run {shlex.quote(str(run))}" for group in named.values() for run in _finished(group)]
     traffic = summary["bytes"]
     facts = TextTable(
-        ("", "first run"),
+        ("", first.name),
         (
-            ("dataset", summary["dataset"] + (" (synthetic)" if summary["synthetic"] else "")),
-            ("clients", str(summary["clients"])),
-            ("rounds", str(summary["rounds"])),
             ("visits left out", str(summary.get("left_out", {}).get("visits", 0))),
             ("sent", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
             *((key, str(value)) for key, value in summary["environment"].items()),
         ),
         2,
     )
-    texts = [
-        (f"config of {first.name}", read_text(first / CONFIG, MOST_BYTES)),
-        ("commands that run the same configs again", "\n".join(commands)),
-    ]
-    if is_sweep(paths[0]):
-        texts.append(("axes of the sweep", yaml.safe_dump({"axes": title_of(paths[0])})))
-    return Section("How it was run", tables=[facts], texts=texts)
+    texts = [(f"all keys of {first.name}", read_text(first / CONFIG, MOST_BYTES))]
+    return Section("How it was run", tables=[facts], texts=texts, folded=True)

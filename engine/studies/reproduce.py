@@ -10,11 +10,13 @@ from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.figures import Drawing, over_key
+from shoal.engine.studies.figures import Drawing, Point, over_key
 from shoal.engine.studies.groups import Row
+from shoal.engine.studies.looks import in_panels
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
-from shoal.engine.studies.page import Section, write_page
+from shoal.engine.studies.page import Head, Section, write_page
 from shoal.engine.studies.papers import LOCAL, Paper, Printed, known_names, smallest_of, some_of, study_of
+from shoal.engine.studies.plain_names import key_names, score_name
 from shoal.engine.studies.study import Selection
 from shoal.engine.studies.study_table import Place, marked, on_screen
 from shoal.engine.studies.sweep import Sweep, store_keys
@@ -181,16 +183,17 @@ class TableRuns:
         if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
             return found
         for block in dict.fromkeys(cell.block for cell in self.cells):
-            lines: dict[str, list[tuple[float, float, float]]] = {}
+            lines: dict[str, list[Point]] = {}
             for place, cell in enumerate(self.cells):
                 of_runs = [value / 100 for value in self.values(place)[0]]
                 if cell.block == block and of_runs:
                     spread = stdev(of_runs) if len(of_runs) > 1 else 0.0
                     lines.setdefault(cell.row, []).append((float(cell.set[key]), fmean(of_runs), spread))
             if any(len(line) > 1 for line in lines.values()):
-                over_key(found, key, lines, self.read.score)
-                name = "-".join(filter(None, (self.name, block.lower().replace(" ", "-"))))
-                found[-1] = replace(found[-1], name=name, title=f"{found[-1].title} {block}".strip())
+                figure = "-".join(filter(None, (self.name, block.lower().replace(" ", "-"))))
+                x, y = key_names([key])[key], score_name(self.read.score, {}, short=True)
+                title = f"{score_name(self.read.score, {})} by {x} {block}".strip()
+                over_key(found, figure, title, in_panels(list(lines.items())), x, y)
         return found
 
     def notes(self) -> list[str]:
@@ -383,4 +386,4 @@ def write_results(paper: Paper, names: Sequence[str], done: Sequence[TableRuns],
             unfinished.write_text(table.csv())
     with replacing(folder / TABLES) as unfinished:
         unfinished.write_text("\n".join(parts))
-    return write_page(folder, paper.title, sections)
+    return write_page(folder, Head(paper.title), sections)

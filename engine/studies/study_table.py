@@ -35,7 +35,7 @@ from shoal.engine.studies.means import (
     is_short,
     several_clients,
 )
-from shoal.engine.studies.plain_names import PlainNames
+from shoal.engine.studies.plain_names import PlainNames, label_pairs
 from shoal.engine.studies.sweep_folder import read_rows, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -454,13 +454,18 @@ def layout_of(
         raise ShoalError("--not-worse", f"must be a level between 0 and 1, as 0.05, found {not_worse:g}")
     if wide and figures:
         raise ShoalError("--wide, --figure", "--wide names its figures; leave one of them out")
-    pairs = [label.partition("=") for label in labels]
-    if wrong := next((name for name, equals, shown in pairs if not name or not equals or not shown), None):
-        raise ShoalError(f"--label {wrong}: has the form NAME=SHOWN, as in fedgta=FedGTA")
-    named = tuple((name, shown) for name, _, shown in pairs)
     keys = tuple((rows or "").split(",")) if rows else ()
     return Layout(
-        tuple(map(current_name, figures)), keys, columns, statistic, against, mean, ties, not_worse, wide, named
+        tuple(map(current_name, figures)),
+        keys,
+        columns,
+        statistic,
+        against,
+        mean,
+        ties,
+        not_worse,
+        wide,
+        label_pairs(labels),
     )
 
 

@@ -129,16 +129,17 @@ def is_sweep(folder: Path) -> bool:
 
 def read_rows(folder: Path) -> list[Row]:
     """The runs of a sweep as they are now: one that was finished since counts as finished."""
-    runs = _read(folder)["runs"]
+    runs = sweep_of(folder)["runs"]
     return [row_of(run["columns"], Path(run["run"]), run["state"], run["error"]) for run in runs]
 
 
 def title_of(folder: Path) -> str:
     """The axes of a sweep in a line."""
-    return f"{Path(_read(folder)['config']).stem}: {'  '.join(_read(folder)['axes'])}"
+    return f"{Path(sweep_of(folder)['config']).stem}: {'  '.join(sweep_of(folder)['axes'])}"
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def sweep_of(folder: Path) -> dict[str, Any]:
+    """The study of a sweep, `config`, `axes` and what validation chooses, and its `runs`, as `write_sweep` has them."""
     path = folder / SWEEP
     try:
         return unsealed(read_bytes(path))

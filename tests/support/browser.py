@@ -13,6 +13,44 @@ BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 
+# The width, and what of the page is cut off, too small or too faint.
+FAULTS = """(() => {
+  document.querySelectorAll("details").forEach(part => { part.open = true })
+  const faults = []
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("the page scrolls aside")
+  const light = colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255).map(
+      v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+  }
+  const below = node => {
+    const colour = getComputedStyle(node).backgroundColor
+    return colour.endsWith(", 0)") ? below(node.parentElement) : colour
+  }
+  const contrast = (one, other) => {
+    const [low, high] = [light(one), light(other)].sort((a, b) => a - b)
+    return (high + 0.05) / (low + 0.05)
+  }
+  for (const node of document.querySelectorAll("h1,h2,h3,p,td,th,dt,dd,summary,a,pre,figcaption,strong,span")) {
+    if (contrast(getComputedStyle(node).color, below(node)) < 4.5) faults.push(`faint: ${node.textContent}`)
+  }
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width
+    for (const text of svg.querySelectorAll("text")) {
+      const own = text.getBoundingClientRect(), style = getComputedStyle(text)
+      if (!(own.width > 0 && own.left >= box.left - 2 && own.right <= box.right + 2 && own.top >= box.top - 2
+            && own.bottom <= box.bottom + 2)) faults.push(`cut off: ${text.textContent}`)
+      if (parseFloat(style.fontSize) * scale < 9) faults.push(`small: ${text.textContent}`)
+      if (contrast(style.fill, below(svg)) < 4.5) faults.push(`faint: ${text.textContent}`)
+    }
+    for (const line of svg.querySelectorAll("[style*='stroke: var(--c']")) {
+      const stroke = getComputedStyle(line).stroke
+      if (stroke.startsWith("rgb(") && contrast(stroke, below(svg)) < 3) faults.push(`faint line: ${stroke}`)
+    }
+  }
+  return faults
+})()"""
+
 
 class Page:
     """A page that is open, spoken to by the DevTools protocol over two pipes.

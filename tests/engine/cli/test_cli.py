@@ -74,7 +74,7 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     assert printed("export", run) == f"written: {run / 'export'}"
     assert (run / "export" / "predictions.arrow").exists()
     axes = ("seed=0,1", "train.lr=0.01,0.1")
-    text = printed("sweep", tiny, *axes, "--report")
+    text = printed("sweep", tiny, *axes)
     assert "learning rate test accuracy (%)" in text
     assert len(list((folder / "runs").glob("tiny-*"))) == 4
     (sweep,) = (folder / "runs" / "sweeps").iterdir()

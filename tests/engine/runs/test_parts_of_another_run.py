@@ -18,7 +18,7 @@ from shoal.engine.records.run_folder import CONFIG, SUMMARY, run_path
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
-from shoal.engine.studies.figures import client_accuracies, recorded_mixing
+from shoal.engine.studies.figure_data import client_numbers, recorded_mixing
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -59,7 +59,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "table": lambda folder: rows_of([folder]),
     "metrics": read_metrics,
     "scores": read_client_scores,
-    "figures of clients": lambda folder: client_accuracies(folder, "deployed"),
+    "figures of clients": lambda folder: client_numbers(folder, "deployed"),
     "figures of records": recorded_mixing,
     # The last one, for it moves the folder.
     "resume": resume,

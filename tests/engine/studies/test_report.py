@@ -3,6 +3,7 @@
 import html
 import re
 import xml.etree.ElementTree as ET
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,26 @@ import numpy as np
 import pytest
 import yaml
 from safetensors import safe_open
-from support.browser import BROWSER, browser
+from support.browser import BROWSER, FAULTS, browser
 from support.errors import refused as is_refused
 from support.small_runs import small_run
 
 import shoal
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, load_config
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
+from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import scopes_apart
+from shoal.engine.runs.export import export
 from shoal.engine.screen.tables import console, show_run
-from shoal.engine.studies import figures
-from shoal.engine.studies.figures import Curve, Drawing, curve_of, recorded_prototypes
+from shoal.engine.studies.figure_data import client_numbers, confusion, curve_of, loss_in, recorded_prototypes, score_in
 from shoal.engine.studies.report import report
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
 
 AXES = ("algorithm=fedavg,fedgta", "participation.ratio=0.5,1.0", "seeds=2")
 PNG = b"\x89PNG\r\n\x1a\n"
+# PDFs take most of the time of a page.
+quick = partial(report, kinds=("svg",))
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +66,15 @@ class Read(HTMLParser):
 def test_the_page_asks_for_nothing_else(written: Path) -> None:
     text = written.read_text()
     tags = Read(text).tags
-    assert not {tag for tag, _ in tags} & {"script", "img", "iframe", "object", "audio", "video"}
-    links = [str(own[name]) for _, own in tags for name in own.keys() & {"href", "xlink:href", "src"}]
-    assert links
-    assert all(link.startswith(("#", "data:")) for link in links)
+    assert not {tag for tag, _ in tags} & {"img", "iframe", "object", "audio", "video"}
+    assert all(not own for tag, own in tags if tag == "script")
+    shown = [str(own[name]) for tag, own in tags if tag != "a" for name in own.keys() & {"href", "xlink:href", "src"}]
+    assert shown
+    assert all(link.startswith(("#", "data:")) for link in shown)
+    # Links are to figures and runs that are there.
+    links = [str(own["href"]) for tag, own in tags if tag == "a"]
+    assert len(links) == 3 * 15 + 8
+    assert all((written.parent / link).exists() for link in links)
     assert re.findall(r"url\((?!#)", text) == []
     assert "@import" not in text
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
@@ -74,17 +83,18 @@ def test_the_page_asks_for_nothing_else(written: Path) -> None:
 def test_report_figures_have_descriptions(sweep: Sweep, written: Path, tmp_path: Path) -> None:
     figures = [attributes for tag, attributes in Read(written.read_text()).tags if tag == "svg"]
     names = {path.stem for path in (written.parent / "figures").glob("*.svg")}
-    assert {path.stem for path in (written.parent / "figures").glob("*.png")} == names
-    assert len(figures) == len(names) == 21
+    for kind in ("png", "pdf"):
+        assert {path.stem for path in (written.parent / "figures").glob(f"*.{kind}")} == names
+    assert len(figures) == len(names) == 15
     for attributes in figures:
         assert attributes["role"] == "img"
         assert len(str(attributes["aria-label"])) > 40
     labels = " ".join(str(attributes["aria-label"]) for attributes in figures)
-    for said in ("deployed by round", "by participation.ratio", "single clients", "labels of", "peak memory"):
+    for said in ("by participation rate", "Training loss", "Clients sorted", "Labels of", "F1 of each", "Peak memory"):
         assert said in labels
     ids = re.findall(r'\bid="([^"]+)"', written.read_text())
     assert len(ids) == len(set(ids))
-    again = report([sweep.folder], tmp_path).parent
+    again = quick([sweep.folder], tmp_path).parent
     for name in names:
         text = (written.parent / "figures" / f"{name}.svg").read_text()
         ET.fromstring(text)
@@ -142,17 +152,17 @@ def test_records_are_the_same_in_pieces(sweep: Sweep, recorded: Sweep, tmp_path:
 
 
 def test_figures_of_records(recorded: Sweep, tmp_path: Path) -> None:
-    page = report([recorded.folder], tmp_path)
+    page = quick([recorded.folder], tmp_path)
     names = {path.stem for path in (page.parent / "figures").glob("*.svg")}
-    assert {name for name in names if name.startswith("mixing")} == {"mixing-fedgta-eps--1", "mixing-fedpg"}
+    assert {name for name in names if name.startswith("mixing")} == {"mixing-FedGTA-eps--1", "mixing-FedPG"}
     text = page.read_text()
-    assert "weights of mixing, fedgta" in text
+    assert "Aggregation weights, FedGTA" in text
     assert "round 1: a client" in text
-    assert "prototypes after round 5, fedpg" in text
+    assert "Prototypes after round 5, FedPG" in text
     damaged = recorded.rows[0].path / RECORDS / "round-000003.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:50])
     with is_refused(damaged, says="cannot be read"):
-        report([recorded.folder], tmp_path)
+        quick([recorded.folder], tmp_path)
 
 
 def test_principal_components_of_recorded_prototypes(recorded: Sweep) -> None:
@@ -169,27 +179,33 @@ def test_principal_components_of_recorded_prototypes(recorded: Sweep) -> None:
 
 def test_curves_are_those_of_the_metrics(sweep: Sweep) -> None:
     runs = [row.path for row in sweep.rows[:2]]
-    curve = curve_of("x", runs, "deployed", "test")
-    assert curve is not None
     lines = [read_metrics(run) for run in runs]
+    curve = curve_of(lines, score_in("deployed", "test"))
+    assert curve is not None
     values = np.array([[line["scopes"]["deployed"]["test"]["nodes"] for line in of_run] for of_run in lines])
     np.testing.assert_allclose(curve.middle, values.mean(0))
-    np.testing.assert_allclose(curve.low, values.min(0))
-    np.testing.assert_allclose(curve.high, values.max(0))
+    np.testing.assert_allclose(curve.deviation, abs(values[0] - values[1]) / 2**0.5)
+    second = curve.reached(curve.middle[1])
+    assert second is not None
+    assert second["round"] == 1 + (curve.middle >= curve.middle[1]).argmax()
+    assert curve.reached(1.1) is None
+    losses = curve_of(lines, loss_in)
+    assert losses is not None
+    assert losses.middle[-1] == pytest.approx((lines[0][-1]["loss"] + lines[1][-1]["loss"]) / 2)
     assert curve.x["round"].tolist() == [1, 2, 3]
     sent = np.cumsum([[line["bytes_up"] + line["bytes_down"] for line in of_run] for of_run in lines], axis=1)
     np.testing.assert_allclose(curve.x["bytes"], sent.mean(0))
     seconds = np.cumsum([[line["seconds"]["round"] for line in of_run] for of_run in lines], axis=1)
     np.testing.assert_allclose(curve.x["seconds"], seconds.mean(0))
-    assert curve_of("x", runs, "domains", "test") is None
+    assert curve_of(lines, score_in("domains", "test")) is None
 
 
 def test_report_of_one_run_and_of_many(sweep: Sweep, tmp_path: Path) -> None:
-    alone = report([sweep.rows[0].path], None)
+    alone = quick([sweep.rows[0].path], None)
     assert alone == sweep.rows[0].path / "report" / "index.html"
-    text = report([row.path for row in sweep.rows[:4]], tmp_path / "x").read_text()
-    assert "participation.ratio" in text
-    assert "shoal run " in text
+    text = quick([row.path for row in sweep.rows[:4]], tmp_path / "x").read_text()
+    assert "participation rate" in text
+    assert "shoal run reported.yaml" in text
     assert "not finished" not in text
 
 
@@ -203,7 +219,7 @@ def test_scopes_far_apart_are_explained(tmp_path: Path, count: int) -> None:
     )
     with console.capture() as captured:
         show_run(run.path)
-    for text in (captured.get(), html.unescape(report([run.path], None).read_text())):
+    for text in (captured.get(), html.unescape(quick([run.path], None).read_text())):
         assert (f"apart, {abs(deployed - of_server):.1f} points: deployed is" in text) == (count == 1)
         assert ("are apart" in text) == ("missed rounds" in text) == (abs(deployed - of_server) > 10)
 
@@ -237,49 +253,59 @@ def test_reason_of_a_difference_is_the_methods(method: str, apart: Any, reason: 
 
 def test_report_refuses_unfinished_and_unknown(tmp_path: Path, sweep: Sweep) -> None:
     with is_refused(tmp_path, says="neither a run nor a sweep"):
-        report([tmp_path], None)
+        quick([tmp_path], None)
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "config.yaml").write_text((sweep.rows[0].path / "config.yaml").read_text())
     with is_refused(says="no run is finished"):
-        report([tmp_path], None)
+        quick([tmp_path], None)
 
 
-@pytest.mark.parametrize("name", ["file a$b$.npy", r"file \frac{$x_{$"])
-def test_names_are_drawn_as_they_are(name: str) -> None:
-    """Between two dollars matplotlib reads a formula, and a name of a file ends somewhere."""
-    found: list[Drawing] = []
-    one = np.ones(2)
-    curve = Curve(name, {"round": one}, one, one, one, 1)
-    figures.curves(found, [curve, curve], "deployed", "test", "round")
-    figures.over_key(found, "train.lr", {name: [(1.0, 1.0, 0.0)], "b": [(1.0, 1.0, 0.0)]}, "deployed.best.test")
-    figures.against_ideal(found, "partition.clients", {name: ([1.0, 2.0], [1.0, 2.0], [1.0, 1.0])})
-    figures.boxes(found, {name: one}, "deployed")
-    figures.bars(found, "memory", "memory", "MiB", {name: {"all": 1.0}})
-    for drawing in found:
-        assert name in "".join(ET.fromstring(drawing.svg).itertext())
-    figures.mixing(found, name + 300 * "x", {1: np.ones((2, 2))})
-    assert len(f"{found[-1].name}.svg.unfinished") <= 255
+def test_head_says_what_ran(sweep: Sweep, written: Path, tmp_path: Path) -> None:
+    """The number is that of the table of all runs, and the command makes them again."""
+    text = html.unescape(re.sub(r"<[^>]*>", " ", written.read_text().partition("<main>")[2]))
+    words = " ".join(text.split())
+    groups = [sweep.rows[n : n + 2] for n in range(0, 8, 2)]
+    of_groups = [[100 * row.figures["deployed.best.test"] for row in group] for group in groups]
+    best = max(of_groups, key=np.mean)
+    assert f"{np.mean(best):.1f} ± {np.std(best, ddof=1):.1f} % test accuracy of deployed models" in words
+    for said in (
+        "FedAvg, FedGTA on sbm, by participation rate synthetic data", "Method FedAvg, FedGTA", "Model SGC",
+        "Clients 4, of ", "% of the edges cut", "Rounds 3 ", "Seeds 0, 1 ", "Participation rate 0.5, 1.0",
+        "algorithm=fedavg,fedgta participation.ratio=0.5,1.0 seeds=2", "mean ± standard deviation of 2 runs",
+    ):  # fmt: skip
+        assert said in words, said
+    alone = quick([sweep.rows[0].path], tmp_path).read_text()
+    kept = alone.partition("save it as reported.yaml</summary>")[2].partition("<pre>")[2].partition("</pre>")[0]
+    path = tmp_path / "reported.yaml"
+    path.write_text(html.unescape(kept))
+    assert load_config(path).plain() == load_config(sweep.rows[0].path).plain()
 
 
-# Of every figure on the page: how wide it is, and how high its smallest letters, in pixels.
-SIZES = """
-[...document.querySelectorAll("figure svg")].map(svg => {
-    const width = svg.getBoundingClientRect().width
-    const sizes = [...svg.querySelectorAll("text")].map(text => parseFloat(getComputedStyle(text).fontSize))
-    return [width, Math.min(...sizes) * width / svg.viewBox.baseVal.width]
-})
-"""
+def test_confusion_of_exported_predictions(sweep: Sweep, tmp_path: Path) -> None:
+    run = sweep.rows[0].path
+    assert confusion(run, "deployed") is None
+    export(run)
+    found = confusion(run, "deployed")
+    assert found is not None
+    counts_CC, names = found
+    assert names == ["0", "1", "2"]
+    test = read_summary(run)["scopes"]["deployed"]["final"]["test"]
+    assert np.trace(counts_CC) / counts_CC.sum() == pytest.approx(test["rows"])
+    f1 = [2 * counts_CC[c, c] / (counts_CC[c].sum() + counts_CC[:, c].sum()) for c in range(3)]
+    assert np.mean(f1) == pytest.approx(test["f1"])
+    numbers = client_numbers(run, "deployed")
+    assert numbers is not None
+    np.testing.assert_allclose(numbers.f1, f1)
+    assert numbers.accuracy.min() == pytest.approx(test["min"])
+    assert "Confusion of classes" in quick([run], tmp_path).read_text()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_in_a_browser(written: Path, tmp_path: Path) -> None:
-    """On a wide screen and on a phone: no request, no word on the console, nothing cut off, letters one can read."""
+    """No request, no word on the console, nothing cut off, letters one can read, on a wide screen and on a phone."""
     with browser(tmp_path) as page:
         for width in (1280, 390):
             page.open(written, width)
-            assert page.value("document.documentElement.scrollWidth") <= width, "the page itself does not scroll aside"
-            sizes = page.value(SIZES)
-            assert len(sizes) == 21
-            assert all(wide > 500 and letters > 9 for wide, letters in sizes)
+            assert page.value(FAULTS) == []
         assert {url for url in page.requests if not url.startswith("data:")} == {written.as_uri()}
         assert page.said == []

@@ -52,9 +52,11 @@ def test_a_study_of_clients_by_the_files_of_its_runs(
         shown = f"{clients} {nodes} 1 {mean:.3f} ± {np.std(seconds, ddof=1):.3f} {1e3 * mean / clients:.2f} 1.00 100 %"
         assert " ".join(lines[1 + number].split()).startswith(shown)
     assert "median from round 2 on, mean ± sample standard deviation over 2 repeats" in lines[3]
-    page = Path(lines[-1].removeprefix("page: ")).read_text()
-    assert "efficiency" in page
-    assert lines[3].split(";")[0] in page
+    page = Path(lines[-1].removeprefix("page: "))
+    assert "Scaling of config: 2 and 4 clients" in page.read_text()
+    assert "Seconds of a round by clients" in page.read_text()
+    assert lines[3].split(";")[0] in page.read_text()
+    assert 'role="alert"' not in page.read_text()
     # A repeat that has another score.
     summary = rows[1].path / SUMMARY
     plain = unsealed(summary.read_bytes())
@@ -62,6 +64,7 @@ def test_a_study_of_clients_by_the_files_of_its_runs(
     summary.write_text(sealed(plain))
     assert status(*asked) == 2
     assert "WRONG: global.best.test" in capsys.readouterr().err
+    assert "WRONG: global.best.test" in page.read_text().partition('role="alert">')[2]
 
 
 LINE = {"evaluate": 0.2, "upload": 0.1, "train": 1.5, "aggregate": 0.05, "transfer": 0.01, "wait": 0.9, "kernels": 0.0}

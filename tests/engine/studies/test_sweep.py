@@ -173,7 +173,7 @@ def test_a_wrong_combination_stops_all(config: str, axes: list[str], places: lis
 def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable[..., int], capsys: Capture) -> None:
     """One fails, the others are the same to the bit at once and one after another; finished ones are not run again."""
     axis = f"algorithm=fedavg,{failing(tmp_path)}{{kind:raises,never,client:1}}"
-    assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}") == 1
+    assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}", "--no-report") == 1
     out, err = capsys.readouterr()
     assert "[3/3" in err
     assert "kind raises, client 1: failed: round 1, client 1: " in err
@@ -181,7 +181,7 @@ def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
     assert "no luck" in line
     assert "kind raises" in line
-    assert status("sweep", config, axis, "--at-once", "2") == 1
+    assert status("sweep", config, axis, "--at-once", "2", "--no-report") == 1
     (one,), (other,) = (list((tmp_path / root / "sweeps").iterdir()) for root in ("alone", "runs"))
     first, second = read_rows(one), read_rows(other)
     assert [row.state for row in second] == ["finished", "failed", "finished"]
@@ -194,7 +194,7 @@ def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable
         if after.state == "finished":
             assert files[0].read_bytes() == files[1].read_bytes()
     stamps = [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
-    assert status("sweep", config, axis) == 1
+    assert status("sweep", config, axis, "--no-report") == 1
     assert stamps == [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
     assert sorted(path.name for path in (other / "said").iterdir()) == [f"{place}.txt" for place in range(3)]
 
@@ -206,7 +206,7 @@ def test_sweep_parallel_ended_resumes(config: str, tmp_path: Path, number: signa
     method.write_text(SLOW.format(file=held))
     held.touch()
     asked = (f"algorithm={method}:Slow", "rounds=40", "evaluation.every=40", "seeds=3")
-    command = [*SHOAL, "sweep", config, *asked, "--at-once", "2"]
+    command = [*SHOAL, "sweep", config, *asked, "--at-once", "2", "--no-report"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     runs = tmp_path / "runs"
     deadline = time.monotonic() + 300

@@ -1,0 +1,212 @@
+"""The head of a page: what was run, in which words, and the number that stands for it."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shoal.algorithms.methods.registry.names import display_name
+from shoal.engine.config.config import Config, load_config, usual
+from shoal.engine.config.config_text import MOST_BYTES
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.records.summary import SAMPLED
+from shoal.engine.studies.figure_data import manifest_of
+from shoal.engine.studies.groups import Group, Row, spread_of
+from shoal.engine.studies.looks import Looks
+from shoal.engine.studies.means import SCOPES, is_of_sample
+from shoal.engine.studies.page import Head
+from shoal.engine.studies.plain_names import METHOD, MODEL, value_names
+from shoal.engine.studies.scaling import CLIENTS, HOSTS, LINK, NODES, REPEAT, SCALE, WARMUP
+from shoal.engine.studies.study import is_seed
+from shoal.engine.studies.sweep_folder import is_sweep, sweep_of
+from shoal.storage.files.reading import read_text
+
+# Values of a key, and names in a title.
+MOST_VALUES, MOST_IN_TITLE = 8, 4
+
+
+def standing_figure(groups: Sequence[Group]) -> str:
+    """The score that stands for runs: the test of deployed models at best validation, or what comes next to it."""
+    known = {figure for group in groups for row in group.rows for figure in row.figures}
+    scores = [f"{scope}.{moment}.test" for moment in ("best", "final") for scope in ("deployed", *SCOPES)]
+    return next((score for score in scores if score in known), scores[0])
+
+
+def best_of(groups: Sequence[Group], figure: str) -> Group:
+    """The group with the highest mean of a figure, of equals the first."""
+    means = [spread_of(group.values(figure), "mean") for group in groups]
+    return max(zip(groups, means), key=lambda pair: -1.0 if pair[1] is None else pair[1].middle)[0]
+
+
+def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool) -> Head:
+    """The head of a page of a run, or of a sweep or several runs that begin with a folder."""
+    groups, names = looks.groups, looks.names
+    first = next(row.path for row in groups[0].rows if row.figures)
+    config, summary = load_config(first), read_summary(first)
+    figure = standing_figure(groups)
+    best = best_of(groups, figure)
+    spread = spread_of(best.values(figure), "mean")
+    number = number_is = ""
+    if spread is not None and not scaling:
+        sampled = SAMPLED if any(is_of_sample(figure, row.figures) for row in best.rows) else ""
+        deviation = "" if spread.low is None else f" ± {100 * spread.low:.1f}"
+        number = f"{100 * spread.middle:.1f}{deviation} %{sampled}"
+        seeds = f" (mean ± standard deviation of {best.finished} runs)" if best.finished > 1 else ""
+        best_is = f", the best of {len(groups)} combinations: {looks.label(best)}" if len(groups) > 1 else ""
+        number_is = f"{names.figure(figure).replace(' (%)', '')}{seeds}{best_is}"
+    command, texts = _command(path, first, config, scaling)
+    title = _title(config, looks, summary)
+    if scaling:
+        numbers = (f"{_joined(_values(looks, key))} {names.key(key)}" for key in looks.keys)
+        title = f"Scaling of {Path(sweep_of(path)['config']).stem}: {', '.join(numbers)}"
+    facts = tuple(_facts(rows, looks, config, summary).items())
+    badge = "synthetic data" if summary["synthetic"] else ""
+    return Head(title, number, number_is, facts, command, texts, badge)
+
+
+def _values(looks: Looks, key: str) -> list[str]:
+    found = dict.fromkeys(group.columns[key] for group in looks.groups if key in group.columns)
+    return [looks.names.value(key, value) for value in found]
+
+
+def _listed(values: Sequence[str], most: int = MOST_VALUES) -> str:
+    return ", ".join(values) if len(values) <= most else f"{', '.join(values[: most - 1])}, … ({len(values)})"
+
+
+def _of_key(looks: Looks, keys: Sequence[str], alone: str) -> list[str]:
+    """Names of the values of the first of some keys that varies, else of one."""
+    varying = next((key for key in keys if key in looks.keys), None)
+    return [alone] if varying is None else list(dict.fromkeys(_values(looks, varying)))
+
+
+def _joined(values: Sequence[str]) -> str:
+    return values[0] if len(values) < 2 else f"{', '.join(values[:-1])} and {values[-1]}"
+
+
+def _title(config: Config, looks: Looks, summary: Mapping[str, Any]) -> str:
+    names = looks.names
+    shown = [key for key in looks.keys if key != "name"]
+    methods = _of_key(looks, METHOD, display_name(config.algorithm.name))
+    who = f"{len(methods)} methods" if len(methods) > MOST_IN_TITLE else ", ".join(methods)
+    data = _of_key(looks, ["data.dataset"], summary["dataset"])
+    others = [names.key(key) for key in shown if key not in (*METHOD, "data.dataset") and not key.startswith(METHOD[0])]
+    by = f", by {_listed(others, MOST_IN_TITLE)}" if others else ""
+    return f"{who} on {_listed(data, MOST_IN_TITLE)}{by}"
+
+
+def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[str, Any]) -> dict[str, str]:
+    """What was run by what it is; what varies is named with its values, and left out where one of these would stand."""
+    names, keys = looks.names, looks.keys
+    models = [model.name for model in config.models()]
+    varied_sections = {key.partition(".")[0] for key in keys}
+    facts = {
+        "Method": _listed(_of_key(looks, METHOD, display_name(config.algorithm.name))),
+        "Model": _listed(_of_key(looks, MODEL, ", ".join(value_names("model", models).values()))),
+        "Dataset": _listed(_of_key(looks, ["data.dataset"], summary["dataset"])),
+    }
+    manifest = None if varied_sections & {"data", "partition"} else manifest_of(rows[0].path)
+    clients, partition = f"{summary['clients']:,}", config.partition.method
+    if manifest is not None:
+        sizes = manifest.clients.columns["nodes"]
+        facts["Dataset"] += f", {manifest.nodes:,} nodes, {manifest.classes} classes"
+        clients += f", of {sizes.min():,} to {sizes.max():,} nodes"
+        partition += f", {100 * manifest.quality['cut_fraction']:.1f} % of the edges cut"
+    if "partition" not in varied_sections:
+        facts |= {"Clients": clients, "Partition": f"{partition}, seed {config.partition.seed}"}
+    if "data" not in varied_sections:
+        shares = " / ".join(f"{100 * share:g}" for share in config.data.fractions)
+        split = "of a file" if config.data.split_file else config.data.split
+        facts["Split"] = f"{split}, {shares} %, seed {config.data.split_seed}"
+    part = config.participation
+    who = f"{part.count} clients" if part.count is not None else f"{100 * part.ratio:g} % of the clients"
+    everyone = part.count is None and part.ratio == 1
+    varies = "participation" in varied_sections
+    takes_part = "" if varies else ", all clients in each" if everyone else f", {who} in each"
+    if "rounds" not in keys:
+        facts["Rounds"] = f"{summary['rounds']:,}{takes_part}"
+    seeds, repeats = (
+        dict.fromkeys(value for row in rows for key, value in row.columns.items() if is_seed(key) and wanted(key))
+        for wanted in (lambda key: key != REPEAT, lambda key: key == REPEAT)
+    )
+    if repeats:
+        facts["Repeats"] = str(len(repeats))
+    facts["Seeds"] = _listed(list(seeds) or [str(config.seed)])
+    if "engine" not in varied_sections:
+        hosts = len(summary.get("busy_seconds") or ()) or config.engine.hosts
+        on_ray = f"{hosts} host{'s' if hosts > 1 else ''} on Ray"
+        facts["Hosts"] = on_ray if config.engine.backend == "ray" else "one process"
+        known = summary["environment"]
+        device = known.get("device", "cpu")
+        facts["Hosts"] += f", {known.get('cpu', device) if device == 'cpu' else device}"
+    took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
+    facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
+    named = (*METHOD, *MODEL, "data.dataset", "name")
+    facts |= {names.key(key).capitalize(): _listed(_values(looks, key)) for key in keys if key not in named}
+    return facts
+
+
+def _time(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[str, list[tuple[str, str]]]:
+    """The command that makes the same again, and the config that it reads."""
+    if not is_sweep(path):
+        file = Path(f"{config.name}.yaml")
+        return shlex.join(["shoal", "run", str(file)]), [(f"the config: save it as {file}", _own_keys(config))]
+    study = sweep_of(path)
+    file = Path(study["config"])
+    words = _of_scaling(study) if scaling else ["shoal", "sweep", _near(str(file)), *study["axes"]]
+    if study.get("choose"):
+        words += [f"--choose={study['choose']}", f"--choose-seeds={study['choose_seeds']}"]
+        words += [f"--choose-by={study['choose_by']}"]
+    text = read_text(file, MOST_BYTES) if file.is_file() else _own_keys(config)
+    return shlex.join(words), [(f"the config, {file.name}", text)]
+
+
+def _of_scaling(study: Mapping[str, Any]) -> list[str]:
+    """The command of a scaling study, whose axes are the columns of its runs, and then its overrides."""
+    columns = [run["columns"] for run in study["runs"]]
+    words = ["shoal", "scale", _near(study["config"])]
+    values = {key: list(dict.fromkeys(of_run.get(key, "") for of_run in columns)) for key in columns[0]}
+    words += [axis for axis in study["axes"] if axis.partition("=")[0] not in values]
+    graph = next((key for key in (NODES, SCALE) if key in values), None)
+    if graph is not None and len(values[graph]) == len(values.get(CLIENTS, ())) > 1 and len(columns) < prod(
+        len(of_key) for of_key in values.values()
+    ):  # fmt: skip
+        words.append("--weak")
+        del values[graph]
+    options = {CLIENTS: "--clients", NODES: "--graph", SCALE: "--graph", HOSTS: "--hosts"}
+    for key, option in options.items():
+        words += [option, ",".join(values[key])] if key in values else []
+    return [*words, "--repeat", str(len(values[REPEAT])), "--warmup", values[WARMUP][0], "--link", values[LINK][0]]
+
+
+def _near(path: str) -> str:
+    """A path from the working directory, where it is below it; of a config that is known by name its name."""
+    return path.removeprefix(f"{Path.cwd()}{os.sep}") if Path(path).exists() else Path(path).name
+
+
+def _own_keys(config: Config) -> str:
+    """The keys of a config that are not at their defaults, as YAML."""
+    found = _differing(config.plain(), usual().plain())
+    return yaml.safe_dump(found, sort_keys=False).replace(f"{Path.cwd()}{os.sep}", "")
+
+
+def _differing(plain: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict):
+            if inner := _differing(value, default):
+                found[key] = inner
+        elif value != default or key not in defaults:
+            found[key] = value
+    return found

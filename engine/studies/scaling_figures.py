@@ -1,0 +1,124 @@
+"""The figures of a scaling study: speed-up and efficiency beside the ideal, parts of a round, memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
+
+from shoal.engine.studies import figures as drawings
+from shoal.engine.studies.figures import IDEAL, Drawing, Point
+from shoal.engine.studies.groups import Group, Row
+from shoal.engine.studies.looks import Look, Looks, Panels
+from shoal.engine.studies.page import Section
+from shoal.engine.studies.scaling import (
+    CLIENTS,
+    HOSTS,
+    ON_HOSTS,
+    REPEAT,
+    ROUND,
+    ideal,
+    scaling_groups,
+    scaling_table,
+    scores_differ,
+)
+
+# Names of the parts of a round, in the order of a bar.
+PARTS = {
+    **dict(zip(ON_HOSTS, ("training", "preparing uploads", "evaluating"))),
+    "aggregate": "server", "rest": "waiting and Ray",
+}  # fmt: skip
+
+
+def is_scaling(rows: Sequence[Row]) -> bool:
+    """Whether runs are of a scaling study."""
+    return all(REPEAT in row.columns for row in rows)
+
+
+def scaling_sections(rows: Sequence[Row], of_page: Looks) -> list[Section]:
+    """The sections of a scaling study; scores only where they differ, which is an error."""
+    looks = Looks(scaling_groups(rows), of_page.names, of_page.alone)
+    found: list[Drawing] = []
+    if HOSTS in looks.keys:
+        against_fewest(found, looks)
+    _parts(found, looks)
+    if CLIENTS in looks.keys:
+        _over_clients(found, looks)
+    return [
+        Section("", found, alarm=scores_differ(rows)),
+        Section("Scaling", tables=[scaling_table(rows)]),
+    ]
+
+
+def against_fewest(found: list[Drawing], looks: Looks) -> None:
+    """Speed-up and efficiency over hosts, against the fewest hosts with as many clients on the same graph."""
+    lines = _lines(looks, HOSTS)
+    hosts = sorted({_number(group, HOSTS) for group in looks.groups})
+    against = f"of a round against {hosts[0]:g} host{'s' if hosts[0] > 1 else ''}"
+    of_hosts = [(several[0], [_sped_up(group, several[0]) for group in several]) for several in lines]
+    panels = _with_ideal(looks.panels(of_hosts, HOSTS), [(h, h / hosts[0], 0.0) for h in hosts])
+    drawings.over_key(found, "speed-up", f"Speed-up {against}", panels, "hosts", "speed-up", 1)
+    shares = [
+        (group, [(h, up * line[0][0] / h, deviation * line[0][0] / h) for h, up, deviation in line])
+        for group, line in of_hosts
+    ]
+    panels = _with_ideal(looks.panels(shares, HOSTS), [(h, 1.0, 0.0) for h in hosts])
+    drawings.over_key(found, "efficiency", f"Efficiency {against}", panels, "hosts", "efficiency (%)")
+
+
+def _over_clients(found: list[Drawing], looks: Looks) -> None:
+    """Seconds of a round over clients, and what they would be without overhead."""
+    lines: list[tuple[Group, list[Point]]] = []
+    best: list[Point] = []
+    for several in _lines(looks, CLIENTS):
+        x, _, seconds = ideal(several, CLIENTS)
+        lines.append((several[0], [_point(group, CLIENTS, group.values(ROUND)) for group in several]))
+        best = [(at, value, 0.0) for at, value in zip(x, seconds)]
+    panels = looks.panels(lines, CLIENTS)
+    panels = _with_ideal(panels, best) if len(lines) == 1 else panels
+    drawings.over_key(found, "seconds-by-clients", "Seconds of a round by clients", panels, "clients", "s per round", 1)
+
+
+def _lines(looks: Looks, key: str) -> list[list[Group]]:
+    """Groups that differ in a key alone, the key ascending; those on one graph that grows with it are one line, too."""
+    grows = [other for other in looks.keys if other.startswith("data.options.")] if key == CLIENTS else []
+    others = [other for other in looks.keys if other != key and other not in grows]
+    found: dict[str, list[Group]] = {}
+    for group in sorted(looks.groups, key=lambda group: _number(group, key)):
+        found.setdefault(looks.label(group, others), []).append(group)
+    return list(found.values())
+
+
+def _number(group: Group, key: str) -> float:
+    return float(group.columns.get(key, 1))
+
+
+def _sped_up(group: Group, base: Group) -> Point:
+    """How much faster rounds are than the mean of the base."""
+    seconds = fmean(base.values(ROUND))
+    return _point(group, HOSTS, [seconds / value for value in group.values(ROUND)])
+
+
+def _point(group: Group, key: str, values: Sequence[float]) -> Point:
+    return _number(group, key), fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def _with_ideal(panels: Panels[list[Point]], best: list[Point]) -> Panels[list[Point]]:
+    """Every panel with a dotted line of the ideal."""
+    ideal_line = Look("ideal", 0, IDEAL, best)
+    return {
+        title: [*(replace(look, label=look.label or "measured") for look in looks), ideal_line]
+        for title, looks in panels.items()
+    }
+
+
+def _parts(found: list[Drawing], looks: Looks) -> None:
+    """Seconds a round by part, those of hosts a host; what is left of a round is waiting, for Ray and for others."""
+    parts = {}
+    for group in looks.groups:
+        rounds, hosts = fmean(group.values("rounds")), _number(group, HOSTS)
+        seconds = {part: fmean(group.values(f"seconds.{part}") or [0.0]) / rounds for part in (*ON_HOSTS, "aggregate")}
+        seconds |= {part: seconds[part] / hosts for part in ON_HOSTS}
+        whole = fmean(group.values("seconds.rounds")) / rounds
+        seconds["rest"] = max(whole - sum(seconds.values()), 0.0)
+        parts[looks.name(group)] = {name: seconds[part] for part, name in PARTS.items()}
+    title = "Parts of a round, mean over hosts"
+    drawings.bars(found, "parts", title, "seconds per round", parts)
