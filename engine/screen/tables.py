@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from shoal.algorithms.methods.registry.names import TO_COMPARE
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.names import shown_name
 from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED
@@ -38,8 +39,6 @@ from shoal.storage.store.store import TRAINING
 NARROWEST = 80 if Console().is_terminal else 100
 # Of classes that have names, and of features.
 SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
-# Of methods to try next, beside the run's own.
-TO_COMPARE = ("local", "fedavg")
 # The predicted item, by task.
 ITEMS = {"node": "node", "edge": "pair", "graph": "graph"}
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.

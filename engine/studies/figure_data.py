@@ -23,7 +23,6 @@ from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 Line = dict[str, Any]
 # Written by `shoal export`.
 PREDICTIONS = "export/predictions.arrow"
-TEST = 3
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,8 @@ def confusion(run: Path, scope: str) -> tuple[np.ndarray, list[str]] | None:
         table = pa.ipc.open_file(file).read_all()
     if scope not in table.column_names or not len(table):
         return None
-    part, label, predicted = (table[name].to_numpy() for name in ("part", "label", scope))
-    known = (part == TEST) & (label >= 0) & (predicted >= 0)
+    label, predicted = (table[name].to_numpy() for name in ("label", scope))
+    known = np.array([part == "test" for part in table["part"].to_pylist()]) & (label >= 0) & (predicted >= 0)
     metadata = table.schema.metadata or {}
     named = json.loads(metadata.get(b"label_names", b"[]"))
     classes = len(named) or int(max(label.max(), predicted.max())) + 1

@@ -11,7 +11,7 @@ from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.rounds.scoring import ranked, ranks
+from shoal.engine.rounds.scoring import precision_bits, twice_wins, values_of
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.storage.datasets.sources.source import DataSource
@@ -57,11 +57,11 @@ def test_ranks_are_ogb_s() -> None:
     label, score = rng.integers(2, size=400), rng.integers(40, size=(400, 2)).astype(np.float32) / 8
     support = np.bincount(label)[None]
     # molmuv has 17 tasks, the mean of whose average precisions is its metric.
-    for metric, name, tasks, official in (
-        ("roc_auc", "molhiv", 1, "rocauc"),
-        ("average_precision", "molmuv", 17, "ap"),
+    for metric, measure, name, tasks, official in (
+        ("roc_auc", twice_wins, "molhiv", 1, "rocauc"),
+        ("average_precision", precision_bits, "molmuv", 17, "ap"),
     ):
-        (found,) = ranked(metric, support, ranks(metric, torch.from_numpy(score), torch.from_numpy(label))[None])
+        (found,) = values_of(metric, support, measure(torch.from_numpy(score), torch.from_numpy(label))[None])
         columns = {"y_true": label, "y_pred": score[:, 1] - score[:, 0]}
         theirs = Evaluator(name=f"ogbg-{name}").eval({key: np.tile(of[:, None], tasks) for key, of in columns.items()})
         assert found == pytest.approx(theirs[official], abs=1e-12)

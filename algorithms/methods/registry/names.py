@@ -54,6 +54,8 @@ AS_WRITTEN = {
 # Methods that read hops whatever the model of the config: themselves, or by a copilot.
 READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
 _AUGMENTED = ("on its augmented graph once it has one", "on graphs as they are")
+# What others are compared with first.
+TO_COMPARE = ("local", "fedavg")
 # What the scopes `deployed` and `global` read beside parameters, in words, of the methods that do.
 BESIDE_PARAMETERS = {
     "adafgl": ("with the branches that it trained", "without branches"),

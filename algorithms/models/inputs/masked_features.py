@@ -75,7 +75,10 @@ def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] 
     if data.device.type != "cpu" or data.nodes > MOST_NODES or data.edge_weight is not None:
         return None
     x = data.hop(0)
-    stored = sum(_multiplications(data.hop(k) if data.is_sparse(k) else x) for k in hops) * rows / max(data.nodes, 1)
+    # Hops of dense features are dense, and need not be there to be counted.
+    stored = (
+        sum(_multiplications(x if isinstance(x, Tensor) else data.hop(k)) for k in hops) * rows / max(data.nodes, 1)
+    )
     if stored < GAIN * (_multiplications(x) + max(hops) * (data.entries + data.nodes)):
         return None
     smoothing: SparseMatrix = data.cache(("smoothing", options.r), lambda: smoothing_over(*data.csr, options.r))

@@ -62,10 +62,10 @@ def test_lg_fedavg(
         assert line["scopes"].keys() == {"trained", "deployed"}
         deployed |= dict.fromkeys(cohort, shared)
         for i, client in enumerate(clients):
-            deployed = copy.deepcopy(client.module)
+            module = copy.deepcopy(client.module)
             if i in deployed:
-                write(deployed, deployed[i])
-            w = nn.utils.parameters_to_vector(deployed.parameters()).detach()
+                write(module, deployed[i])
+            w = nn.utils.parameters_to_vector(module.parameters()).detach()
             np.testing.assert_array_equal(server.state.scores["deployed"][i], counts_of(server, client.view, w))
             if i in cohort:
                 now = counts_of(server, client.view, client.w)

@@ -78,7 +78,7 @@ def test_the_store_must_be_the_one_that_the_job_was_made_for(job_of: MakeJob, tm
     assert job.content == Store(job.store_path).manifest.content(job.split, job.propagation)
     assert job.open_store().manifest == Store(job.store_path).manifest
     other = job_of(data__store=str(tmp_path / "store"), data__dtype="float16")
-    for changed in ({"store": other.store}, {"split": "stratified"}, {"propagation": "r1.0-k1"}):
+    for changed in ({"store": other.store}, {"split": "stratified"}, {"propagation": "r1.0-k1-float32"}):
         wrong = replace(job, **changed)
         with refused(wrong.store_path, says=ANOTHER):
             wrong.open_store()

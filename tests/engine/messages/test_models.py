@@ -83,7 +83,6 @@ HUGE = 10**12
     ("place", "model"),
     [
         ("test: model", []),
-        ("test: model", "sgc"),
         ("test: model.name", {"name": 3}),
         ("test: model.0.name", [{"name": 3}]),
         ("test: model.1.init", [{"name": "sgc"}, {"init": "both"}]),

@@ -21,8 +21,8 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_folder
+from shoal.engine.studies.figure_data import manifest_of
 from shoal.engine.studies.removal import remove
-from shoal.engine.studies.report import _labels_of_clients
 from shoal.storage.store.client_table import Clients
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store
@@ -69,8 +69,7 @@ def test_runs_on_an_overlay_are_those_on_a_store(config_of: Make, tmp_path: Path
     assert (overlay / "clients").readlink() == shared / "clients"
     assert not (overlay / "splits" / config.data.split_name).is_symlink()
     verify_folder(overlay)
-    labels = _labels_of_clients(on_overlay)
-    assert labels is not None
+    assert manifest_of(on_overlay) is not None
     # Again nothing is made.
     as_made = times(tmp_path / "own")
     assert prepare(config).path == overlay

@@ -128,7 +128,7 @@ COMMANDS = [
     (["list", "ROOT"], "% deployed"),
     (["inspect", "RUN"], "3 rounds logged"),
     (["compare", "RUN", "RUN"], "results: equal"),
-    (["table", "RUN"], "deployed.best.test"),
+    (["table", "RUN"], "deployed models at best validation"),
     (["verify", "RUN"], "all files as the run wrote them"),
     (["remove", "--yes", "RUN"], "% deployed"),
 ]

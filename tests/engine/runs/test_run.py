@@ -37,7 +37,6 @@ from shoal.engine.screen.tables import console, show_run
 from shoal.engine.studies.report import report
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
-from shoal.storage.options.split_codes import TEST
 from shoal.storage.store.client_table import SplitRecord
 from shoal.storage.store.store import Store
 
@@ -179,7 +178,7 @@ def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str
     assert "left out: 2 visits of 1 clients" in captured.get()
     assert "left_out.visits" in table_of(rows_of([folder]), Layout(wide=True)).heads
     assert "some clients failed" in table_of(rows_of([folder]), Layout()).notes[-1]
-    assert "left_out.visits" in report([folder], tmp_path / "page").read_text()
+    assert "visits left out" in report([folder], tmp_path / "page").read_text()
 
 
 def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ def test_domains_stopped_and_resumed(over_domains: Configure, tmp_path: Path) ->
     # The rates follow from what is exported, with nothing of ours in between.
     table = pa.ipc.open_file(export(through) / "predictions-domains.arrow").read_all().to_pandas()
     last = domains["final"]["test"]
-    of_test = table[table.part == TEST]
+    of_test = table[table.part == "test"]
     right = of_test.domains == of_test.label
     by_domain = right.groupby(of_test.domain, observed=False).mean()
     assert by_domain.to_dict() == {name: found["accuracy"] for name, found in last["domains"].items()}

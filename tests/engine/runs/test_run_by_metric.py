@@ -146,8 +146,9 @@ def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -
     figures = figures_of(read_summary(folder))
     assert figures["global.best.test"] == scopes["global"]["best"]["test"]["macro_f1"]["nodes"]
     assert score_name("global.best.test", figures) == "test macro-F1 (%) of the global model at best validation"
-    titles = [line for line in printed(show_run, folder) if line.startswith("test ") and "%" not in line]
-    assert titles[-3:] == ["test macro-F1", "test lack", "test right"]
+    titles = [line for line in printed(show_run, folder) if line.endswith("(%)")]
+    assert titles[0].endswith("; test macro-F1 (%)")
+    assert titles[1:3] == ["test lack (%)", "test right (%)"]
     # What the run keeps of the file is enough for more of it.
     assert run(load_config(folder)) == folder
 

@@ -13,8 +13,8 @@ import yaml
 from scipy import stats
 from support.small_runs import small_run
 
+from shoal.engine.records.run_folder import CONFIG
 from shoal.engine.studies.sweep_folder import rows_of
-from shoal.storage.files.disk import LOCK
 
 METHODS, RATIOS, SEEDS = {"local": "Local", "fedavg": "FedAvg", "fedgta": "Ours"}, ("0.5", "1.0"), ("0", "1", "2")
 
@@ -91,7 +91,7 @@ def test_options_of_tables_that_do_not_fit(folder: Path, refused: Callable[..., 
     failed = folder / "failed"
     failed.mkdir()
     assert "neither a run nor a sweep" in refused("table", sweep, failed)
-    (failed / LOCK).touch()
+    (failed / CONFIG).touch()
     assert [row.state for row in rows_of([sweep, failed])] == ["finished"] * 18
     for arguments, line in (
         (["--latex-label", "tab:x"], "--latex-label: is for --format latex, found terminal"),
