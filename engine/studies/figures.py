@@ -364,15 +364,16 @@ def _unit(most: float) -> tuple[int, str]:
 
 
 def _powers(axes: Any, most: int, of_bytes: bool = False) -> None:
-    """A horizontal axis of powers, of two for bytes, with plain numbers at so many of them."""
+    """A horizontal axis of powers of two, with plain numbers at so many of them."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    base = 2 if of_bytes else 10
-    axes.set_xscale("log", base=base)
+    axes.set_xscale("log", base=2)
     own = axes.xaxis
-    own.set_major_locator(LogLocator(base=base, numticks=most))
+    own.set_major_locator(LogLocator(base=2, numticks=most))
     own.set_minor_locator(NullLocator())
-    own.set_major_formatter(lambda v, _: size(v).replace(".0 ", " ") if of_bytes else f"{v:,.10g}")
+    own.set_major_formatter(
+        lambda v, _: size(v).replace(".0 ", " ") if of_bytes else f"{v:,.0f}" if v >= 1 else f"{v:.2g}"
+    )
 
 
 def _named_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:

@@ -234,7 +234,7 @@ class _Accuracies:
         heads = (*map(self.looks.names.key, self.looks.keys), "rounds", "total traffic", "seconds")
         score = self.score.replace(" (%)", "")
         title = f"To reach {100 * target:.1f} % {score} {MODELS[self.scope]}"
-        notes = [f"{100 * TARGET:.0f} % of the highest; the first evaluated round in which the mean over runs is there"]
+        notes = [f"{100 * TARGET:.0f} % of the highest; the first evaluated round whose mean over runs reaches it"]
         notes += [f"{len(known) - len(rows)} combinations do not reach it"] if len(rows) < len(known) else []
         return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=tuple(notes))]
 

@@ -92,9 +92,10 @@ def _number(group: Group, key: str) -> float:
 
 
 def _sped_up(group: Group, base: Group) -> Point:
-    """How much faster rounds are than the mean of the base."""
-    seconds = fmean(base.values(ROUND))
-    return _point(group, HOSTS, [seconds / value for value in group.values(ROUND)])
+    """The mean of the base over that of a group, as in the table, and its deviation by that of the group's rounds."""
+    hosts, seconds, deviation = _point(group, HOSTS, group.values(ROUND))
+    speed_up = fmean(base.values(ROUND)) / seconds
+    return hosts, speed_up, speed_up * deviation / seconds
 
 
 def _point(group: Group, key: str, values: Sequence[float]) -> Point:
