@@ -101,7 +101,7 @@ def test_a_colour_is_a_method_in_every_figure() -> None:
 
 
 def test_speed_up_and_efficiency_are_against_the_fewest_hosts() -> None:
-    """Of 4 and 2 s with one host, 1 and 1.5 s with four: the mean of one over that of the other, as the table has it."""
+    """Of 4 and 2 s with one host, 1 and 1.5 s with four: the ratio of the means, as the table has it."""
     seconds = {"1": (4.0, 2.0), "4": (1.0, 1.5)}
     rows = {hosts: [Row({HOSTS: hosts}, {ROUND: s}) for s in of_hosts] for hosts, of_hosts in seconds.items()}
     groups = [Group({HOSTS: hosts}, tuple(of_hosts)) for hosts, of_hosts in rows.items()]
