@@ -127,7 +127,7 @@ def _different(metrics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _listed(value: Any) -> Any:
-    """One metric given by itself."""
+    """One metric given alone."""
     return (value,) if isinstance(value, str) else value
 
 

@@ -92,7 +92,7 @@ class Meter:
         self.notes = {name: float(value) if math.isfinite(value) else None for name, value in notes.items()}
 
     def expect(self, visits: int, scored: bool) -> None:
-        """So many more visits are needed; those that score alone are counted from 0, of each model by itself."""
+        """So many more visits are needed; those that only score are counted from 0 for each model."""
         if scored:
             self._visits = self._expected = 0
         self._scored = scored

@@ -143,7 +143,7 @@ class Section:
 class Head:
     """The head of a page: what was run, one number that stands for it with its name, and the command that ran it.
 
-    `badge` is a word that nobody may miss, such as `synthetic data`.
+    `badge` is a word that must be seen, such as `synthetic data`.
     """
 
     title: str

@@ -35,7 +35,7 @@ def client(nodes: int, edges: int, seed: int, **changes: Any) -> Data:
 
 @pytest.fixture
 def graphs() -> list[Data]:
-    """Four clients: one has no edge, one a class that it shares with nobody, one no training node, one no label."""
+    """Four clients: one has no edge, one a class that no other has, one no training node, one no label."""
     alone, strange = client(20, 0, 1), client(25, 40, 2, y=torch.full((25,), 5))
     idle = client(15, 20, 3, train_mask=torch.zeros(15, dtype=torch.bool))
     blank = client(4, 4, 4, y=torch.full((4,), -1), **dict.fromkeys(MASKS, torch.zeros(4, dtype=torch.bool)))
@@ -56,7 +56,7 @@ def test_numbers_are_those_of_the_same_graphs_in_a_folder(graphs: list[Data], co
     arrays["split"] = sum(number * arrays.pop(name) for number, name in enumerate(MASKS, 1))
     arrays["edge_index"] = np.hstack([data.edge_index.numpy() + start for data, start in zip(graphs, first)])
     arrays["assignment"] = np.repeat(np.arange(4), np.diff(first))
-    # Classes 3 and 4 are nobody's.
+    # No client has classes 3 and 4.
     arrays["label_names"] = np.array([*"012345"])
     folder.mkdir()
     for name, array in arrays.items():

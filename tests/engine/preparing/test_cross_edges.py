@@ -86,14 +86,14 @@ def test_hops_are_those_of_the_whole_graph(
     counts = store.manifest.boundaries[config.kernel().cross.name].counts
     sums = np.stack([cut[:, own == client].sum(1) for client in range(5)], axis=1)
     label = read_graph(config).y
-    alike = cut & (label[:, None] == label)
+    same = cut & (label[:, None] == label)
     expected = [
         [
             cut[own == c].sum(),
             (sums[own == c] > 0).sum(),
             (sums[own == c] == 1).sum(),
             cut[own == c].sum(),
-            alike[own == c].sum(),
+            same[own == c].sum(),
         ]
         for c in range(5)
     ]
