@@ -224,6 +224,8 @@ def test_one_driver_writes_a_run(config_of: Make, tmp_path: Path, monkeypatch: p
     # Killed: its sign stays, and is not made again.
     folder.put(f"{DRIVERS}/another-0123abcd-7-0a1b2c3d", b"")
     monkeypatch.setattr(remote_run, "GONE_AFTER", 0.1)
+    # It is silent from here on: a sign that is under way while another driver removes it would stay there.
+    monkeypatch.setattr(remote_run, "BETWEEN_SIGNS", 60.0)
     save = Driver._save
 
     def taken_over(driver: Driver) -> None:
