@@ -203,7 +203,8 @@ def client_work(run: Path) -> ClientWork:
         steps = training_work(products, len(built.flat.w), seen, config.train)
         upload = steps.times(0)
         if method == "fedgta":
-            sketch = Product("entries", 1, store.manifest.classes, 1).work(seen).times(plan.algorithm.lp_steps)  # type: ignore
+            looped = Sizes(nodes, nodes, store.manifest.clients.count("entries") + nodes)
+            sketch = Product("entries", 1, store.manifest.classes, 1).work(looped).times(plan.algorithm.lp_steps)  # type: ignore
             passes = forward_work(products, Sizes(seen.nodes, seen.nodes, seen.entries))
             upload = (passes + sketch).times(1 / plan.algorithm.sketch_every)  # type: ignore
         mine = np.array(job.model_of) == number
