@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import nn
 
+from shoal.algorithms.methods.registry.names import ONLY_TRAIN, SKETCH_LABELS
 from shoal.algorithms.models.decoupled.fixed_hops import FixedHops
 from shoal.algorithms.models.decoupled.gamlp import GAMLP
 from shoal.algorithms.models.decoupled.sign import SIGN
@@ -28,8 +29,6 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
 KNOWN = "mlp, sgc, s2gc, gbp, sign, gamlp, gcn, sage"
-# Methods whose clients train the model of the config and multiply no other matrices; FedGTA's upload is known.
-PLAIN = ("fedavg", "feddc", "fedgta", "fedopt", "fedprox", "global", "lg_fedavg", "local", "scaffold")
 # Bytes of a number; numbers of a parameter that a step of an optimizer reads and writes.
 FLOAT, ENTRY = 4, 8
 OF_STEP = {"adam": 7, "sgd": 3, "momentum": 5}
@@ -202,7 +201,7 @@ def client_work(run: Path) -> ClientWork:
         scored = Sizes(nodes if isinstance(module, Coupled) else counts[:, 1:].sum(1), nodes, entries)
         steps = training_work(products, len(built.flat.w), seen, config.train)
         upload = steps.times(0)
-        if method == "fedgta":
+        if method in SKETCH_LABELS:
             looped = Sizes(nodes, nodes, store.manifest.clients.count("entries") + nodes)
             sketch = Product("entries", 1, store.manifest.classes, 1).work(looped).times(plan.algorithm.lp_steps)  # type: ignore
             passes = forward_work(products, Sizes(seen.nodes, seen.nodes, seen.entries))
@@ -210,7 +209,9 @@ def client_work(run: Path) -> ClientWork:
         mine = np.array(job.model_of) == number
         for total, work in zip(found, (steps, upload, forward_work(products, scored))):
             total.flops[mine], total.traffic[mine] = work.flops[mine], work.traffic[mine]
-    note = "" if method in PLAIN else f"{method}: what it computes beside local training of the model is not counted"
+    note = (
+        "" if method in ONLY_TRAIN else f"{method}: what it computes beside local training of the model is not counted"
+    )
     train, upload, evaluate = found
     return ClientWork(train, upload, evaluate, note)
 
