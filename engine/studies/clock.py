@@ -86,7 +86,7 @@ def _file(place: str, folder: str) -> Path:
 
 
 def _number(path: Path, row: dict[str, Any], name: str, default: float | None) -> float:
-    """A number of a row that is none of time's faults: finite, not negative, and a speed above 0."""
+    """A number of a row: finite, not negative, and a speed above 0."""
     text = row.get(name, default)
     try:
         value = float(text)  # type: ignore[arg-type]

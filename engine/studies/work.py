@@ -98,7 +98,7 @@ def _widths(head: Head) -> list[tuple[int, int]]:
 
 
 def _head(head: Head, first: int) -> list[Product]:
-    """A classifier; the first layer has so many passes: two if nobody needs the gradient of its input."""
+    """A classifier; the first layer has so many passes: two if no gradient of its input is needed."""
     return [Product("rows", *width, 3 if number else first) for number, width in enumerate(_widths(head))]
 
 

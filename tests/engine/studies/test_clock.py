@@ -19,7 +19,7 @@ from shoal.engine.cli.cli import app
 from shoal.engine.config.config import SHIPPED
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.studies.clock import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
-from shoal.engine.studies.clock_report import Asked, _interval, clocked
+from shoal.engine.studies.clock_report import Asked, _interval, _round, clocked
 from shoal.engine.studies.work import ClientWork, Work
 
 MICROSECOND = 1e-6
@@ -250,6 +250,19 @@ def test_lines_have_the_bytes_of_every_client(runs: list[Path]) -> None:
                 assert column.sum() == line[f"bytes_{way}"]
     # 8 features and a bias for each of three classes, and a weight, in float32.
     assert {tuple(line["client_bytes"]["up"]) for line in read_metrics(runs[0])} == {(4 * 28,)}
+
+
+def test_bytes_of_older_runs_are_shared_equally() -> None:
+    line = {"cohort": [1, 4], "bytes_up": 10, "bytes_down": 6, "seconds": {"aggregate": 0.5}}
+    older = _round(line)
+    assert (older.up.tolist(), older.down.tolist(), older.server, older.scored) == ([5, 5], [3, 3], 0.5, False)
+    known = _round(line | {"client_bytes": {"up": [9, 1], "down": [3]}, "scopes": {}})
+    assert (known.up.tolist(), known.down.tolist(), known.scored) == ([9, 1], [3, 3], True)
+    empty = _round(line | {"cohort": [], "bytes_up": 0, "bytes_down": 0})
+    assert (len(empty.up), clock([empty], ClientWork(NOTHING, NOTHING, NOTHING), fleet()).seconds.tolist()) == (
+        0,
+        [0.5],
+    )
 
 
 def invoked(*arguments: object) -> str:

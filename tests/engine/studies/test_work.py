@@ -20,6 +20,7 @@ from shoal.engine.config.config import load_config
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.studies.work import Product, Sizes, client_work, forward_work, products_of, training_work
 from shoal.storage.store.manifest import read_manifest
+from shoal.storage.store.store import training_path
 
 aten = torch.ops.aten
 NODES, ROWS, FEATURES, CLASSES, HOPS = 11, 7, 5, 4, 3
@@ -133,3 +134,31 @@ def test_upload_of_fedgta_is_a_pass_and_its_propagation(tmp_path: Path) -> None:
     work = client_work(run)
     np.testing.assert_allclose(work.upload.flops, wanted)
     assert not work.note
+    (split,) = read_manifest(store_or_overlay(load_config(run))).splits.values()
+    np.testing.assert_array_equal(work.evaluate.flops, 2 * split.counts[:, 1:].sum(1) * 8 * 3)
+
+
+def test_inductive_training_computes_training_nodes_and_evaluation_all(tmp_path: Path) -> None:
+    model = {"name": "gcn", "hidden": 4, "layers": 1, "head": "linear"}
+    run = shoal.run(small_run(tmp_path, data={"inductive": True}, model=model, train={"epochs": 1})).path
+    place = store_or_overlay(load_config(run))
+    whole = read_manifest(place)
+    (name,) = whole.splits
+    seen = read_manifest(place / training_path(name))
+    nodes, train, all_nodes = seen.clients.count("nodes"), whole.splits[name].counts[:, 0], whole.clients.count("nodes")
+    assert nodes.sum() == train.sum() < all_nodes.sum()
+    work = client_work(run)
+    looped, all_looped = (m.clients.count("entries") + m.clients.count("nodes") for m in (seen, whole))
+    # The weight of 8 x 4, the matrix, and a classifier of 4 x 3.
+    wanted = 2 * (2 * nodes * 32 + 2 * looped * 4 + 3 * train * 12)
+    np.testing.assert_array_equal(work.train.flops, wanted * (train > 0))
+    np.testing.assert_array_equal(work.evaluate.flops, 2 * (all_nodes * 32 + all_looped * 4 + all_nodes * 12))
+
+
+def test_each_client_has_the_work_of_its_own_model(tmp_path: Path) -> None:
+    two = [{"name": "mlp", "hidden": 4}, {"name": "mlp", "hidden": 4, "layers": 3}]
+    run = shoal.run(small_run(tmp_path, algorithm={"name": "fedproto"}, model=two)).path
+    work = client_work(run)
+    (split,) = read_manifest(store_or_overlay(load_config(run))).splits.values()
+    layers = np.array([8 * 4 + 4 * 3, 8 * 4 + 4 * 4 + 4 * 3] * 2)
+    np.testing.assert_array_equal(work.evaluate.flops, 2 * split.counts[:, 1:].sum(1) * layers)
