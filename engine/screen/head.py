@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import shown_name
 from shoal.engine.screen.progress import say
@@ -50,7 +51,7 @@ def shown_path(path: Path) -> Path:
 
 
 def _method(config: Config) -> str:
-    return shown_name(config.algorithm.name)
+    return display_name(config.algorithm.name)
 
 
 def _models(config: Config) -> str:

@@ -148,8 +148,10 @@ def live_view(name: str, rounds: int, done: int, of_study: bool = False) -> Iter
 
 
 def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> list[str]:
-    lost = [f"{retries} retries"] if retries else []
-    return [f"{size(up)} up", f"{size(down)} down", f"{hosts[0]}/{hosts[1]} hosts", *lost]
+    at_work, of = hosts
+    seen = [] if at_work == of == 1 else [f"{at_work} of {of} hosts"]
+    lost = [] if not retries else ["1 retry"] if retries == 1 else [f"{retries} retries"]
+    return [f"{size(up)} up", f"{size(down)} down", *seen, *lost]
 
 
 def _reached(line: dict[str, Any]) -> list[str]:

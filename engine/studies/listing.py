@@ -69,7 +69,8 @@ class Kept:
 class Entry:
     """What a list says of a folder: its state, and in words what is in it; `sweep` is the sweep that a run belongs to.
 
-    Of a finished run `score` is its test score at the best validation round, a share of 1, of the scope that is named.
+    Of a finished run `score` is its test score at the best validation round, a share of 1, of the scope that is named,
+    by the mean over clients that the table of its sweep has.
     """
 
     kept: Kept
@@ -78,6 +79,7 @@ class Entry:
     sweep: Path | None = None
     score: float | None = None
     scope: str | None = None
+    mean: str = NODES
 
 
 def kind_of(path: Path) -> str | None:
@@ -99,19 +101,19 @@ def kept_in(root: Path) -> Iterator[Kept]:
                 yield Kept(kind, path)
 
 
-def entries(found: Sequence[Kept]) -> tuple[list[Entry], str]:
-    """Stores, then runs and sweeps, each by time, the newest last; runs of a sweep below it. And the mean of scores."""
-    mean = POOLED if several_clients(list(_finished_runs(found))) else NODES
-    own: dict[Path, tuple[Path, dict[str, str]]] = {}
+def entries(found: Sequence[Kept]) -> list[Entry]:
+    """Stores, then runs and sweeps, each by time, the newest last; runs of a sweep below it."""
+    own: dict[Path, tuple[Path, dict[str, str], str]] = {}
     for sweep in sorted((each for each in found if each.kind == "sweep"), key=lambda each: each.changed):
         with suppress(ShoalError):
             rows = read_rows(sweep.path)
-            own |= {row.path.resolve(): (sweep.path, varied) for row, varied in zip(rows, _varied(rows))}
+            mean = POOLED if several_clients(rows) else NODES
+            own |= {row.path.resolve(): (sweep.path, varied, mean) for row, varied in zip(rows, _varied(rows))}
     alone = [each for each in found if each.kind == "run" and each.path.resolve() not in own]
     differ = _differences(alone)
 
     def entry(each: Kept) -> Entry:
-        sweep, varied = own.get(each.path.resolve(), (None, differ.get(each.path, {})))
+        sweep, varied, mean = own.get(each.path.resolve(), (None, differ.get(each.path, {}), NODES))
         try:
             return _entry(each, mean, sweep if each.kind == "run" else None, varied)
         except ShoalError as error:
@@ -127,12 +129,12 @@ def entries(found: Sequence[Kept]) -> tuple[list[Entry], str]:
         head = each.sweep if each.sweep in newest else each.kept.path
         return each.kept.kind != "store", newest[head], head, head != each.kept.path, each.kept.changed
 
-    return sorted(listed, key=place), mean
+    return sorted(listed, key=place)
 
 
 def listed(found: Sequence[Kept]) -> list[TextTable]:
     """Tables of stores, and of runs and sweeps: name, age, size, state, and content or result. Damage is in the row."""
-    all_of_them, mean = entries(found)
+    all_of_them = entries(found)
     if not all_of_them:
         return [TextTable(("name",), (), 1, notes=("no runs, sweeps or stores",))]
     tables = []
@@ -144,7 +146,10 @@ def listed(found: Sequence[Kept]) -> list[TextTable]:
             for each in some
         )
         heads = ("store", "age", "size", "what") if kinds == ("store",) else ("run or sweep", "age", "size", "what")
-        scored = (f"scores: test, {MEANS[mean]}",) if any(each.score is not None for each in some) else ()
+        means = dict.fromkeys(each.mean for each in some if each.score is not None)
+        scored = tuple(
+            f"scores{' in sweeps over numbers of clients' * (mean == POOLED)}: test, {MEANS[mean]}" for mean in means
+        )
         if rows:
             tables.append(TextTable(heads, rows, len(heads), notes=scored))
     return tables
@@ -164,7 +169,7 @@ def plain_list(found: Sequence[Kept]) -> list[dict[str, Any]]:
             "score": each.score,
             "scope": each.scope,
         }
-        for each in entries(found)[0]
+        for each in entries(found)
     ]
 
 
@@ -192,13 +197,6 @@ def plain_content(path: Path) -> dict[str, Any]:
     made = {"identity": manifest.identity, "quality": manifest.quality, "clients": clients}
     splits = {name: split.counts.tolist() for name, split in manifest.splits.items()}
     return {"kind": "store", "path": str(path), **plain, **made, "splits": splits, "hops": list(manifest.hops)}
-
-
-def _finished_runs(found: Sequence[Kept]) -> Iterator[Row]:
-    for each in found:
-        with suppress(ShoalError):
-            if each.kind == "run":
-                yield row_of({}, each.path)
 
 
 def _differences(runs: Sequence[Kept]) -> dict[Path, dict[str, str]]:
@@ -243,7 +241,7 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
         return Entry(each, failure_of(path) or ("unfinished" if started(path) else "not begun"), what, sweep)
     figures = figures_by(path, mean)
     scope = next((scope for scope in ("deployed", "trained", "global") if f"{scope}.best.test" in figures), None)
-    return Entry(each, "finished", what, sweep, None if scope is None else figures[f"{scope}.best.test"], scope)
+    return Entry(each, "finished", what, sweep, None if scope is None else figures[f"{scope}.best.test"], scope, mean)
 
 
 def _listed(varied: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
@@ -13,8 +13,9 @@ from shoal.engine.config.names import shown_name
 from shoal.engine.screen import progress
 from shoal.engine.screen.live_view import FIRST_SCOPE
 from shoal.engine.screen.progress import say, shows_bars, standing
-from shoal.engine.studies.groups import Key, Row, grouped, others_of, short_key, varied_in
+from shoal.engine.studies.groups import Key, Row, grouped, others_of, varied_in
 from shoal.engine.studies.means import SCOPES
+from shoal.engine.studies.plain_names import key_names, value_names
 from shoal.engine.studies.study import is_seed
 
 FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
@@ -29,6 +30,7 @@ class SweepView:
         """`runs` of the rows will run, the others are not chosen."""
         self._rows, self._runs, self._at_once = rows, runs, at_once
         self._varied = list(varied_in(rows))
+        self._names = key_names(self._varied)
         self._running: dict[int, float] = {}
         # Seconds of finished runs, by what they share with repetitions of them.
         self._took: dict[Key, list[float]] = {}
@@ -39,9 +41,7 @@ class SweepView:
     def label(self, place: int) -> str:
         """What a run has that others have not."""
         columns = self._rows[place].columns
-        return ", ".join(
-            f"{short_key(key, self._varied)} {shown_name(columns[key])}" for key in self._varied if key in columns
-        )
+        return ", ".join(f"{self._names[key]} {_value(key, columns)}" for key in self._varied if key in columns)
 
     def begin(self, place: int) -> None:
         """A run is at work; its store is prepared."""
@@ -101,13 +101,13 @@ class SweepView:
             caption=Text("; ".join(part for part in (done, above, below) if part)),
         )  # fmt: skip
         for key in keys:
-            table.add_column(Text(short_key(key, self._varied)), overflow="fold")
+            table.add_column(Text(self._names[key]), overflow="fold")
         for head in ("test (%)", "seconds"):
             table.add_column(head, justify="right", no_wrap=True)
         table.add_column("runs", no_wrap=True)
         for group, works in list(zip(groups, at_work))[first : first + room]:
             seconds = self._took.get(others_of(group.rows[0]), [])
-            cells = [shown_name(group.columns.get(key, "")) for key in keys]
+            cells = [_value(key, group.columns) for key in keys]
             cells += [_score(group.rows), f"{fmean(seconds):.0f}" if seconds else "-", _state(group.rows, works)]
             table.add_row(*map(Text, cells))
         return table
@@ -124,6 +124,11 @@ class SweepView:
     def _left(self) -> str:
         seconds = self.seconds_left()
         return f"; {span(seconds)} left" if seconds else ""
+
+
+def _value(key: str, columns: Mapping[str, str]) -> str:
+    value = columns.get(key, "")
+    return shown_name(value_names(key, [value])[value])
 
 
 def _score(rows: Sequence[Row]) -> str:

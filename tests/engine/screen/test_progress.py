@@ -97,14 +97,14 @@ def test_view_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     view.advance({**LINE, "round": 3, "hosts": {"alive": 2, "of": 2, "busy": {"0": 0.5, "1": 0.25}}})
     first, second, third, last = capsys.readouterr().err.splitlines()
     assert first.startswith("name: round 2: 3/10 clients, ")
-    assert first.endswith("1.0 KiB up, 0 B down, 2/2 hosts")
+    assert first.endswith("1.0 KiB up, 0 B down, 2 of 2 hosts")
     assert second.startswith("name: 2/3 rounds, ")
     assert second.endswith(
         "deployed val 50.0 %, domains val 25.0 %, loss 0.250, 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, "
-        "1/2 hosts, 1 retries"
+        "1 of 2 hosts, 1 retry"
     )
-    assert third.endswith("1/2 hosts, 3 retries")
-    assert last.endswith("2/2 hosts, 2 retries, 38 % busy")
+    assert third.endswith("1 of 2 hosts, 3 retries")
+    assert last.endswith("2 of 2 hosts, 2 retries, 38 % busy")
 
 
 def test_scoring_is_a_phase_of_its_own(terminal: StringIO) -> None:
@@ -135,7 +135,7 @@ def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
         (
             120,
             "--:-- deployed val 50.0 %, trained val 75.0 %, loss 0.250, 1 rounds/s",
-            "00:00 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, 1/2 hosts, 1 retries",
+            "00:00 3 clients, 2.0/s, 2.0 KiB up, 3.0 MiB down, 1 of 2 hosts, 1 retry",
         ),
     ],
 )

@@ -260,9 +260,9 @@ def test_table_at_work_fills_and_time_left_counts_what_will_run(monkeypatch: pyt
     shown.print(view.table())
     lines = [line.split() for line in shown.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines[:3] == [
-        ["algorithm", "test", "(%)", "seconds", "runs"],
-        ["fedavg", "50.00", "10", "1/3,", "at", "work"],
-        ["b.py:Own", "-", "-", "1", "failed"],
+        ["method", "test", "(%)", "seconds", "runs"],
+        ["FedAvg", "50.00", "10", "1/3,", "at", "work"],
+        ["Own", "-", "-", "1", "failed"],
     ]
     assert " ".join(lines[3]) == "2 of 4 runs done; 10 s left"
 
