@@ -41,6 +41,12 @@ def _one_of(keys: str, other: str, *values: str) -> Rule:
     return Rule(tuple(keys.split()), other, ", ".join(values), holds, by_words=True)
 
 
+def _sends(key: str, given: str) -> Rule:
+    return Rule(
+        (key,), "algorithm.name", "with uploads", lambda c: c.algorithm.name not in ("local", "global"), given=given
+    )
+
+
 def _several_models(config: Any) -> bool:
     return isinstance(config.model, tuple)
 
@@ -112,10 +118,13 @@ RULES = (
     ),
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
     Rule(("participation.at_least",), "participation.trace", "a file", lambda c: c.participation.trace is not None),
-    Rule(
-        ("communication.upload",), "algorithm.name", "with uploads",
-        lambda c: c.algorithm.name not in ("local", "global"), given="none",
-    ),
+    _sends("communication.upload", "none"),
+    _sends("attack.kind", "none"),
+    _sends("aggregation.kind", "mean"),
+    _one_of("attack.share", "attack.kind", "label_flip", "sign_flip", "gaussian", "scaled", OWN),
+    _one_of("attack.scale", "attack.kind", "sign_flip", "gaussian", "scaled", OWN),
+    _one_of("aggregation.share", "aggregation.kind", "trimmed", "krum", "multi_krum", "bulyan"),
+    _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
     _one_of("communication.ratio", "communication.upload", "topk"),
     _one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),

@@ -227,6 +227,8 @@ def expected(plan: RunPlan) -> Expected:
     # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
     personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
     unsent = config.communication.upload != "none" and config.communication.error_feedback
+    # Robust reductions have all uploads of a round, as what is mixed.
+    mixes = mixes or config.aggregation.kind not in ("mean", "norm_bound")
     states, share = moments + personal + unsent, len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
