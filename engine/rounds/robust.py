@@ -12,6 +12,7 @@ of the uploads, m clients by P numbers, and of m x m distances. Axes: M clients,
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,17 +65,20 @@ class Door:
         An attack needs one mean among the entries of a phase, a reduction no other.
         """
         others = [entry for entry, how in up.items() if how is not Reduce.MEAN]
-        if others and self._aggregation is not None:
+        if not others:
+            return
+        what = f"{others[0]!r} of {self._method} is {_kind_of(up[others[0]])}"
+        if self._aggregation is not None:
             raise ShoalError(
                 "aggregation.kind",
-                f"{self._aggregation.kind} reduces means, and {others[0]!r} of {self._method} is {_kind_of(up[others[0]])}; take "
-                "aggregation.kind=mean, or a method that sends means alone, as fedavg",
+                f"{self._aggregation.kind} reduces means, and {what}; take aggregation.kind=mean, or a method that "
+                "sends means alone, as fedavg",
             )
-        if others and self._attack is not None and len(others) == len(up):
+        if self._attack is not None and len(others) == len(up):
             raise ShoalError(
                 "attack.kind",
-                f"{self._attack} changes means, and {others[0]!r} of {self._method} is {_kind_of(up[others[0]])}; take "
-                "attack.kind=label_flip, or a method that sends means, as fedavg",
+                f"{self._attack} changes means, and {what}; take attack.kind=label_flip, or a method that sends means, "
+                "as fedavg",
             )
 
     def reduced(self, outcomes: Sequence[Outcome]) -> Replies:
@@ -131,8 +135,8 @@ def reduce_rows(
     for entry, of in here.items():
         for tile in _tiles(len(of[0])):
             if chosen:
-                block = torch.stack([of[place][tile] for place in chosen])
-                out[entry][tile] = nearest_to_median(block, len(chosen) - 2 * f)
+                block_BM = torch.stack([of[place][tile] for place in chosen], 1)
+                out[entry][tile] = nearest_to_median(block_BM, len(chosen) - 2 * f)
             else:
                 out[entry][tile] = (shares[:, None] * torch.stack([row[tile] for row in of])).sum(0)
     return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in out.items()}
@@ -150,18 +154,23 @@ def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights:
     has = [(weight > 0).expand(shape).reshape(-1) if weight.dim() else weight > 0 for weight in weights]
     out = torch.empty(shape.numel())
     for tile in _tiles(len(out)):
-        block_MB = torch.stack([row[tile] for row in flat])
-        has_MB = torch.stack([of[tile] if of.dim() else of.expand(block_MB.shape[1]) for of in has])
-        sorted_MB = torch.where(has_MB, block_MB, math.inf).sort(0).values.double()
-        count_B = has_MB.sum(0)
-        cut_B = (count_B - 1).clamp(min=0) // 2
+        block_BM = torch.stack([row[tile] for row in flat], 1)
+        has_BM = torch.stack([of[tile] if of.dim() else of.expand(len(block_BM)) for of in has], 1)
+        sorted_BM = _sorted(torch.where(has_BM, block_BM, math.inf)).double()
+        count_B1 = has_BM.sum(1, keepdim=True)
+        cut_B1 = (count_B1 - 1).clamp(min=0) // 2
         if options.kind == "trimmed":
-            cut_B = torch.minimum(cut_B, torch.tensor([tolerated(options, n) for n in range(len(rows) + 1)])[count_B])
-        place_M1 = torch.arange(len(rows))[:, None]
-        inside_MB = (place_M1 >= cut_B) & (place_M1 < count_B - cut_B)
-        total_B = torch.where(inside_MB, sorted_MB, 0.0).sum(0)
-        out[tile] = total_B / (count_B - 2 * cut_B).clamp(min=1)
+            f_of = torch.tensor([tolerated(options, count) for count in range(len(rows) + 1)])
+            cut_B1 = torch.minimum(cut_B1, f_of[count_B1])
+        place_M = torch.arange(len(rows))
+        inside_BM = (place_M >= cut_B1) & (place_M < count_B1 - cut_B1)
+        out[tile] = torch.where(inside_BM, sorted_BM, 0.0).sum(1) / (count_B1 - 2 * cut_B1).clamp(min=1).squeeze(1)
     return out.reshape(shape)
+
+
+def _sorted(block_BM: Tensor) -> Tensor:
+    """Each row ascending; NumPy takes a tenth of torch's time."""
+    return torch.from_numpy(np.sort(block_BM.numpy(), axis=1))
 
 
 def squared_distances(entries: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -209,12 +218,13 @@ def chosen_by_bulyan(distances: Tensor, f: int) -> list[int]:
     return sorted(chosen)
 
 
-def nearest_to_median(block_MB: Tensor, count: int) -> Tensor:
-    """The mean of the `count` numbers of each column that are nearest to its median, of equals the smaller; float64."""
-    sorted_MB = block_MB.double().sort(0).values
-    middle_B = (sorted_MB[(len(sorted_MB) - 1) // 2] + sorted_MB[len(sorted_MB) // 2]) / 2
-    nearest = (sorted_MB - middle_B).abs().sort(dim=0, stable=True).indices[:count]
-    return sorted_MB.gather(0, nearest).mean(0)
+def nearest_to_median(block_BM: Tensor, count: int) -> Tensor:
+    """The mean of the `count` numbers of each row that are nearest to its median, of equals the smaller; float64."""
+    sorted_BM = _sorted(block_BM).double()
+    last = sorted_BM.shape[1] - 1
+    middle_B1 = (sorted_BM[:, last // 2] + sorted_BM[:, (last + 1) // 2])[:, None] / 2
+    nearest = (sorted_BM - middle_B1).abs().sort(dim=1, stable=True).indices[:, :count]
+    return sorted_BM.gather(1, nearest).mean(1)
 
 
 def geometric_shares(distances: Tensor) -> Tensor:
