@@ -227,16 +227,16 @@ def expected(plan: RunPlan) -> Expected:
     # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
     personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
     unsent = config.communication.upload != "none" and config.communication.error_feedback
-    # Robust reductions have all uploads of a round, as what is mixed.
-    mixes = mixes or config.aggregation.kind not in ("mean", "norm_bound")
+    # Robust reductions have all uploads of a round, as what is mixed has.
+    rows = mixes or config.aggregation.kind not in ("mean", "norm_bound")
     states, share = moments + personal + unsent, len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
     on_ray = config.engine.backend == "ray"
-    peak = kept + int(copy * share * (states + (1 + on_ray) * mixes))
+    peak = kept + int(copy * share * (states + (1 + on_ray) * rows))
     if on_ray:
         # What the clients of a cell make is in its host's memory as well, and in Ray's.
-        peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * mixes))
+        peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * rows))
     # Training nodes alone have at most as much as all nodes.
     scratch, *made = (step * (1 + config.data.inductive) for step in of.disk)
     disk = sum(made)
