@@ -216,9 +216,16 @@ def test_function_that_gives_another_shape_is_refused(start: Start, tmp_path: Pa
         start({**PLAIN, "attack.kind": f"{tmp_path / 'own.py'}:Short", "attack.share": 1.0}).round()
 
 
-def test_dry_run_counts_all_uploads_of_a_round(make_config: Callable[..., Config]) -> None:
+def test_dry_run_names_hostile_clients_and_counts_all_uploads_of_a_round(make_config: Callable[..., Config]) -> None:
     def memory(**keys: Any) -> str:
-        return expected(RunPlan.of(make_config(engine__backend="local", **keys))).rows["memory"]
+        return shown(**keys)["memory"]
+
+    def shown(**keys: Any) -> dict[str, str]:
+        return expected(RunPlan.of(make_config(engine__backend="local", **keys))).rows
+
+    (number,) = hostile_clients(AttackOptions(kind="scaled"), 5, 0)
+    assert shown(attack__kind="scaled")["hostile"] == f"1 of 5 clients, by scaled: {number}"
+    assert "hostile" not in shown()
 
     plain, bounded, rows = memory(), memory(aggregation__kind="norm_bound"), memory(aggregation__kind="median")
     state, more = plain.split(" of client state in the end, ")
