@@ -5,7 +5,7 @@ name in this visit, in a download or its inbox, or the entry itself where it rec
 `Reduce.MEAN` are changed; weights are as they were. Axis: N numbers of a tensor.
 """
 
-import inspect
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -47,16 +47,13 @@ class HostileUploads:
 
     def __init__(self, job: Job) -> None:
         """Raises a ShoalError if the user's function is none."""
-        attack, aggregation = job.attack, job.aggregation
-        hostile = hostile_clients(attack, len(job.model_of), job.seed) if attack else frozenset[int]()
-        flips = attack is not None and attack.kind == "label_flip"
-        self.flipped, self._attacks = (hostile, frozenset[int]()) if flips else (frozenset[int](), hostile)
-        self._scale = 0.0 if attack is None else attack.scale
-        if self._attacks and attack is not None:
+        attack, aggregation = job.attack or AttackOptions(), job.aggregation
+        hostile = hostile_clients(attack, len(job.model_of), job.seed) if job.attack else frozenset[int]()
+        self.flipped = hostile if attack.kind == "label_flip" else frozenset[int]()
+        self._attacks, self._scale = hostile - self.flipped, attack.scale
+        if self._attacks:
             self._change = CHANGES.get(attack.kind) or own_change(job.own_attack[attack.kind])
-        self._bound = None
-        if aggregation is not None and aggregation.kind == "norm_bound":
-            self._bound = aggregation.bound
+        self._bound = aggregation.bound if aggregation and aggregation.kind == "norm_bound" else math.inf
 
     def attacked(
         self, client: int, upload: Upload, received: Tree, cell: Cell, rng: Callable[[str], torch.Generator]
@@ -76,7 +73,7 @@ class HostileUploads:
         The norm is that of all mean entries of a message together (Sun et al., Can you really backdoor federated
         learning?, 2019, section 4: w_k <- w_k / max(1, |w_k| / M)).
         """
-        if self._bound is None:
+        if self._bound == math.inf:
             return upload
         found = changes(upload, received, cell)
         norm = sum((change.double().square().sum() for _, change in found.values()), torch.zeros(())).sqrt()
@@ -119,11 +116,7 @@ def own_change(code: UserCode) -> Change:
 
     Raises ShoalError: it is none, or takes other arguments; when it is called, it fails or gives something else.
     """
-    function, name = code.load(), code.name.rpartition(":")[2]
-    try:
-        inspect.signature(function).bind(None, None, None)
-    except (TypeError, ValueError) as error:
-        raise code.fault(KIND, f"{name} cannot be called as {name}(change, scale, rng): {error}") from None
+    function, name = code.function(KIND, "change", "scale", "rng"), code.name.rpartition(":")[2]
 
     def change_of(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
         with code.at_work(KIND):

@@ -89,10 +89,8 @@ class Door:
         weights: dict[str, list[Tensor]] = {}
         for entry in outcomes[0].tensors:
             require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
-            of_ids = [row for outcome in outcomes for row in outcome.tensors[entry]]
-            weight_of = [weight for outcome in outcomes for weight in outcome.lists[entry]]
-            rows[entry] = [of_ids[place] for place in order]
-            weights[entry] = [weight_of[place] for place in order]
+            found = [pair for outcome in outcomes for pair in zip(outcome.tensors[entry], outcome.lists[entry])]
+            rows[entry], weights[entry] = ([found[place][part] for place in order] for part in (0, 1))
         assert self._aggregation is not None
         totals = {entry: torch.stack(torch.broadcast_tensors(*of)).sum(0) for entry, of in weights.items()}
         return Replies(sorted(ids), reduce_rows(self._aggregation, rows, weights), totals)
@@ -130,15 +128,14 @@ def reduce_rows(
     distances = squared_distances(list(here.values()))
     f = tolerated(options, len(counted))
     out = {entry: torch.empty(of[0].numel()) for entry, of in here.items()}
-    chosen = chosen_by_bulyan(distances, f) if options.kind == "bulyan" else []
-    shares = shares_of(options.kind, distances, f) if not chosen else torch.zeros(())
+    shares = shares_of(options.kind, distances, f)
     for entry, of in here.items():
         for tile in _tiles(len(of[0])):
-            if chosen:
-                block_BM = torch.stack([of[place][tile] for place in chosen], 1)
-                out[entry][tile] = nearest_to_median(block_BM, len(chosen) - 2 * f)
+            block_BM = torch.stack([row[tile] for row in of], 1)
+            if options.kind == "bulyan":
+                out[entry][tile] = nearest_to_median(block_BM[:, shares > 0], len(counted) - 4 * f)
             else:
-                out[entry][tile] = (shares[:, None] * torch.stack([row[tile] for row in of])).sum(0)
+                out[entry][tile] = (block_BM * shares).sum(1)
     return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in out.items()}
 
 
@@ -187,12 +184,15 @@ def squared_distances(entries: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 def shares_of(kind: str, distances: Tensor, f: int) -> Tensor:
-    """The share of every client in the result, float64 `[M]`; `kind` is one of whole messages, but bulyan."""
+    """The share of every client in the result, float64 `[M]`; `kind` is one of whole messages."""
     if kind == "geometric_median":
         return geometric_shares(distances)
-    count = 1 if kind == "krum" else len(distances) - f
+    if kind == "bulyan":
+        chosen = chosen_by_bulyan(distances, f)
+    else:
+        chosen = best_by_krum(distances, f)[: 1 if kind == "krum" else len(distances) - f]
     shares = torch.zeros(len(distances), dtype=torch.float64)
-    shares[best_by_krum(distances, f)[:count]] = 1 / count
+    shares[chosen] = 1 / len(chosen)
     return shares
 
 
@@ -215,7 +215,7 @@ def chosen_by_bulyan(distances: Tensor, f: int) -> list[int]:
     left, chosen = list(range(len(distances))), list[int]()
     while len(chosen) < len(distances) - 2 * f:
         chosen.append(left.pop(best_by_krum(distances[left][:, left], f)[0]))
-    return sorted(chosen)
+    return chosen
 
 
 def nearest_to_median(block_BM: Tensor, count: int) -> Tensor:

@@ -71,7 +71,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     ("data.split_seed data.cross_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
     (
-        "partition.alpha partition.resolution train.lr attack.scale aggregation.bound engine.cell_timeout run.checkpoint_seconds run.max_seconds",
+        "partition.alpha partition.resolution train.lr attack.scale aggregation.bound engine.cell_timeout "
+        "run.checkpoint_seconds run.max_seconds",
         [0.0, -1.0, NAN, INF, "1", True],
     ),
     (
@@ -84,7 +85,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload attack.kind aggregation.kind engine.backend engine.trainer engine.device engine.precision "
+        "train.opt_state communication.upload attack.kind aggregation.kind "
+        "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
     ),
