@@ -41,12 +41,6 @@ def _one_of(keys: str, other: str, *values: str) -> Rule:
     return Rule(tuple(keys.split()), other, ", ".join(values), holds, by_words=True)
 
 
-def _sends(key: str, given: str) -> Rule:
-    return Rule(
-        (key,), "algorithm.name", "with uploads", lambda c: c.algorithm.name not in ("local", "global"), given=given
-    )
-
-
 def _several_models(config: Any) -> bool:
     return isinstance(config.model, tuple)
 
@@ -118,9 +112,10 @@ RULES = (
     ),
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
     Rule(("participation.at_least",), "participation.trace", "a file", lambda c: c.participation.trace is not None),
-    _sends("communication.upload", "none"),
-    _sends("attack.kind", "none"),
-    _sends("aggregation.kind", "mean"),
+    Rule(
+        ("communication.upload", "attack.kind", "aggregation.kind"), "algorithm.name", "with uploads",
+        lambda c: c.algorithm.name not in ("local", "global"),
+    ),
     _one_of("attack.share", "attack.kind", "label_flip", "sign_flip", "gaussian", "scaled", OWN),
     _one_of("attack.scale", "attack.kind", "sign_flip", "gaussian", "scaled", OWN),
     _one_of("aggregation.share", "aggregation.kind", "trimmed", "krum", "multi_krum", "bulyan"),

@@ -14,12 +14,16 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.algorithms.rng import key
+from shoal.engine.config.config import Config
+from shoal.engine.config.names import own_among
 from shoal.engine.config.sections import AttackOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.compression import like
 from shoal.engine.rounds.protocol_checks import named
 from shoal.engine.rounds.reduction import counted
+from shoal.engine.rounds.robust import require_enough
+from shoal.engine.rounds.sampling import draw_cohort
 from shoal.storage.errors import ShoalError
 from shoal.storage.user_code.user_code import UserCode
 
@@ -36,6 +40,16 @@ def hostile_clients(options: AttackOptions, clients: int, seed: int) -> frozense
     if not count:
         raise ShoalError("attack.share", f"{options.share:g} of {clients} clients is less than one; take more")
     return frozenset(np.random.default_rng(key(seed, "hostile")).choice(clients, size=count, replace=False).tolist())
+
+
+def require_possible(config: Config) -> None:
+    """Raises a ShoalError if no client would be hostile, the user's attack is none, or a cohort is too small to reduce."""
+    clients, attack = config.partition.clients, config.attack.kind
+    if attack != "none":
+        hostile_clients(config.attack, clients, config.seed)
+        for code in own_among(KIND, [attack]).values():
+            own_change(code)
+    require_enough(config.aggregation, len(draw_cohort(clients, config.participation, config.seed, 1)))
 
 
 class HostileUploads:
@@ -73,8 +87,6 @@ class HostileUploads:
         The norm is that of all mean entries of a message together (Sun et al., Can you really backdoor federated
         learning?, 2019, section 4: w_k <- w_k / max(1, |w_k| / M)).
         """
-        if self._bound == math.inf:
-            return upload
         found = changes(upload, received, cell)
         norm = sum((change.double().square().sum() for _, change in found.values()), torch.zeros(())).sqrt()
         if not norm > self._bound:
@@ -102,7 +114,7 @@ def _gaussian(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
     return size * torch.randn(change.shape, generator=rng, device=change.device, dtype=change.dtype)
 
 
-# By kind what a hostile client sends in the place of its change.
+# By kind what a hostile client sends instead of its change.
 CHANGES: dict[str, Change] = {
     "sign_flip": lambda change, scale, rng: -scale * change,
     "gaussian": _gaussian,

@@ -22,7 +22,6 @@ from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.reduction import TILE, require_one_shape
 from shoal.storage.errors import ShoalError
 
-BY_COORDINATE = ("median", "trimmed")
 # Clients that f hostile ones need: a f + b.
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
 # Of the geometric median: distances below nu count as nu (Pillutla et al., section 4); steps and their accuracy.
@@ -65,21 +64,19 @@ class Door:
         An attack needs one mean among the entries of a phase, a reduction no other.
         """
         others = [entry for entry, how in up.items() if how is not Reduce.MEAN]
-        if not others:
-            return
-        what = f"{others[0]!r} of {self._method} is {_kind_of(up[others[0]])}"
-        if self._aggregation is not None:
-            raise ShoalError(
-                "aggregation.kind",
-                f"{self._aggregation.kind} reduces means, and {what}; take aggregation.kind=mean, or a method that "
-                "sends means alone, as fedavg",
-            )
-        if self._attack is not None and len(others) == len(up):
-            raise ShoalError(
-                "attack.kind",
-                f"{self._attack} changes means, and {what}; take attack.kind=label_flip, or a method that sends means, "
-                "as fedavg",
-            )
+        attack = self._attack if len(others) == len(up) else None
+        reduction = None if self._aggregation is None else self._aggregation.kind
+        for key, kind, does, other in (
+            ("aggregation.kind", reduction, "reduces", "mean"),
+            ("attack.kind", attack, "changes", "label_flip"),
+        ):
+            if others and kind is not None:
+                how = "mixed" if up[others[0]] is Reduce.MIX else "kept for every client"
+                raise ShoalError(
+                    key,
+                    f"{kind} {does} means, and {others[0]!r} of {self._method} is {how}; take {key}={other}, or a "
+                    "method that sends means, as fedavg",
+                )
 
     def reduced(self, outcomes: Sequence[Outcome]) -> Replies:
         """What the server sees of cells that kept rows; raises a ShoalError if clients' shapes differ."""
@@ -96,10 +93,6 @@ class Door:
         return Replies(sorted(ids), reduce_rows(self._aggregation, rows, weights), totals)
 
 
-def _kind_of(how: Reduce) -> str:
-    return "kept for every client" if how is not Reduce.MIX else "mixed"
-
-
 def reduce_rows(
     options: AggregationOptions, rows: Mapping[str, Sequence[Tensor]], weights: Mapping[str, Sequence[Tensor]]
 ) -> Tree:
@@ -111,7 +104,7 @@ def reduce_rows(
         rows: By entry the tensor of every client, of one shape.
         weights: By entry the float64 weight of every client, a number or a tensor that broadcasts against the entry.
     """
-    if options.kind in BY_COORDINATE:
+    if options.kind in ("median", "trimmed"):
         return {entry: _by_coordinate(options, of, weights[entry]) for entry, of in rows.items()}
     for entry, of in weights.items():
         if any(weight.dim() for weight in of):

@@ -279,12 +279,12 @@ def expected(plan: RunPlan) -> Expected:
 
 
 def _hostile(config: Config, clients: int) -> str:
-    """Which clients attack, and how."""
+    """How many clients attack, how, and the first of them."""
     from shoal.engine.rounds.hostile import hostile_clients
 
     found = sorted(hostile_clients(config.attack, clients, config.seed))
-    named = ", ".join(map(str, found[:MOST_NAMED])) + (", …" if len(found) > MOST_NAMED else "")
-    return f"{len(found)} of {clients} clients, by {shown_name(config.attack.kind)}: {named}"
+    first = ", ".join(map(str, found[:MOST_NAMED]))
+    return f"{len(found)} of {clients} clients, by {shown_name(config.attack.kind)}: {first}"
 
 
 def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:

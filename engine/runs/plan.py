@@ -18,15 +18,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
 from shoal.engine.rounds.measures import measures_of
-from shoal.engine.rounds.sampling import (
-    IN_BATCHES,
-    ONE_BY_ONE,
-    Plan,
-    draw_cohort,
-    read_trace,
-    require_cohorts,
-    require_sample,
-)
+from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts, require_sample
 from shoal.storage.store.store import Store
 
 
@@ -92,24 +84,13 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     if not centralized:
         require_cohorts(participation, config.partition.clients, config.rounds, online)
         require_sample(config.evaluation.clients, config.partition.clients)
-        _require_defence(config, len(draw_cohort(config.partition.clients, participation, config.seed, 1)))
+        if config.attack.kind != "none" or config.aggregation.kind != "mean":
+            from shoal.engine.rounds.hostile import require_possible
+
+            require_possible(config)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
     return Plan(config.rounds, participation, evaluation.every, size, online, config.run.keep_records, sample)
-
-
-def _require_defence(config: Config, cohort: int) -> None:
-    """Raises a ShoalError if nobody would be hostile, an attack is none, or a reduction needs a larger cohort."""
-    if config.attack.kind != "none":
-        from shoal.engine.rounds.hostile import hostile_clients, own_change
-
-        hostile_clients(config.attack, config.partition.clients, config.seed)
-        for code in own_among("attack.kind", [config.attack.kind]).values():
-            own_change(code)
-    if config.aggregation.kind != "mean":
-        from shoal.engine.rounds.robust import require_enough
-
-        require_enough(config.aggregation, cohort)
