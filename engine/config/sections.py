@@ -252,12 +252,12 @@ def _attack(kind: str) -> str:
 
 @dataclass(frozen=True, config=CLOSED)
 class AttackOptions:
-    """Which clients are hostile, the same in all rounds; see `shoal.engine.rounds.hostile`. A kind alone stands for the section.
+    """Hostile clients, the same in all rounds; see `shoal.engine.rounds.hostile`. A kind alone stands for the section.
 
     Attributes:
-        kind: No client is (`none`); training labels y become C - 1 - y (`label_flip`); or the change of each mean entry from
-            what the client received becomes `scale` times its opposite (`sign_flip`), noise of `scale` times its root
-            mean square (`gaussian`), `scale` times itself (`scaled`), or what your function says, `my_file.py:Own`.
+        kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); or the change of each mean entry
+            from what the client received becomes `scale` times its opposite (`sign_flip`), noise of `scale` times its
+            root mean square (`gaussian`), `scale` times itself (`scaled`), or what `my_file.py:Own` makes of it.
         share: Share of all clients that are hostile, rounded down.
         scale: See `kind`.
     """

@@ -43,7 +43,7 @@ def hostile_clients(options: AttackOptions, clients: int, seed: int) -> frozense
 
 
 def require_possible(config: Config) -> None:
-    """Raises a ShoalError if no client would be hostile, the user's attack is none, or a cohort is too small to reduce."""
+    """Raises a ShoalError if no client would be hostile, an attack is none, or a cohort is too small."""
     clients, attack = config.partition.clients, config.attack.kind
     if attack != "none":
         hostile_clients(config.attack, clients, config.seed)

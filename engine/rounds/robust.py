@@ -66,10 +66,8 @@ class Door:
         others = [entry for entry, how in up.items() if how is not Reduce.MEAN]
         attack = self._attack if len(others) == len(up) else None
         reduction = None if self._aggregation is None else self._aggregation.kind
-        for key, kind, does, other in (
-            ("aggregation.kind", reduction, "reduces", "mean"),
-            ("attack.kind", attack, "changes", "label_flip"),
-        ):
+        both = ("aggregation.kind", reduction, "reduces", "mean"), ("attack.kind", attack, "changes", "label_flip")
+        for key, kind, does, other in both:
             if others and kind is not None:
                 how = "mixed" if up[others[0]] is Reduce.MIX else "kept for every client"
                 raise ShoalError(

@@ -301,8 +301,7 @@ class Exchange:
         """Prepares phases of one round; `before` is the state it started from, `next_state` a copy that it changes.
 
         With `repeats` one visit in each phase of round 1 is made twice, and compared. `infos` has the sizes of all
-        clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`. `door` is a
-        `shoal.engine.rounds.robust.Door`; None: no client is hostile.
+        clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`. `door` is a `robust.Door`.
         """
         self._batched, self._repeats, self._door = batched, repeats, door
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
