@@ -73,7 +73,7 @@ class Door:
                 raise ShoalError(
                     key,
                     f"{kind} {does} means, and {others[0]!r} of {self._method} is {how}; take {key}={other}, or a "
-                    "method that sends means, as fedavg",
+                    "method that sends means alone",
                 )
 
     def reduced(self, outcomes: Sequence[Outcome]) -> Replies:
