@@ -116,7 +116,7 @@ class OpenedJob:
             from shoal.engine.rounds.compression import Compression
 
             self.compression = partial(Compression, job.communication)
-        if job.attack is not None or job.aggregation is not None:
+        if job.attack or job.aggregation:
             from shoal.engine.rounds.hostile import HostileUploads
 
             self.hostile = HostileUploads(job)
@@ -239,8 +239,7 @@ class Visit:
         )
         # Filled by `score`, where a callback asks for it.
         self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
-        guards = () if guard is None else (guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox"))
-        self._guards = list(guards)
+        self._guards = [] if guard is None else [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         received, self._had = {**shared, **private}, {**shared, **private, **inbox}
         self._compression = opened.compression and opened.compression(self._had, state)
         models = {}
