@@ -29,6 +29,8 @@ from shoal.engine.config.config_text import (
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import located
 from shoal.engine.config.sections import (
+    AggregationOptions,
+    AttackOptions,
     CommunicationOptions,
     DataConfig,
     EngineConfig,
@@ -38,6 +40,7 @@ from shoal.engine.config.sections import (
     RayConfig,
     ResourcesConfig,
     RunConfig,
+    by_kind,
 )
 from shoal.engine.config.sizes import machine_memory
 from shoal.partition.methods.options import PartitionOptions
@@ -108,6 +111,8 @@ class Config(BaseModel):
     algorithm: Annotated[Named, BeforeValidator(_method)]
     participation: ParticipationOptions = ParticipationOptions()
     communication: CommunicationOptions = CommunicationOptions()
+    attack: Annotated[AttackOptions, BeforeValidator(by_kind)] = AttackOptions()
+    aggregation: Annotated[AggregationOptions, BeforeValidator(by_kind)] = AggregationOptions()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()

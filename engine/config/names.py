@@ -18,6 +18,7 @@ PLACES = (
     ("model", "readout"),
     ("partition", "method"),
     ("data", "dataset"),
+    ("attack", "kind"),
     ("evaluation", "metrics"),
     ("callbacks", "name"),
 )

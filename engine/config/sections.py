@@ -140,8 +140,8 @@ Metrics = Annotated[
 ]
 
 
-def _kind(value: Any) -> Any:
-    """Made features given by their kind alone."""
+def by_kind(value: Any) -> Any:
+    """A section given by its kind alone."""
     return {"kind": value} if isinstance(value, str) else value
 
 
@@ -174,7 +174,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     layout: Literal["auto", "dense", "sparse"] = "auto"
     row_normalize: Flag = False
     options: dict[str, Any] = field(default_factory=dict)
-    features: Annotated[MadeFeatures, BeforeValidator(_kind)] = MadeFeatures()
+    features: Annotated[MadeFeatures, BeforeValidator(by_kind)] = MadeFeatures()
     sparsity: Sparsity = Sparsity()
     synthetic: Flag = False
     inductive: Flag = False
@@ -239,6 +239,50 @@ class CommunicationOptions:
     upload: Literal["none", "topk", "int8"] = "none"
     ratio: Annotated[Number, Field(gt=0, le=1)] = 0.01
     error_feedback: Flag = True
+
+
+ATTACKS = ("none", "label_flip", "sign_flip", "gaussian", "scaled")
+
+
+def _attack(kind: str) -> str:
+    if kind not in ATTACKS and not is_own(kind):
+        raise ValueError(f"expected {', '.join(ATTACKS)} or my_file.py:my_function")
+    return kind
+
+
+@dataclass(frozen=True, config=CLOSED)
+class AttackOptions:
+    """Hostile clients, the same in all rounds; see `shoal.engine.rounds.hostile`. A kind alone stands for the section.
+
+    Attributes:
+        kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); or the change of each mean entry
+            from what the client received becomes `scale` times its opposite (`sign_flip`), noise of `scale` times its
+            root mean square (`gaussian`), `scale` times itself (`scaled`), or what `my_file.py:Own` makes of it.
+        share: Share of all clients that are hostile, rounded down.
+        scale: See `kind`.
+    """
+
+    kind: Annotated[Name, AfterValidator(_attack)] = "none"
+    share: Annotated[Number, Field(gt=0, le=1)] = 0.2
+    scale: Annotated[Number, Field(gt=0)] = 10.0
+
+
+@dataclass(frozen=True, config=CLOSED)
+class AggregationOptions:
+    """How means of uploads are reduced; see `shoal.engine.rounds.robust`. A kind alone stands for the section.
+
+    Attributes:
+        kind: The weighted mean (`mean`), of changes of bounded norm (`norm_bound`), or a robust reduction in which
+            each client counts once: `median`, `trimmed`, `krum`, `multi_krum`, `bulyan`, `geometric_median`.
+        share: Share of the clients of a round that may be hostile, rounded up, for `trimmed` and Krum's kin.
+        bound: Largest l2 norm of the change of a message.
+    """
+
+    kind: Literal["mean", "median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound"] = (
+        "mean"
+    )
+    share: Annotated[Number, Field(ge=0, lt=0.5)] = 0.2
+    bound: Annotated[Number, Field(gt=0)] = 1.0
 
 
 @dataclass(frozen=True, config=CLOSED)

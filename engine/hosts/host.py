@@ -109,12 +109,17 @@ class OpenedJob:
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         self.measures = measures_of(job.metrics, job.own_metrics)
-        # Takes what a client received and its state, where uploads are compressed.
+        # What is done to uploads: of a client with what it received and its state, and with those of hostile clients.
         self.compression: Callable[[Tree, Tree], Any] | None = None
+        self.hostile: Any = None
         if job.communication is not None:
             from shoal.engine.rounds.compression import Compression
 
             self.compression = partial(Compression, job.communication)
+        if job.attack or job.aggregation:
+            from shoal.engine.rounds.hostile import HostileUploads
+
+            self.hostile = HostileUploads(job)
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
         training, of_graphs = job.open_training(store), job.graph_infos(graphs)
@@ -126,7 +131,8 @@ class OpenedJob:
             places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
 
             def open_view(number: int) -> View:
-                view = job.view(*places[number], cache=cache, device=device)
+                flipped = self.hostile is not None and number in self.hostile.flipped
+                view = job.view(*places[number], cache=cache, device=device, flipped=flipped)
                 if self.guarded:
                     view.watch()
                 return view
@@ -233,11 +239,9 @@ class Visit:
         )
         # Filled by `score`, where a callback asks for it.
         self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
-        self._guards = []
-        if guard is not None:
-            self._guards = [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
-        received = {**shared, **private}
-        self._compression = opened.compression and opened.compression({**received, **inbox}, state)
+        self._guards = [] if guard is None else [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
+        received, self._had = {**shared, **private}, {**shared, **private, **inbox}
+        self._compression = opened.compression and opened.compression(self._had, state)
         models = {}
         for name, flat in kind.models.items():
             w = state.get(kind.keys[name])
@@ -290,9 +294,13 @@ class Visit:
         except BaseException as error:
             raise_named(algorithm, "upload", error)
         sent, state = replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
+        if opened.hostile is not None:
+            sent = opened.hostile.attacked(self._id, sent, self._had, self._cell, client.rng)
         if self._compression is not None:
             sent, kept = self._compression.sent(sent, self._cell, client.rng)
             state |= kept
+        if opened.hostile is not None:
+            sent = opened.hostile.bounded(sent, self._had, self._cell)
         return sent, state
 
     def score(self) -> np.ndarray:

@@ -45,6 +45,7 @@ class Cell:
         again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
         kept: States that are in a cluster's memory, by client; a host has them in `states`.
+        rows: Entries of `Reduce.MEAN` come as the tensor and the weight of every client, and are not added up.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
@@ -64,6 +65,7 @@ class Cell:
     first_loss: float = math.inf
     kept: Mapping[int, Kept] = field(default_factory=dict)
     places: range = range(0)
+    rows: bool = False
 
 
 @dataclass
@@ -94,9 +96,9 @@ class Outcome:
         states: New states.
         kept: New states that stay in a cluster's memory.
         sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.rounds.reduction.Sums`.
-        tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked.
+        tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked; so those of `Reduce.MEAN` of cells with `rows`.
         blocks: `Reduce.MIX` entries that are in a cluster's memory.
-        lists: `Reduce.GATHER` entries, one tensor a client.
+        lists: `Reduce.GATHER` entries, one tensor a client; weights of `Reduce.MEAN` entries of cells with `rows`.
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
         bytes_up: Bytes that each client sent.
         seconds: Time by step: `train`, `upload`, `evaluate`.

@@ -19,7 +19,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among, read_all
-from shoal.engine.config.sections import ACCURACY, CommunicationOptions
+from shoal.engine.config.sections import ACCURACY, AggregationOptions, AttackOptions, CommunicationOptions
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
@@ -61,6 +61,9 @@ class Job:
         own_metrics: The user's functions among them, by name.
         predictions: A callback asks for what evaluated clients predict.
         communication: How uploads are compressed; None: they are not.
+        attack: What hostile clients do; None: there are none.
+        own_attack: The user's function for it, by name.
+        aggregation: How means are reduced; None: as weighted means.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
@@ -92,6 +95,9 @@ class Job:
     metrics: tuple[str, ...] = (ACCURACY,)
     own_metrics: Mapping[str, UserCode] = field(default_factory=dict)
     communication: CommunicationOptions | None = None
+    attack: AttackOptions | None = None
+    own_attack: Mapping[str, UserCode] = field(default_factory=dict)
+    aggregation: AggregationOptions | None = None
     predictions: bool = False
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
@@ -202,12 +208,12 @@ class Job:
         path = built.spec.pretrained
         return drawn if path is None else start_from(built.flat, self.pretrained[path])
 
-    def view(self, store: Store, client: int, cache: Cache, device: torch.device = CPU) -> View:
-        """The data of a client of one of the stores."""
-        name = (str(store.path), self.split, self.propagation, client)
+    def view(self, store: Store, client: int, cache: Cache, device: torch.device = CPU, flipped: bool = False) -> View:
+        """The data of a client of one of the stores; `flipped` is as of `View`."""
+        name = (str(store.path), self.split, self.propagation, client, *(["flipped"] if flipped else []))
         shard, split, hops = store.data(self.split, self.propagation, client)
         propagation = propagation_of(self.propagation) if self.propagation else None
-        return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation)
+        return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation, flipped)
 
     def infos(self, store: Store) -> ClientTable:
         """Sizes of all clients."""
@@ -295,6 +301,9 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         metrics=config.evaluation.metrics,
         own_metrics=own_among("evaluation.metrics", config.evaluation.metrics),
         communication=None if config.communication.upload == "none" else config.communication,
+        attack=None if config.attack.kind == "none" else config.attack,
+        own_attack=own_among("attack.kind", [config.attack.kind]),
+        aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
         in_round=config.participation.count or int(store.clients * config.participation.ratio + 1e-9),
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},

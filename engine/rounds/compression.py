@@ -59,9 +59,9 @@ class Compression:
             of_weight = 0 if weight is None else 4 * (weight.numel() if isinstance(weight, Tensor) else 1)
             if not numbers or size + of_weight >= sizes.get(name, value.nbytes + of_weight):
                 continue
-            received = _like(value, self._received.get(name))
+            received = like(value, self._received.get(name))
             key = f"{of_phase}{'left' if received is not None else 'sent'}/{name}"
-            before = _like(value, self._kept.get(key))
+            before = like(value, self._kept.get(key))
             base = received if received is not None else before if before is not None else torch.zeros_like(value)
             base = base.to(number)
             change = value.to(number) - base
@@ -79,7 +79,7 @@ class Compression:
         return Upload(entries, upload.weight, sizes), kept
 
 
-def _like(value: Tensor, other: Tensor | None) -> Tensor | None:
+def like(value: Tensor, other: Tensor | None) -> Tensor | None:
     """Another tensor, if it is a float tensor of the same shape."""
     return other if other is not None and other.shape == value.shape and other.is_floating_point() else None
 

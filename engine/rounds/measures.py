@@ -3,7 +3,6 @@
 Such a function is of one client's items of a part: `def ECE(logits, labels) -> float`.
 """
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -28,13 +27,7 @@ def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str
 
 def own_metric(code: UserCode) -> Measure:
     """The function, giving what counts keep of a value. Raises ShoalError: it is none, or takes other arguments."""
-    function, name = code.load(), code.name.rpartition(":")[2]
-    if not callable(function):
-        raise code.fault(KEY, f"{name} is no function; write def {name}(logits, labels)")
-    try:
-        inspect.signature(function).bind(None, None)
-    except (TypeError, ValueError) as error:
-        raise code.fault(KEY, f"{name} cannot be called as {name}(logits, labels): {error}") from None
+    function, name = code.function(KEY, "logits", "labels"), code.name.rpartition(":")[2]
 
     def measure(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
         # Copies: it may write into what it is given.

@@ -38,13 +38,17 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
         tensors = [upload.entries[entry] for upload in uploads]
         if how is not Reduce.GATHER:
             require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
-        if how is not Reduce.MEAN:
+        if cell.rows:
+            outcome.tensors[entry] = torch.stack([t.cpu() for t in tensors])
+            weights = [torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64) for upload in uploads]
+            outcome.lists[entry] = [weight.cpu() for weight in weights]
+        elif how is not Reduce.MEAN:
             require_one_type(entry, [(i, t.dtype) for i, t in zip(outcome.ids, tensors)])
             if how is Reduce.GATHER:
                 outcome.lists[entry] = tensors
             else:
                 outcome.tensors[entry] = torch.stack(tensors)
-    means = [entry for entry, how in cell.up.items() if how is Reduce.MEAN]
+    means = [entry for entry, how in cell.up.items() if how is Reduce.MEAN and not cell.rows]
     sums, place = Sums(), dict(zip(cell.ids, cell.places))
     for client, upload in zip(outcome.ids, uploads) if means else ():
         weight = {entry: _double(upload.weight.get(entry, 1.0)) for entry in means}

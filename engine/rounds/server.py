@@ -84,6 +84,12 @@ class Server:
         domains = Domains(records, self.graphs, job.metrics) if records else None
         self._scored = job.infos(store)
         self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics)
+        # What checks uploads and reduces them where clients may be hostile.
+        self._door: Any = None
+        if job.attack is not None or job.aggregation is not None:
+            from shoal.engine.rounds.robust import Door
+
+            self._door = Door(job.attack, job.aggregation, type(self.algorithm).__name__)
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -113,7 +119,7 @@ class Server:
             meter = Meter(number, self.infos, self._pool, watch)
             exchange = Exchange(
                 self._visited, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched,
-                self._own,
+                self._own, self._door,
             )  # fmt: skip
             # 2. The method's part. A round without a cohort changes nothing.
             records: Tree = {}
@@ -290,13 +296,14 @@ class Exchange:
         meter: Meter,
         batched: bool = False,
         repeats: bool = False,
+        door: Any = None,
     ) -> None:
         """Prepares phases of one round; `before` is the state it started from, `next_state` a copy that it changes.
 
         With `repeats` one visit in each phase of round 1 is made twice, and compared. `infos` has the sizes of all
-        clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`.
+        clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`. `door` is a `robust.Door`.
         """
-        self._batched, self._repeats = batched, repeats
+        self._batched, self._repeats, self._door = batched, repeats, door
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
@@ -311,9 +318,11 @@ class Exchange:
         its last local step.
 
         Raises:
-            ShoalError: No client answered.
+            ShoalError: No client answered, or the door does not take such uploads.
         """
-        next_state = self.next_state
+        next_state, keeps_rows = self.next_state, self._door is not None and self._door.keeps_rows
+        if self._door is not None:
+            self._door.require_means(ask.up)
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self._meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
@@ -337,6 +346,7 @@ class Exchange:
                 first_loss=next_state.first_losses.get(ask.phase, math.inf),
                 kept=_pick(next_state.kept, cell.ids),
                 places=cell.places,
+                rows=keeps_rows,
             )
             for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
@@ -358,6 +368,9 @@ class Exchange:
         if ids and not answered:
             line, detail = next(iter(outcomes[0].failures.values()))
             raise ShoalError(f"no client of the cohort answered; the first: {line}", detail=detail)
+        if keeps_rows and answered:
+            replies: Replies = self._door.reduced(answered)
+            return replies
         replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
         self._held.update(held)
         return replies

@@ -17,6 +17,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
+from shoal.engine.config.names import shown_name
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.messages.job import require_room_for_hops
@@ -53,6 +54,8 @@ from shoal.storage.store.view import Cache, View
 SHARE_TO_MEASURE = 16
 # Of a store, in which labelled nodes and their neighbours are counted.
 COUNTED_CLIENTS = 4
+# Numbers of hostile clients that are shown.
+MOST_NAMED = 20
 # Multiplications of a layer in a step, in bfloat16 on a processor (`benchmarks/fast_paths.py`).
 PAYS_FROM = 2**24
 
@@ -227,14 +230,16 @@ def expected(plan: RunPlan) -> Expected:
     # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
     personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
     unsent = config.communication.upload != "none" and config.communication.error_feedback
+    # Robust reductions have all uploads of a round, as what is mixed has.
+    held = mixes or config.aggregation.kind not in ("mean", "norm_bound")
     states, share = moments + personal + unsent, len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
     on_ray = config.engine.backend == "ray"
-    peak = kept + int(copy * share * (states + (1 + on_ray) * mixes))
+    peak = kept + int(copy * share * (states + (1 + on_ray) * held))
     if on_ray:
         # What the clients of a cell make is in its host's memory as well, and in Ray's.
-        peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * mixes))
+        peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * held))
     # Training nodes alone have at most as much as all nodes.
     scratch, *made = (step * (1 + config.data.inductive) for step in of.disk)
     disk = sum(made)
@@ -254,6 +259,7 @@ def expected(plan: RunPlan) -> Expected:
         + f", {size(kept)} a checkpoint, {config.run.keep} kept",
         "hops": _computed_hops(config, mean.nodes, of, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
+        "hostile": "" if config.attack.kind == "none" else _hostile(config, clients),
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
         + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}"),
@@ -270,6 +276,15 @@ def expected(plan: RunPlan) -> Expected:
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)
+
+
+def _hostile(config: Config, clients: int) -> str:
+    """How many clients attack, how, and the first of them."""
+    from shoal.engine.rounds.hostile import hostile_clients
+
+    found = sorted(hostile_clients(config.attack, clients, config.seed))
+    first = ", ".join(map(str, found[:MOST_NAMED]))
+    return f"{len(found)} of {clients} clients, by {shown_name(config.attack.kind)}: {first}"
 
 
 def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:

@@ -84,6 +84,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     if not centralized:
         require_cohorts(participation, config.partition.clients, config.rounds, online)
         require_sample(config.evaluation.clients, config.partition.clients)
+        if config.attack.kind != "none" or config.aggregation.kind != "mean":
+            from shoal.engine.rounds.hostile import require_possible
+
+            require_possible(config)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"

@@ -63,6 +63,7 @@ class View:
         cache: Cache,
         device: torch.device = CPU,
         propagation: PropagationOptions | None = None,
+        flipped: bool = False,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -70,6 +71,7 @@ class View:
             key: Different for every view that shares the cache.
             hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse; or what computes them when they are read.
             cache: The host's cache, in the memory of the device.
+            flipped: Training labels y are C - 1 - y (Fang et al., USENIX Security 2020), all others as they are.
             device: The processor, where tensors use the memory of the map, or a GPU.
         """
         self.client = shard.client
@@ -78,7 +80,7 @@ class View:
         self.entries = shard.entries
         self.device = device
         self.propagation = propagation
-        self._key = key
+        self._key, self._flipped = key, flipped
         self._shard = shard
         self._cache = cache
         parts = [torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)]
@@ -142,7 +144,7 @@ class View:
                 return name
         if self.device.type != "cpu":
             return None
-        label = torch.from_numpy(self._shard.item_label)
+        label = torch.from_numpy(self._item_label())
         sources = dict(zip(("train", "val", "test"), self._rows_at_first))
         sources |= {"label": label, "train_label": label[sources["train"]]}
         for name, source in sources.items():
@@ -265,16 +267,23 @@ class View:
         copy: StoredFeatures | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
         return hop if copy is None else copy
 
+    def _item_label(self) -> np.ndarray:
+        label = self._shard.item_label
+        if self._flipped:
+            train, label = self._parts[0][1].numpy(), label.copy()
+            label[train] = self.classes - 1 - label[train]
+        return label
+
     @cached_property
     def label(self) -> Tensor:
         """Label of every item, int64 `[items]`; -1 is unlabelled. A method may read it at training items only."""
-        return self._build(lambda: torch.from_numpy(self._shard.item_label).long().to(self.device))
+        return self._build(lambda: torch.from_numpy(self._item_label()).long().to(self.device))
 
     @cached_property
     def train_label(self) -> Tensor:
         """Label of every training item, int64."""
         chosen = self.train.cpu()
-        label = self._shard.item_label
+        label = self._item_label()
         return self._build(lambda: torch.from_numpy(label).index_select(0, chosen).long().to(self.device))
 
     @cached_property

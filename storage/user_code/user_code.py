@@ -1,9 +1,10 @@
 """The texts of a user's file and of what it imports beside it, and the class that they hold."""
 
 import ast
+import inspect
 import json
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -55,6 +56,17 @@ class UserCode:
     def load(self) -> Any:
         """The object of that name; the file runs once a process. Raises ShoalError: it fails, or has no such class."""
         return _loaded(self.name, self.source, tuple(sorted(self.helpers.items())))
+
+    def function(self, key: str, *arguments: str) -> Callable[..., Any]:
+        """The function of that name. Raises ShoalError: as `load`; it is none, or takes other arguments."""
+        found, name, listed = self.load(), self.name.rpartition(":")[2], ", ".join(arguments)
+        if not callable(found):
+            raise self.fault(key, f"{name} is no function; write def {name}({listed})")
+        try:
+            inspect.signature(found).bind(*arguments)
+        except (TypeError, ValueError) as error:
+            raise self.fault(key, f"{name} cannot be called as {name}({listed}): {error}") from None
+        return found
 
     @property
     def place(self) -> str:

@@ -176,6 +176,14 @@ def test_other_tasks(here: Run, run_there: Run, request: pytest.FixtureRequest, 
     assert_same(run_there(keys), here(keys))
 
 
+@pytest.mark.parametrize("attack", ["scaled", "label_flip"])
+@pytest.mark.parametrize("reduction", ["median", "krum", "norm_bound"])
+def test_hostile_clients_there(here: Run, run_there: Run, attack: str, reduction: str) -> None:
+    keys = {**KEYS, "attack.kind": attack, "aggregation.kind": reduction, "model.name": "sgc"}
+    keys |= {"aggregation.share": 0.0} if reduction == "krum" else {}
+    assert_same(run_there(keys), here(keys))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -> None:

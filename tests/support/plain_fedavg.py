@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Output
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
+from shoal.storage.store.view import Cache, View
 
 EPOCHS, DROPOUT = 2, 0.5
 SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9, "train.weight_decay": 0.01}
@@ -21,6 +21,22 @@ SGD |= {"train.epochs": EPOCHS, "train.dropout": DROPOUT}
 def flat(module: nn.Module) -> Tensor:
     """All parameters `[P]`."""
     return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def sgd_step(server: Server, client: int, w: np.ndarray, lr: float, flipped: bool = False) -> tuple[np.ndarray, int]:
+    """Softmax regression after a step of SGD from `w`, `[C, F]` and a bias, on training rows; and their number.
+
+    `flipped`: labels y are C - 1 - y.
+    """
+    job = server.job
+    view = job.view(job.open_store(), client, Cache(0))
+    classes = int(view.classes)
+    x, y = view.x[view.train].float(), view.label[view.train]
+    free = torch.tensor(w, requires_grad=True)
+    weight, bias = free[:-classes].view(classes, -1), free[-classes:]
+    F.cross_entropy(x @ weight.T + bias, classes - 1 - y if flipped else y).backward()
+    assert free.grad is not None
+    return w - np.float32(lr) * free.grad.numpy(), len(y)
 
 
 def cross_entropy(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:

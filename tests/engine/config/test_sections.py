@@ -30,6 +30,8 @@ CLASSES: dict[str, type] = {
     "train": TrainOptions,
     "participation": sections.ParticipationOptions,
     "communication": sections.CommunicationOptions,
+    "attack": sections.AttackOptions,
+    "aggregation": sections.AggregationOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
@@ -69,7 +71,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     ("data.split_seed data.cross_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
     (
-        "partition.alpha partition.resolution train.lr engine.cell_timeout run.checkpoint_seconds run.max_seconds",
+        "partition.alpha partition.resolution train.lr attack.scale aggregation.bound engine.cell_timeout "
+        "run.checkpoint_seconds run.max_seconds",
         [0.0, -1.0, NAN, INF, "1", True],
     ),
     (
@@ -78,11 +81,12 @@ KINDS: list[tuple[str, list[Any]]] = [
         [-0.5, NAN, INF],
     ),
     ("train.momentum train.dropout", [-0.1, 1.0, NAN, INF]),
-    ("data.cross_share participation.ratio communication.ratio", [0.0, 1.1, NAN, True, "1"]),
+    ("data.cross_share participation.ratio communication.ratio attack.share", [0.0, 1.1, NAN, True, "1"]),
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload engine.backend engine.trainer engine.device engine.precision "
+        "train.opt_state communication.upload attack.kind aggregation.kind "
+        "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
     ),
@@ -108,6 +112,7 @@ REFUSED: dict[str, list[Any]] = {
     "train.batch_size": [2**63],
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
     "evaluation.metrics": ["auc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
+    "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
     "engine.cell_size": ["auto4"],
@@ -147,6 +152,9 @@ TAKEN: dict[str, list[Any]] = {
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
     "communication.ratio": [1.0],
+    "attack.kind": ["none", "scaled", "/my.py:Own"],
+    "attack.share": [1.0],
+    "aggregation.share": [0.0, 0.49],
     "evaluation.metrics": [("accuracy",), ("f1", "/my.py:ECE", "roc_auc")],
     "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
@@ -164,6 +172,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "data.name": {"dataset": "files"},
     "train.momentum": {"optimizer": "sgd"},
     "communication.ratio": {"upload": "topk"},
+    "attack.share": {"kind": "scaled"},
+    "aggregation.share": {"kind": "krum"},
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from support.plain_fedavg import sgd_step
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
@@ -18,7 +18,6 @@ from shoal.engine.rounds.compression import Compression, rounded
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]
 LR, RATIO = 0.5, 0.2
@@ -33,19 +32,6 @@ def _small_tensors_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "LEAST", 10)
 
 
-def trained(server: Server, client: int, w: np.ndarray) -> tuple[np.ndarray, int]:
-    """Parameters after a step from `w`, a weight `[C, F]` and a bias, on a client's training rows; and their number."""
-    job = server.job
-    view = job.view(job.open_store(), client, Cache(0))
-    x, y = view.x[view.train].float(), view.label[view.train]
-    free = torch.tensor(w, requires_grad=True)
-    classes = int(view.classes)
-    weight, bias = free[:-classes].view(classes, -1), free[-classes:]
-    F.cross_entropy(x @ weight.T + bias, y).backward()
-    assert free.grad is not None
-    return w - np.float32(LR) * free.grad.numpy(), len(y)
-
-
 @pytest.mark.parametrize("feedback", [True, False])
 def test_rounds_of_fedavg_with_the_largest_changes(start: Start, feedback: bool) -> None:
     server = start({**PLAIN, **TOPK, "communication.error_feedback": feedback})
@@ -56,7 +42,7 @@ def test_rounds_of_fedavg_with_the_largest_changes(start: Start, feedback: bool)
         cohort = server.cohort(number)
         total, rows, sizes = np.zeros(len(w)), 0, list[int]()
         for client in cohort:
-            after, size = trained(server, client, w)
+            after, size = sgd_step(server, client, w, LR)
             change = after - w + left.get(client, 0)
             sent = np.zeros_like(w)
             largest = np.argsort(-np.abs(change))[:count]
