@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Received, overrides, trains_plainly
+from shoal.algorithms.base import Algorithm, Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
 from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
@@ -50,7 +50,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_state,
     require_unwritten,
 )
-from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
+from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes, upload_digest
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.store.cache import OpenViews, most_views
@@ -304,6 +304,11 @@ class Visit:
             return score(opened.algorithm, scored, received, opened.measures, self.predicted)
 
     @property
+    def algorithm(self) -> Algorithm:
+        """The method that runs here."""
+        return self._opened.algorithm
+
+    @property
     def is_graph(self) -> bool:
         """Whether it is the whole graph of a domain, and no client."""
         return self._id >= len(self._opened.job.model_of)
@@ -461,6 +466,8 @@ class _CellAtWork:
                 bounded_loss(loss, self._cell.first_loss)
             outcome.states[result.client] = result.state
             self._uploads.append(upload)
+            if self._opened.job.digests:
+                outcome.digests[result.client] = upload_digest(upload)
             outcome.losses.append(loss)
             outcome.bytes_up.append(upload_bytes(upload))
         outcome.ids.append(result.client)

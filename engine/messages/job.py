@@ -60,6 +60,7 @@ class Job:
         metrics: What models are evaluated by, accuracy always; the first chooses rounds.
         own_metrics: The user's functions among them, by name.
         predictions: A callback asks for what evaluated clients predict.
+        digests: Clients' uploads come with their digests (`run.keep_digests`).
         communication: How uploads are compressed; None: they are not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
@@ -93,6 +94,7 @@ class Job:
     own_metrics: Mapping[str, UserCode] = field(default_factory=dict)
     communication: CommunicationOptions | None = None
     predictions: bool = False
+    digests: bool = False
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
@@ -295,6 +297,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         metrics=config.evaluation.metrics,
         own_metrics=own_among("evaluation.metrics", config.evaluation.metrics),
         communication=None if config.communication.upload == "none" else config.communication,
+        digests=config.run.keep_digests,
         in_round=config.participation.count or int(store.clients * config.participation.ratio + 1e-9),
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
