@@ -10,7 +10,7 @@ from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.records.checkpoint import Checkpoint
-from shoal.engine.records.run_folder import RunFolder, note_parent, parent_of
+from shoal.engine.records.run_folder import RunFolder, finished, note_parent, parent_of, started
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.rewind import PastRun
@@ -40,18 +40,18 @@ def fork(parent: Path, number: int, changes: Sequence[str]) -> Path:
         raise ShoalError("rounds", f"{plan.config.rounds}, and the fork begins after round {number}; set rounds higher")
     if isinstance(plan.place, str):
         raise ShoalError("run.root", f"{plan.config.run.root} is an address; a fork is made in a folder, run.root=runs")
-    with closing(RunFolder(plan.folder, plan.config.run.log_format)) as folder:
-        of = {"run": str(parent.resolve()), "round": number}
-        if not (folder.started or folder.finished):
-            found = past.after(number)
-            assert found is not None
-            _require_compatible(past, plan, found)
+    of = {"run": str(parent.resolve()), "round": number}
+    if not (started(plan.folder) or finished(plan.folder)):
+        found = past.after(number)
+        assert found is not None
+        _require_compatible(past, plan, found)
+        with closing(RunFolder(plan.folder, plan.config.run.log_format)) as folder:
             note_parent(folder.path, of)
             # Files of the fork may be others, of its method for one.
             bring(parent, replace(found, inputs=found.inputs | plan.inputs), folder)
-            say(f"{number} rounds are those of {parent}; {past.trained} of them were trained once more")
-        elif parent_of(folder.path) != of:
-            raise ShoalError(folder.path, "holds another run; give the fork another name, as name=mine")
+        say(f"its first {number} rounds are those of {parent}")
+    elif parent_of(plan.folder) != of:
+        raise ShoalError(plan.folder, "holds another run; give the fork another name, as name=mine")
     return run(plan, resume=True)
 
 

@@ -65,7 +65,7 @@ class PastRun:
         first = found.state.round if found else 0
         self.trained = number - first
         where = f"from the checkpoint of round {first}" if found else "from the start"
-        say(where + (f"; {self.trained} rounds are trained once more" if self.trained else ""))
+        say(where + (f"; rounds {first + 1} to {number} are trained once more" if self.trained else ""))
         if not self.trained:
             return found
         backend = LocalBackend(server_device(self.config))

@@ -332,5 +332,4 @@ def bring(other: Path, found: Checkpoint, folder: RunFolder) -> None:
             with replacing(folder.path / name) as unfinished:
                 shutil.copyfile(other / name, unfinished)
     checkpoint.write(folder.checkpoints, found)
-    with replacing(folder.metrics.path) as unfinished:
-        unfinished.write_text(found.metrics)
+    folder.metrics.restore(found.metrics)

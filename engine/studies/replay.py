@@ -1,5 +1,6 @@
 """One visit of one client in one round of a run, made again alone in this process, and compared with the record."""
 
+import math
 import pdb
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,7 @@ class _Seen(Exception):
 
 
 class _Steps(TorchFunctionMode):
-    """Notes loss and gradients of every call of `backward`."""
+    """Notes loss and gradients of every call of `backward` on a loss."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -93,10 +94,11 @@ class _Steps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is Tensor.backward:
+        # Others are parts of a step.
+        if func is Tensor.backward and args[0].numel() == 1:
             gradients = [model.flat.w.grad for model in self._client.models.values()]
-            norms = torch.stack([g.norm() for g in gradients if g is not None])
-            self.found.append((float(args[0].detach()), float(norms.norm())))
+            norms = [float(g.norm()) for g in gradients if g is not None]
+            self.found.append((float(args[0].detach()), math.hypot(*norms)))
         return result
 
 
