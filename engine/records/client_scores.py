@@ -177,9 +177,11 @@ def columns_of(uploads: Sequence[tuple[str, int, str]]) -> dict[str, pa.Array]:
 def read_upload_digests(run: Path, number: int) -> list[tuple[str, int, str]]:
     """Phase, client and digest of the uploads of a round, in their order; empty where none were kept.
 
-    Raises ShoalError: the file cannot be read or is of another run.
+    Raises ShoalError: the file cannot be read, is of another run, or is without the round.
     """
     batches = [rows for rows in _read(run, UPLOADS) if rows["round"][0].as_py() == number]
+    if not batches and noted_digests(run, UPLOADS).get(number) is not None:
+        raise ShoalError(run / UPLOADS, f"the digests of round {number} are damaged or missing; bring the file back")
     found = [row for rows in batches for row in rows.to_pylist()]
     return [(row["phase"], row["client"], row["digest"].hex()) for row in found]
 

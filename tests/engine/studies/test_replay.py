@@ -19,6 +19,7 @@ from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
+from shoal.engine.runs.verify import verify_run
 from shoal.engine.studies.replay import replay, tables
 
 MINE = """
@@ -174,3 +175,6 @@ def test_digests_of_uploads_stay_after_a_kill_and_are_of_their_bytes(tmp_path: P
     assert len({digest for of_round in seen for *_, digest in of_round}) == 8
     (whole / "uploads.arrows").write_bytes((whole / "uploads.arrows").read_bytes()[:-40])
     assert [read_upload_digests(whole, number) for number in (1, 2, 3)] == seen[:3]
+    with refused(whole / "uploads.arrows"):
+        read_upload_digests(whole, 4)
+    assert any("uploads.arrows" in fault for fault in verify_run(whole))
