@@ -63,7 +63,7 @@ KEYS = [
     "evaluation.metrics", "engine.backend", "engine.hosts", "engine.threads", "engine.trainer", "engine.device",
     "engine.precision", "engine.cell_size", "engine.memory_limit", "engine.cell_timeout", "engine.retries",
     "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_gpus", "ray.address", "run.root",
-    "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records", "run.client_scores", "run.max_seconds", "run.keep_digests",
+    "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records", "run.client_scores", "run.max_seconds",
     "run.tensorboard", "unknown", "data.unknown", "a.b.c", "",
 ]  # fmt: skip
 NAMES = {
