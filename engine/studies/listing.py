@@ -275,8 +275,8 @@ def compare(left: Path, right: Path) -> list[TextTable]:
     names = (left.name, right.name)
     table = _differing("config", names, *(flatten(load_config(run).plain()) for run in (left, right)))
     rows = tuple((*row, "yes" if changes_numbers(row[0]) else "no") for row in table.rows)
-    tables = [replace(table, heads=(*table.heads, "affects results"), rows=rows, keys=table.keys + 1)]
-    tables.append(TextTable(("rounds",), (), 1, notes=(_parting(left, right),)))
+    heads, notes = (*table.heads, "affects results"), (*table.notes, _parting(left, right))
+    tables = [replace(table, heads=heads, rows=rows, keys=table.keys + 1, notes=notes)]
     if not (finished(left) and finished(right)):
         missing = ", ".join(run.name for run in (left, right) if not finished(run))
         return [*tables, TextTable(("results",), (), 1, notes=(f"not finished: {missing}",))]
