@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.engine.cli.past import fork_command, replay_command
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address, path_fault
 from shoal.storage.options.types import one_of as _one_of
@@ -379,6 +380,30 @@ def report_command(
     print(f"written: {report([_possible(path) for path in paths], out, label_pairs(label or ()))}")
 
 
+@app.command("clock")
+def clock_command(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    devices: Annotated[str, typer.Option(help="CSV of classes of devices; ours: phones, hospital.")] = "phones",
+    network: Annotated[str, typer.Option(help="CSV of classes of links; ours: consumer, institutions.")] = "consumer",
+    deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits; says who is late.")] = None,
+    target: Annotated[float | None, typer.Option(help="Score to reach, as 0.8; by default 95 % of the best.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the device and the link of every client.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; by default `clock` in the first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
+    from shoal.engine.studies.clock_report import Asked, clocked
+
+    made = clocked([_possible(path) for path in paths], Asked.of(devices, network, deadline, target, seed))
+    if as_json:
+        _print_json(made.plain())
+        return
+    from shoal.engine.studies.study_table import on_screen
+
+    print("\n".join(map(on_screen, made.tables())), end="")
+    print(f"page: {made.write(out or _possible(paths[0]) / 'clock')}; beside it rounds.csv and target.csv")
+
+
 @app.command("compare")
 def compare_command(
     left: Annotated[str, typer.Argument(metavar="RUN")], right: Annotated[str, typer.Argument(metavar="RUN")]
@@ -479,36 +504,8 @@ def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -
         verify_folder(_possible(place))
 
 
-@app.command("replay")
-def replay_command(
-    run: Annotated[str, typer.Argument(metavar="RUN")],
-    round_number: Annotated[int, typer.Option("--round", min=1, help="The round.")],
-    client: Annotated[int, typer.Option("--client", min=0, help="A client of its cohort.")],
-    overrides: Overrides = None,
-    debug: Annotated[bool, typer.Option("--pdb", help="Stop where the method's code of the client begins.")] = False,
-) -> None:
-    """Make one client's visit of a round again, alone in this process, and compare its upload with the record."""
-    from shoal.engine.studies.replay import replay, tables
-    from shoal.engine.studies.study_table import on_screen
-
-    found = replay(_possible(run), round_number, client, overrides or (), debug)
-    print("\n".join(map(on_screen, tables(found))), end="")
-    print(found.verdict)
-    if not found.equal:
-        raise typer.Exit(1)
-
-
-@app.command("fork")
-def fork_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The parent.")],
-    round_number: Annotated[int, typer.Option("--round", min=1, help="The last round that both share.")],
-    overrides: Overrides = None,
-) -> None:
-    """Go on from a round of a run with other options, in a new run; interrupted, the same command continues it."""
-    from shoal.engine.runs.fork import fork
-    from shoal.engine.screen.tables import show_run
-
-    show_run(fork(_possible(run), round_number, overrides or ()))
+app.command("replay")(replay_command)
+app.command("fork")(fork_command)
 
 
 @app.command("export")

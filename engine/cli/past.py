@@ -1,0 +1,39 @@
+"""The commands that look back at a run: one visit made again, and a run that goes on from one of its rounds."""
+
+from typing import Annotated
+
+import typer
+
+OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")
+
+
+def replay_command(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The round.")],
+    client: Annotated[int, typer.Option("--client", min=0, help="A client of its cohort.")],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    debug: Annotated[bool, typer.Option("--pdb", help="Stop where the method's code of the client begins.")] = False,
+) -> None:
+    """Make one client's visit of a round again, alone in this process, and compare its upload with the record."""
+    from shoal.engine.cli.cli import _possible
+    from shoal.engine.studies.replay import replay, tables
+    from shoal.engine.studies.study_table import on_screen
+
+    found = replay(_possible(run), round_number, client, overrides or (), debug)
+    print("\n".join(map(on_screen, tables(found))), end="")
+    print(found.verdict)
+    if not found.equal:
+        raise typer.Exit(1)
+
+
+def fork_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The parent.")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The last round that both share.")],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+) -> None:
+    """Go on from a round of a run with other options, in a new run; interrupted, the same command continues it."""
+    from shoal.engine.cli.cli import _possible
+    from shoal.engine.runs.fork import fork
+    from shoal.engine.screen.tables import show_run
+
+    show_run(fork(_possible(run), round_number, overrides or ()))
