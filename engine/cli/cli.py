@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.engine.cli.past import fork_command, possible_path, replay_command
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import is_address, path_fault
+from shoal.storage.options.types import is_address
 from shoal.storage.options.types import one_of as _one_of
 
 if TYPE_CHECKING:
@@ -34,27 +35,11 @@ Labels = Annotated[
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
 
-def _possible(place: str) -> Path:
-    """A path that the system can look up; of a run or a store at an address, that of its copy on this machine."""
-    if is_address(place):
-        from shoal.engine.studies.at_address import local_copy
-
-        return local_copy(place)
-    path = Path(place)
-    if fault := path_fault(place):
-        raise ShoalError(path, fault)
-    try:
-        path.exists()
-    except OSError as error:
-        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
-    return path
-
-
 def _config(path: str, overrides: list[str] | None) -> "Config":
     """A config whose keys and names are right, before what trains is loaded, which takes seconds."""
     from shoal.engine.config.config import load_config, require_names
 
-    resolved = load_config(_possible(path) if is_address(path) else path, overrides or ())
+    resolved = load_config(possible_path(path) if is_address(path) else path, overrides or ())
     require_names(resolved)
     return resolved
 
@@ -87,7 +72,7 @@ def init_command(
     """Write a small commented project: a config, code where it needs some, and what to run next."""
     from shoal.engine.cli.projects import list_projects, start_project
 
-    lines = list_projects() if project is None else start_project(project, _possible(folder or project))
+    lines = list_projects() if project is None else start_project(project, possible_path(folder or project))
     print("\n".join(lines))
 
 
@@ -361,9 +346,9 @@ def table_command(
     if as_json:
         from shoal.engine.studies.sweep_folder import rows_of, table_of_runs
 
-        _print_json(table_of_runs(rows_of([_possible(path) for path in paths])).to_pylist())
+        _print_json(table_of_runs(rows_of([possible_path(path) for path in paths])).to_pylist())
         return
-    write_table([_possible(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
+    write_table([possible_path(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
 
 
 @app.command("report")
@@ -376,7 +361,7 @@ def report_command(
     from shoal.engine.studies.plain_names import label_pairs
     from shoal.engine.studies.report import report
 
-    print(f"written: {report([_possible(path) for path in paths], out, label_pairs(label or ()))}")
+    print(f"written: {report([possible_path(path) for path in paths], out, label_pairs(label or ()))}")
 
 
 @app.command("clock")
@@ -393,14 +378,14 @@ def clock_command(
     """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
     from shoal.engine.studies.clock_report import Asked, clocked
 
-    made = clocked([_possible(path) for path in paths], Asked.of(devices, network, deadline, target, seed))
+    made = clocked([possible_path(path) for path in paths], Asked.of(devices, network, deadline, target, seed))
     if as_json:
         _print_json(made.plain())
         return
     from shoal.engine.studies.study_table import on_screen
 
     print("\n".join(map(on_screen, made.tables())), end="")
-    print(f"page: {made.write(out or _possible(paths[0]) / 'clock')}; beside it rounds.csv and target.csv")
+    print(f"page: {made.write(out or possible_path(paths[0]) / 'clock')}; beside it rounds.csv and target.csv")
 
 
 @app.command("compare")
@@ -411,7 +396,7 @@ def compare_command(
     from shoal.engine.studies.listing import compare
     from shoal.engine.studies.study_table import on_screen
 
-    print("\n".join(on_screen(table) for table in compare(_possible(left), _possible(right))), end="")
+    print("\n".join(on_screen(table) for table in compare(possible_path(left), possible_path(right))), end="")
 
 
 @app.command("list")
@@ -433,7 +418,7 @@ def list_command(
     usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
     found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
     for place in folders or ():
-        found += kept_at(place) if is_address(place) else kept_in(_possible(place))
+        found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
     if as_json:
         _print_json(plain_list(found))
         return
@@ -452,7 +437,7 @@ def remove_command(
         return yes or typer.confirm(question)
 
     folders, addresses = ([path for path in paths if is_address(path) == there] for there in (False, True))
-    removed = not folders or remove([_possible(path) for path in folders], ask)
+    removed = not folders or remove([possible_path(path) for path in folders], ask)
     if removed and addresses:
         from shoal.engine.studies.at_address import remove_at
 
@@ -471,7 +456,7 @@ def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEE
     from shoal.engine.studies.sweep_folder import is_sweep
     from shoal.storage.store.manifest import read_manifest
 
-    path = _possible(place)
+    path = possible_path(place)
     if as_json:
         from shoal.engine.studies.listing import plain_content
 
@@ -500,7 +485,11 @@ def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -
 
         verify_at(place)
     else:
-        verify_folder(_possible(place))
+        verify_folder(possible_path(place))
+
+
+app.command("replay")(replay_command)
+app.command("fork")(fork_command)
 
 
 @app.command("export")
@@ -519,7 +508,7 @@ def export_command(
     from shoal.engine.screen.tables import console
 
     scope = None if best is None else _one_of("--best", current_name(best), "deployed", "global")
-    console.print(f"written: {export(_possible(run), scope, probabilities)}", soft_wrap=True)
+    console.print(f"written: {export(possible_path(run), scope, probabilities)}", soft_wrap=True)
 
 
 @app.command("pretrain")
@@ -544,7 +533,7 @@ def pretrain_command(
     values = {"epochs": epochs, "batch": batch, "lr": lr, "temperature": temperature}
     options = options_of({**values, "drop_nodes": drop_nodes, "perturb_edges": perturb_edges})
     resolved = load_config(config, overrides or ())
-    written = pretrain(resolved, _possible(str(out)), options, parts, "all" if all_graphs else "train")
+    written = pretrain(resolved, possible_path(str(out)), options, parts, "all" if all_graphs else "train")
     console.print(f"written: {written}; a run starts from it with model.pretrained={written}", soft_wrap=True)
 
 
@@ -569,7 +558,9 @@ def synthesize_command(
         raise ShoalError(twin, f"there is no such twin; known are {', '.join(ORIGINALS)}")
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
     with watched_by(watch):
-        folder = write_ogb_layout(_possible(str(root)).expanduser().resolve(), Twin.of(twin.lower(), options), compress)
+        folder = write_ogb_layout(
+            possible_path(str(root)).expanduser().resolve(), Twin.of(twin.lower(), options), compress
+        )
     print(f"written: {folder}")
 
 

@@ -437,6 +437,8 @@ class RunConfig:
         keep_records: Keep, of evaluated rounds, what the method records for `shoal report`: matrices of mixing, which
             are a number for every pair of clients, and prototypes.
         client_scores: Keep the scores of every client at every evaluation, in `clients.arrows`.
+        keep_digests: Keep a digest of each upload, 16 bytes for a client and phase, in `uploads.arrows`, with which
+            `shoal replay` compares.
         tensorboard: Write TensorBoard events.
         log_format: Of `run.log`: `text`, or `json`, an object a line with time, level, run, round, host, client and
             message.
@@ -451,6 +453,7 @@ class RunConfig:
     keep_best: Flag = False
     keep_records: Flag = False
     client_scores: Flag = True
+    keep_digests: Flag = False
     tensorboard: Flag = True
     log_format: Literal["text", "json"] = "text"
     max_seconds: Annotated[Number, Field(gt=0)] | None = None

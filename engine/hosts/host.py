@@ -50,7 +50,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_state,
     require_unwritten,
 )
-from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
+from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes, upload_digest
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.store.cache import SMALL, OpenViews, most_views
@@ -184,9 +184,10 @@ class OpenedJob:
     def plan(self, cells: Sequence[Cell]) -> None:
         """Announces who is visited, and who is scored, from now on; see `OpenViews.plan`."""
         trains = any(cell.train for cell in cells)
-        self.views.plan([i for cell in cells for i in cell.ids], self.touch if trains else _leave)
+        self.views.plan([i for cell in cells for i in cell.ids], self.touch if trains else None)
         if self.scored_views is not self.views:
-            self.scored_views.plan([i for cell in cells for i in cell.ids if i in cell.score], _leave)
+            # Evaluation reads what it needs.
+            self.scored_views.plan([i for cell in cells for i in cell.ids if i in cell.score])
 
     def visited(self, client: int) -> list[View]:
         """Views of a client that the method could have modified."""
@@ -209,10 +210,6 @@ class OpenedJob:
                 view.touch([0], training=False, edges=True)
 
 
-def _leave(view: View) -> None:
-    """Evaluation reads what it needs by itself."""
-
-
 class Visit:
     """One client's step on a host: download, train, upload, score; the next visit takes the models of `client`."""
 
@@ -222,7 +219,7 @@ class Visit:
         Raises:
             ShoalError: The client's data is missing or damaged, or `receive` failed.
         """
-        self._opened, self._cell, self._id = opened, cell, client_id
+        self._opened, self._cell, self._id, self.algorithm = opened, cell, client_id, opened.algorithm
         info, device = opened.infos[client_id], opened.device
         kind = opened.kinds[info.model]
         self._kind = kind
@@ -470,6 +467,8 @@ class _CellAtWork:
                 bounded_loss(loss, self._cell.first_loss)
             outcome.states[result.client] = result.state
             self._uploads.append(upload)
+            if self._opened.job.digests:
+                outcome.digests[result.client] = upload_digest(upload)
             outcome.losses.append(loss)
             outcome.bytes_up.append(upload_bytes(upload))
         outcome.ids.append(result.client)

@@ -108,6 +108,7 @@ class Outcome:
         busy: Seconds of a host in a process of its own, all in all, without `kernels`.
         printed: What code printed in its process, by client, and how many lines more; on the first outcome of a call.
         predicted: Predicted classes and labels of the evaluated clients, by part, where a callback asks for them.
+        digests: Of clients' uploads, where the run keeps them; see `shoal.engine.rounds.reduction.upload_digest`.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -128,6 +129,7 @@ class Outcome:
     busy: float = 0.0
     printed: tuple[Sequence[tuple[int | None, str]], int] = ((), 0)
     predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
 
 
 def one_by_one(cell: Cell) -> list[Cell]:

@@ -60,6 +60,7 @@ class Job:
         metrics: What models are evaluated by, accuracy always; the first chooses rounds.
         own_metrics: The user's functions among them, by name.
         predictions: A callback asks for what evaluated clients predict.
+        digests: Clients' uploads come with their digests (`run.keep_digests`).
         communication: How uploads are compressed; None: they are not.
         attack: What hostile clients do; None: there are none.
         own_attack: The user's function for it, by name.
@@ -99,6 +100,7 @@ class Job:
     own_attack: Mapping[str, UserCode] = field(default_factory=dict)
     aggregation: AggregationOptions | None = None
     predictions: bool = False
+    digests: bool = False
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
@@ -304,6 +306,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         attack=None if config.attack.kind == "none" else config.attack,
         own_attack=own_among("attack.kind", [config.attack.kind]),
         aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
+        digests=config.run.keep_digests,
         in_round=config.participation.count or int(store.clients * config.participation.ratio + 1e-9),
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},

@@ -49,6 +49,7 @@ class Checkpoint:
         inputs: Digests of what the run reads; see `shoal.engine.records.inputs`.
         passed_over: A line for each newer checkpoint that cannot be used.
         write_states: Writes states that are in a cluster's memory; see `shoal.engine.hosts.backend.Backend`.
+        folder: Where it was read; what is written elsewhere shares the files of its tensors.
     """
 
     state: "FederationState"
@@ -57,6 +58,7 @@ class Checkpoint:
     metrics: str
     passed_over: tuple[str, ...] = ()
     write_states: "Callable[[Path, FederationState], dict[str, str]] | None" = None
+    folder: Path | None = None
 
 
 def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
@@ -97,8 +99,8 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         with suppress(FileNotFoundError):
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
-        files = {}
-        for name, part in _parts(tensors).items():
+        files = {} if checkpoint.folder is None else _linked(checkpoint.folder, unfinished)
+        for name, part in _parts(tensors).items() if checkpoint.folder is None else ():
             write_tensors(unfinished / name, part)
             files[name] = digest(unfinished / name)
         if checkpoint.state.elsewhere:
@@ -125,6 +127,17 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ShoalError(folder, f"the checkpoint cannot be written ({error}); free space and use --resume") from error
     return folder
+
+
+def _linked(source: Path, folder: Path) -> dict[str, str]:
+    """Links the tensors of a checkpoint into another folder, or copies them to another disk; gives their digests."""
+    files = {name: found for name, found in _record(source)["files"].items() if name.endswith(SUFFIX)}
+    for name in files:
+        try:
+            os.link(source / name, folder / name)
+        except OSError:
+            shutil.copyfile(source / name, folder / name)
+    return files
 
 
 def write_clients(path: Path, tensors: "Tree") -> str:
@@ -215,7 +228,8 @@ def load_round(root: Path, number: int) -> Checkpoint:
         found = {name: t for file in files for name, t in read_tensors(file).items()}
         tensors = {name: t if name.startswith("download/") else t.clone() for name, t in found.items()}
         state = FederationState.from_tensors(tensors, record["state"])
-        return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
+        metrics = (folder / METRICS).read_text()
+        return Checkpoint(state, record["environment"], record["inputs"], metrics, folder=folder)
     except UNUSABLE as error:
         raise ShoalError(folder, _fault(error)) from None
 

@@ -1,10 +1,11 @@
 """clients.arrows: the scores of every client at every evaluation, one record batch each, in Arrow's stream format.
 
-A stream is appended to and cut off between its messages, which Arrow's file format with its footer is not.
+uploads.arrows has the digests of uploads in the same way, a batch for each round. A stream is appended to and cut off
+between its messages, which Arrow's file format with its footer is not.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.digest import digest_of
 from shoal.storage.files.reading import read_bytes
 
-CLIENT_SCORES = "clients.arrows"
+CLIENT_SCORES, UPLOADS = "clients.arrows", "uploads.arrows"
 # What reading a batch may raise that a kill cut off, or that was damaged.
 UNREADABLE = (
     *(pa.lib.ArrowException, EOFError, StopIteration),
@@ -30,10 +31,10 @@ END = bytes.fromhex("ffffffff00000000")
 
 
 class ClientScores:
-    """The one writer of a run's file."""
+    """The one writer of a run's file, of scores or of digests."""
 
-    def __init__(self, run: Path) -> None:
-        self.path = run / CLIENT_SCORES
+    def __init__(self, run: Path, name: str = CLIENT_SCORES) -> None:
+        self.path = run / name
         # Of the file that is begun.
         self._schema: pa.Schema | None = None
 
@@ -62,9 +63,9 @@ class ClientScores:
         return digest_of(message)
 
     def restore(self, noted: Mapping[int, str | None]) -> str | None:
-        """Cuts off what is behind a checkpoint, or not of the run; a warning if scores of evaluated rounds are missing.
+        """Cuts off what is behind a checkpoint, or not of the run; a warning if rounds are missing.
 
-        `noted` has the evaluated rounds, ascending, with the digests in their lines, if these have any.
+        `noted` has the rounds that were kept, ascending, with the digests in their lines, if these have any.
         """
         kept: list[int] = []
         end = 0
@@ -87,9 +88,7 @@ class ClientScores:
         missing = sorted(set(noted) - set(kept))
         if not missing:
             return None
-        return (
-            f"{self.path}: is without the scores of {len(missing)} evaluated rounds, of which {missing[0]} is the first"
-        )
+        return f"{self.path}: is without {len(missing)} rounds that were kept, of which {missing[0]} is the first"
 
 
 def _messages(arrays: Mapping[str, pa.Array], begun: pa.Schema | None) -> tuple[pa.Schema, bytes, bytes]:
@@ -142,11 +141,22 @@ def read_client_scores(run: Path) -> pa.Table:
         int32, `f1` float64 (macro-F1), and other metrics of the run under their names, float64.
     """
     path = run / CLIENT_SCORES
-    noted = noted_digests(run, CLIENT_SCORES)
+    batches = _read(run, CLIENT_SCORES)
+    if not batches:
+        raise ShoalError(path, "no scores of clients; the run was made with run.client_scores=false, or before them")
+    table = pa.Table.from_batches(batches).unify_dictionaries()
+    place = table.schema.get_field_index("scope")
+    scopes = table["scope"].dictionary_encode().chunks
+    return table.set_column(place, "scope", pa.chunked_array([_current(chunk) for chunk in scopes]))
+
+
+def _read(run: Path, name: str) -> list[pa.RecordBatch]:
+    """The batches of a run's file. Raises ShoalError: it cannot be read or is of another run."""
+    path, noted = run / name, noted_digests(run, name)
     batches = []
     try:
         for batch in _batches(path):
-            # A kill came between the scores of the last round and its line.
+            # A kill came between the batch of the last round and its line.
             if batch.number <= max(noted, default=batch.number):
                 require_noted(run, batch.number, batch.digest, noted)
                 batches.append(batch.rows)
@@ -154,12 +164,26 @@ def read_client_scores(run: Path) -> pa.Table:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ShoalError(path, f"{error}; bring the file back, or remove it and do without it") from None
-    if not batches:
-        raise ShoalError(path, "no scores of clients; the run was made with run.client_scores=false, or before them")
-    table = pa.Table.from_batches(batches).unify_dictionaries()
-    place = table.schema.get_field_index("scope")
-    scopes = table["scope"].dictionary_encode().chunks
-    return table.set_column(place, "scope", pa.chunked_array([_current(chunk) for chunk in scopes]))
+    return batches
+
+
+def columns_of(uploads: Sequence[tuple[str, int, str]]) -> dict[str, pa.Array]:
+    """Columns of phases, clients and digests of uploads."""
+    phases, clients, digests = zip(*uploads)
+    binary = pa.array(map(bytes.fromhex, digests), pa.binary(16))
+    return {"phase": pa.array(phases), "client": pa.array(clients, pa.int32()), "digest": binary}
+
+
+def read_upload_digests(run: Path, number: int) -> list[tuple[str, int, str]]:
+    """Phase, client and digest of the uploads of a round, in their order; empty where none were kept.
+
+    Raises ShoalError: the file cannot be read, is of another run, or is without the round.
+    """
+    batches = [rows for rows in _read(run, UPLOADS) if rows["round"][0].as_py() == number]
+    if not batches and noted_digests(run, UPLOADS).get(number) is not None:
+        raise ShoalError(run / UPLOADS, f"the digests of round {number} are damaged or missing; bring the file back")
+    found = [row for rows in batches for row in rows.to_pylist()]
+    return [(row["phase"], row["client"], row["digest"].hex()) for row in found]
 
 
 def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:

@@ -18,7 +18,7 @@ from shoal.engine.config.names import CODE, kept_name, read_all, renamed
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.config.sections import OLD_MOMENTS, current_scopes
 from shoal.engine.records import checkpoint
-from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
+from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientScores
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import METRICS, OF_RUN, RECORDS, Metrics, read_metrics
 from shoal.storage.errors import ShoalError
@@ -35,6 +35,8 @@ SUMMARY, LOG, FAILURE = "summary.json", "run.log", "failure.txt"
 # Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS = "checkpoints"
+# Of a fork: the run that it goes on from, and after which round.
+FORK = "fork.json"
 
 
 def runs_here(config: Config) -> Path:
@@ -93,6 +95,7 @@ class RunFolder:
         self.place: Path | str = path
         self.send: Callable[[], None] = lambda: None
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
+        self.uploads = ClientScores(path, UPLOADS)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
         self._lock = locked(path, "run.root", busy)
         self._log = _Log(self.log, delay=True)
@@ -179,6 +182,7 @@ class RunFolder:
             for name in (
                 METRICS,
                 CLIENT_SCORES,
+                UPLOADS,
                 SUMMARY,
                 FAILURE,
                 LOG,
@@ -205,6 +209,22 @@ class RunFolder:
             raise ShoalError(self.path / SUMMARY, "NaN or infinity in the summary; not written") from None
         with replacing(self.path / SUMMARY) as unfinished:
             unfinished.write_text(text)
+
+
+def note_parent(run: Path, parent: Mapping[str, Any]) -> None:
+    """Writes that a run is a fork: the folder of its parent, `run`, and the last `round` of both."""
+    with replacing(run / FORK) as unfinished:
+        unfinished.write_text(sealed(parent))
+
+
+def parent_of(run: Path) -> dict[str, Any] | None:
+    """What `note_parent` wrote; None: the run is no fork. Raises ShoalError: the note is damaged."""
+    try:
+        return unsealed(read_bytes(run / FORK))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ShoalError(run / FORK, f"damaged ({error}); remove the run, and fork again") from None
 
 
 class _Log(logging.FileHandler):

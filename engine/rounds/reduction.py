@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+import xxhash
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
@@ -30,6 +31,18 @@ def upload_bytes(upload: Upload) -> int:
     tensors = sum(t.nbytes for name, t in upload.entries.items() if name not in given)
     weights = (w for name, w in upload.weight.items() if name not in given)
     return tensors + 4 * sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights) + sum(given.values())
+
+
+def upload_digest(upload: Upload) -> str:
+    """XXH3-128 over name, type, shape and bytes of what a client sends, in order; without weight it counts as zeros."""
+    hasher = xxhash.xxh3_128()
+    for name, tensor in upload.entries.items():
+        weight = upload.weight.get(name, 1.0)
+        parts = (counted(tensor, weight), torch.as_tensor(_double(weight), dtype=torch.float64))
+        for part in (t.detach().cpu().contiguous() for t in parts):
+            hasher.update(f"{name} {part.dtype} {list(part.shape)} ".encode())
+            hasher.update(part.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None:
@@ -75,6 +88,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
         merged.kept.update(single.kept)
         merged.scores.update(single.scores)
         merged.predicted.update(single.predicted)
+        merged.digests.update(single.digests)
         merged.sums.update(single.sums)
         for name, spent in single.seconds.items():
             merged.seconds[name] = merged.seconds.get(name, 0.0) + spent

@@ -150,6 +150,8 @@ class Server:
             line[EVALUATED] = len(sample)
         if exchange.predicted:
             line["predicted"] = exchange.predicted
+        if exchange.uploads:
+            line["uploads"] = exchange.uploads
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
@@ -283,6 +285,7 @@ class Exchange:
         cohort: Clients of the round, ascending; those that fail are taken out.
         reply: What the method's last request gave; None before the first.
         predicted: What clients predicted, where a callback asks for it.
+        uploads: Phase, client and digest of each upload, where the run keeps digests.
     """
 
     def __init__(
@@ -310,6 +313,7 @@ class Exchange:
         # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
         self._held: dict[str, Uploads | None] = {}
         self.predicted: list[Predicted] = []
+        self.uploads: list[tuple[str, int, str]] = []
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
@@ -362,6 +366,8 @@ class Exchange:
                 self._meter.trained(outcome)
             trained.change(outcome.scores)
         self._take_predicted("trained", outcomes)
+        digests = {i: found for outcome in outcomes for i, found in outcome.digests.items()}
+        self.uploads += [(ask.phase, i, digests[i]) for i in sorted(digests)]
         if losses := [loss for outcome in outcomes for loss in outcome.losses if math.isfinite(loss)]:
             next_state.first_losses.setdefault(ask.phase, max(losses))
         answered = [outcome for outcome in outcomes if outcome.ids]

@@ -10,15 +10,16 @@ from typing import Any
 from shoal.engine.callbacks.callback import Running
 from shoal.engine.callbacks.calls import Calls
 from shoal.engine.config.run_identity import identity_keys
+from shoal.engine.config.sections import RunConfig
 from shoal.engine.hosts.backend import Backend, ServerLost
 from shoal.engine.hosts.device import PeakMemory, resident
 from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BestRounds, Checkpoint
-from shoal.engine.records.client_scores import CLIENT_SCORES
+from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, columns_of
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
-from shoal.engine.records.run_folder import RunFolder
+from shoal.engine.records.run_folder import RunFolder, parent_of
 from shoal.engine.records.summary import summarize_run
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
@@ -184,6 +185,8 @@ class Driver:
             digests[RECORDS] = write_records(self.folder.path, line["round"], records)
         if "scopes" in line and self.config.run.client_scores:
             digests[CLIENT_SCORES] = self.folder.client_scores.append(line["round"], self.backend.client_scores())
+        if uploads := line.pop("uploads", None):
+            digests[UPLOADS] = self.folder.uploads.append(line["round"], columns_of(uploads))
         if digests:
             line[DIGESTS] = digests
         line.setdefault("memory", {})["driver"] = resident()
@@ -225,21 +228,29 @@ class Driver:
         found = checkpoint.load_newest(self.folder.checkpoints)
         done = found.state.round if found else 0
         say(f"the server was lost ({error}); going on after round {done}")
-        go_on_from(self.folder, found, self.config.run.client_scores)
+        go_on_from(self.folder, found, self.config.run)
         return self._serve(found.state if found else None)
 
 
-def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool) -> None:
+def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps: RunConfig) -> None:
     """Restores a run folder to the content of a checkpoint, or to its start, and reports what it could not use."""
+    if found is None and (parent := parent_of(folder.path)):
+        raise ShoalError(
+            folder.checkpoints, f"no checkpoint, and the run is a fork of {parent['run']}; remove it, and fork again"
+        )
     for fault in found.passed_over if found else ():
         _warn(f"{fault}; set aside, the one before it is used")
     if found and found.passed_over:
         checkpoint.set_aside(folder.checkpoints, found.state.round)
     if rebuilt := folder.metrics.restore(found.metrics if found else ""):
         _warn(rebuilt)
-    lines = [line for line in folder.metrics.lines if "scopes" in line]
-    noted = {line["round"]: line.get(DIGESTS, {}).get(CLIENT_SCORES) for line in lines}
-    if keeps_scores and (lost := folder.client_scores.restore(noted)):
+    noted = {line["round"]: line.get(DIGESTS, {}) for line in folder.metrics.lines}
+    evaluated = {line["round"] for line in folder.metrics.lines if "scopes" in line}
+    scores = {number: digests.get(CLIENT_SCORES) for number, digests in noted.items() if number in evaluated}
+    if keeps.client_scores and (lost := folder.client_scores.restore(scores)):
+        _warn(lost)
+    uploads = {number: digests[UPLOADS] for number, digests in noted.items() if UPLOADS in digests}
+    if lost := folder.uploads.restore(uploads):
         _warn(lost)
 
 

@@ -21,13 +21,14 @@ from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
-from shoal.engine.records.client_scores import CLIENT_SCORES
+from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS
 from shoal.engine.records.metrics import read_records, recorded_rounds, write_records
 from shoal.engine.records.run_folder import (
     CHECKPOINTS,
     RunFolder,
     changed_contents,
     changed_keys,
+    parent_of,
     read_summary,
     run_path,
     runs_here,
@@ -84,6 +85,10 @@ def run(
         read = inputs.contents(config) | _published(config)
         # A sweep may have made the plan hours ago.
         _require_same(folder, plan.inputs, read)
+        if fresh and parent_of(folder.path):
+            raise ShoalError(
+                folder.path, "--fresh", "a fork begins with rounds of its parent; remove it, and fork again"
+            )
         if not fresh:
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
@@ -120,7 +125,7 @@ def run(
                 remote.clear()
         folder.begin(config)
         begun = True
-        go_on_from(folder, found, config.run.client_scores)
+        go_on_from(folder, found, config.run)
         own = backend or open_backend(config)
         try:
             Driver(plan, folder, own, job, store, read, trainers, go_on).drive(found.state if found else None)
@@ -258,11 +263,11 @@ def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
         if why is None:
             # A last round is evaluated whole, as no other may be.
             last = rounds if plan.config.evaluation.clients == "all" else rounds - 1
-            found = _usable(other, last - last % plan.config.evaluation.every)
+            found = usable(other, last - last % plan.config.evaluation.every)
             why = "none of its checkpoints can be used"
         if found is not None:
             say(f"{other}: the run of {rounds} rounds goes on to {plan.config.rounds} in {folder.path}")
-            _copy(other, found, folder)
+            bring(other, found, folder)
             return None
         reasons.append(f"{other}: the run of {rounds} rounds cannot go on to {plan.config.rounds}: {why}")
     return reasons[0] if reasons else f"{folder.path}: nothing to resume"
@@ -300,18 +305,20 @@ def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
     return None
 
 
-def _usable(other: Path, last: int) -> Checkpoint | None:
-    """The newest checkpoint of a run up to a round."""
-    for number in checkpoint.rounds_kept(other / CHECKPOINTS):
+def usable(other: Path, last: int) -> Checkpoint | None:
+    """The newest checkpoint of a run up to a round, of all that are kept."""
+    roots = (other / CHECKPOINTS, other / checkpoint.BEST)
+    kept = {number: root for root in reversed(roots) for number in checkpoint.rounds_kept(root)}
+    for number in sorted(kept, reverse=True):
         if number <= last:
             try:
-                return checkpoint.load_round(other / CHECKPOINTS, number)
+                return checkpoint.load_round(kept[number], number)
             except ShoalError as error:
                 say(f"{error}; the one before it is used")
     return None
 
 
-def _copy(other: Path, found: Checkpoint, folder: RunFolder) -> None:
+def bring(other: Path, found: Checkpoint, folder: RunFolder) -> None:
     """Copies a checkpoint, and what was kept of the rounds before it; their log comes last, as it makes a run begun."""
     last = found.state.round
     for number in recorded_rounds(other):
@@ -320,9 +327,9 @@ def _copy(other: Path, found: Checkpoint, folder: RunFolder) -> None:
     for number in checkpoint.rounds_kept(other / checkpoint.BEST):
         if number <= last:
             checkpoint.write(folder.path / checkpoint.BEST, checkpoint.load_round(other / checkpoint.BEST, number))
-    if (other / CLIENT_SCORES).exists():
-        with replacing(folder.path / CLIENT_SCORES) as unfinished:
-            shutil.copyfile(other / CLIENT_SCORES, unfinished)
+    for name in (CLIENT_SCORES, UPLOADS):
+        if (other / name).exists():
+            with replacing(folder.path / name) as unfinished:
+                shutil.copyfile(other / name, unfinished)
     checkpoint.write(folder.checkpoints, found)
-    with replacing(folder.metrics.path) as unfinished:
-        unfinished.write_text(found.metrics)
+    folder.metrics.restore(found.metrics)

@@ -11,7 +11,7 @@ from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import run_of
 from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records import checkpoint
-from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
+from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores, read_upload_digests
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
 from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, finished, read_summary, require_whole_metrics, started
 from shoal.engine.screen.progress import progress
@@ -58,6 +58,8 @@ def verify_run(run: Path) -> list[str]:
         partial(load_config, run),
         partial(require_whole_metrics, run),
         partial(_require_client_scores, run),
+        # Behind a damage no round can be read, and so not the last.
+        lambda: read_upload_digests(run, len(read_metrics(run))),
         *(partial(read_records, run, number) for number in recorded_rounds(run)),
         partial(_require_summary, run),
         lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)),

@@ -12,7 +12,7 @@ import yaml
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
-from shoal.engine.records.run_folder import read_summary
+from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.records.summary import SAMPLED
 from shoal.engine.studies.figure_data import manifest_of
 from shoal.engine.studies.groups import Group, Row, spread_of
@@ -144,6 +144,8 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         facts["Hosts"] += f", {known.get('cpu', device) if device == 'cpu' else device}"
     took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
     facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
+    if len(rows) == 1 and (parent := parent_of(rows[0].path)):
+        facts["Fork of"] = f"{Path(parent['run']).name}, after round {parent['round']}"
     named = (*METHOD, *MODEL, "data.dataset", "name")
     facts |= {names.key(key).capitalize(): _listed(_values(looks, key)) for key in keys if key not in named}
     return facts

@@ -14,7 +14,7 @@ from shoal.engine.config.names import shown_name
 from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.records.run_folder import CONFIG, FAILURE, failure_of, finished, read_summary, started
+from shoal.engine.records.run_folder import CONFIG, FAILURE, failure_of, finished, parent_of, read_summary, started
 from shoal.engine.records.summary import NODES, OF_SAMPLES, POOLED, SAMPLED
 from shoal.engine.studies.groups import Row, short_key, varied_in
 from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_of_sample, is_share, several_clients
@@ -236,7 +236,9 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
         head = f"{shown_name(keys['algorithm.name'])} on {graph}, {keys['partition.clients']} clients"
     else:
         head = shown_name(keys["algorithm.name"])
-    what = ", ".join(part for part in (head, what) if part)
+    parent = parent_of(path)
+    fork = f"fork of {Path(parent['run']).name} after round {parent['round']}" if parent else ""
+    what = ", ".join(part for part in (head, what, fork) if part)
     if not finished(path):
         return Entry(each, failure_of(path) or ("unfinished" if started(path) else "not begun"), what, sweep)
     figures = figures_by(path, mean)
@@ -271,7 +273,8 @@ def compare(left: Path, right: Path) -> list[TextTable]:
     names = (left.name, right.name)
     table = _differing("config", names, *(flatten(load_config(run).plain()) for run in (left, right)))
     rows = tuple((*row, "yes" if changes_numbers(row[0]) else "no") for row in table.rows)
-    tables = [replace(table, heads=(*table.heads, "affects results"), rows=rows, keys=table.keys + 1)]
+    heads, notes = (*table.heads, "affects results"), (*table.notes, _parting(left, right))
+    tables = [replace(table, heads=heads, rows=rows, keys=table.keys + 1, notes=notes)]
     if not (finished(left) and finished(right)):
         missing = ", ".join(run.name for run in (left, right) if not finished(run))
         return [*tables, TextTable(("results",), (), 1, notes=(f"not finished: {missing}",))]
@@ -280,6 +283,20 @@ def compare(left: Path, right: Path) -> list[TextTable]:
         tables.append(_differing(part, names, *(flatten(summary.get(part, {})) for summary in summaries)))
     results, mean = by_one_mean([row_of({}, run) for run in (left, right)])
     return [*tables, _figures(names, mean, *(row.figures for row in results))]
+
+
+# Of a line of metrics: what tells how long a round took and where, and digests of what else tells.
+NOT_NUMBERS = ("seconds", "memory", "hosts", "retries", "digests")
+
+
+def _parting(left: Path, right: Path) -> str:
+    """A line with the first round in which two runs differ, and in what."""
+    logged = [read_metrics(run) for run in (left, right)]
+    for one, other in zip(*logged):
+        keys = [k for k in dict.fromkeys([*one, *other]) if k not in NOT_NUMBERS and one.get(k) != other.get(k)]
+        if keys:
+            return f"rounds: equal up to round {one['round'] - 1}; in the next {', '.join(keys)} differ"
+    return f"rounds: equal up to round {min(map(len, logged))}"
 
 
 Names = tuple[str, str]

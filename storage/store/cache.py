@@ -237,9 +237,9 @@ class OpenViews(Generic[V]):
         self._views: OrderedDict[int, V] = OrderedDict()
         self._coming: dict[int, Future[V]] = {}
         self._next: Mapping[int, int] = {}
-        self._touch: Callable[[V], None] = lambda view: None
+        self._touch: Callable[[V], None] | None = None
 
-    def plan(self, clients: Sequence[int], touch: Callable[[V], None]) -> None:
+    def plan(self, clients: Sequence[int], touch: Callable[[V], None] | None = None) -> None:
         """Announces who is visited from now on; `touch` reads in another thread what is wanted of a client's data."""
         self._next = dict(pairwise(clients))
         self._touch = touch
@@ -270,5 +270,6 @@ class OpenViews(Generic[V]):
 
     def _opened(self, client: int) -> V:
         view = self._open_view(client)
-        self._touch(view)
+        if self._touch is not None:
+            self._touch(view)
         return view

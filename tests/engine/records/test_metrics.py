@@ -192,7 +192,7 @@ def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:
     assert scores.restore({}) is None
 
     def missing(count: int, first: int) -> str:
-        return f"{scores.path}: is without the scores of {count} evaluated rounds, of which {first} is the first"
+        return f"{scores.path}: is without {count} rounds that were kept, of which {first} is the first"
 
     assert scores.restore({2: None, 4: None, 6: None}) == missing(3, 2)
     scores.append(2, columns())

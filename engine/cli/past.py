@@ -1,0 +1,57 @@
+"""The commands that look back at a run, one visit made again and a fork; and the paths that commands are given."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_address, path_fault
+
+OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")
+
+
+def possible_path(place: str) -> Path:
+    """A path that the system can look up; of a run or a store at an address, that of its copy on this machine."""
+    if is_address(place):
+        from shoal.engine.studies.at_address import local_copy
+
+        return local_copy(place)
+    path = Path(place)
+    if fault := path_fault(place):
+        raise ShoalError(path, fault)
+    try:
+        path.exists()
+    except OSError as error:
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
+    return path
+
+
+def replay_command(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The round.")],
+    client: Annotated[int, typer.Option("--client", min=0, help="A client of its cohort.")],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    debug: Annotated[bool, typer.Option("--pdb", help="Stop where the method's code of the client begins.")] = False,
+) -> None:
+    """Make one client's visit of a round again, alone in this process, and compare its upload with the record."""
+    from shoal.engine.studies.replay import replay, tables
+    from shoal.engine.studies.study_table import on_screen
+
+    found = replay(possible_path(run), round_number, client, overrides or (), debug)
+    print("\n".join(map(on_screen, tables(found))), end="")
+    print(found.verdict)
+    if not found.equal:
+        raise typer.Exit(1)
+
+
+def fork_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The parent.")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The last round that both share.")],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+) -> None:
+    """Go on from a round of a run with other options, in a new run; interrupted, the same command continues it."""
+    from shoal.engine.runs.fork import fork
+    from shoal.engine.screen.tables import show_run
+
+    show_run(fork(possible_path(run), round_number, overrides or ()))

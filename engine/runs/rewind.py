@@ -1,0 +1,83 @@
+"""A run as it was after one of its rounds: from the nearest checkpoint, and the rounds behind it trained once more.
+
+Nothing is written. What is trained again is compared with what the run logged of it.
+"""
+
+from functools import cached_property
+from pathlib import Path
+
+from shoal.engine.config.config import load_config
+from shoal.engine.hosts.backend import LocalBackend, server_device
+from shoal.engine.messages.environment import differences, environment
+from shoal.engine.messages.job import make_job
+from shoal.engine.records import inputs
+from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import finished, read_summary
+from shoal.engine.rounds.costs import unwatched
+from shoal.engine.rounds.sampling import Schedule
+from shoal.engine.runs.plan import RunPlan
+from shoal.engine.runs.run import usable
+from shoal.engine.screen.progress import say
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.reading import read_bytes
+
+
+class PastRun:
+    """A run that is looked back at.
+
+    Attributes:
+        lines: Of the rounds that it logged.
+        trained: Rounds that `after` trained once more.
+    """
+
+    def __init__(self, run: Path) -> None:
+        """Opens a run, finished or not. Raises ShoalError: it is damaged, or what it reads is another content now."""
+        self.path, self.config, self.lines = run, load_config(run), read_metrics(run)
+        self.plan = RunPlan.of(self.config)
+        self.store = self.plan.prepare(repair=False)
+        self.job = make_job(self.config, self.store, run.name)
+        self.trained = 0
+
+    def require_round(self, number: int) -> None:
+        """Raises ShoalError: the run logged no such round."""
+        if not 1 <= number <= len(self.lines):
+            raise ShoalError(self.path, "--round", f"the run has rounds 1 to {len(self.lines)}, and none is {number}")
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The cohorts of all rounds."""
+        return Schedule(self.plan.rounds, self.store.clients, self.config.seed)
+
+    def after(self, number: int) -> Checkpoint | None:
+        """The run after a round, with what it had logged until then; None: before its first round.
+
+        Raises ShoalError: an input changed, or rounds that are trained again are not as the run logged them.
+        """
+        found = usable(self.path, number)
+        job, propagation = self.job, self.config.propagation
+        read = self.plan.inputs | inputs.of_stores(job.content, job.graphs, job.training, propagation.keep)
+        old = found.inputs if found else read_summary(self.path)["inputs"] if finished(self.path) else {}
+        if changed := inputs.differences(old, read):
+            raise ShoalError(self.path, f"{', '.join(changed)} changed since this run started; restore the content")
+        if found and (others := differences(found.environment, self.plan.device)):
+            say(f"the machine or its software changed, last bits may differ: {', '.join(others)}")
+        first = found.state.round if found else 0
+        self.trained = number - first
+        where = f"from the checkpoint of round {first}" if found else "from the start"
+        say(where + (f"; rounds {first + 1} to {number} are trained once more" if self.trained else ""))
+        if not self.trained:
+            return found
+        backend = LocalBackend(server_device(self.config))
+        backend.open(job, self.plan.rounds, found.state if found else None)
+        for logged in self.lines[first:number]:
+            line = backend.round(unwatched)
+            if changed := [key for key in ("cohort", "loss") if line[key] != logged[key]]:
+                raise ShoalError(
+                    self.path,
+                    f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
+                    "use the machine and the software of the run, or keep more checkpoints (run.keep)",
+                )
+        text = b"".join(read_bytes(self.path / METRICS).splitlines(keepends=True)[:number]).decode()
+        known = found.environment if found else environment(job.device)
+        return Checkpoint(backend.state(), known, {**old, **read}, text)
