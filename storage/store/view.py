@@ -63,6 +63,7 @@ class View:
         cache: Cache,
         device: torch.device = CPU,
         propagation: PropagationOptions | None = None,
+        all_edges: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -71,6 +72,7 @@ class View:
             hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse; or what computes them when they are read.
             cache: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
+            all_edges: Neighbours at all clients, see `Store.all_edges`.
         """
         self.client = shard.client
         self.classes = classes
@@ -78,6 +80,7 @@ class View:
         self.entries = shard.entries
         self.device = device
         self.propagation = propagation
+        self.all_edges = all_edges
         self._key = key
         self._shard = shard
         self._cache = cache

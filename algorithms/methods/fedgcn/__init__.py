@@ -1,0 +1,1 @@
+"""FedGCN: sums over neighbours at all clients, before FedAvg."""
