@@ -110,7 +110,7 @@ RULES = (
     _one_of(
         "data.cross_share data.cross_seed data.cross_min_neighbours", "data.cross_edges", "hops", "one_hop", "two_hop"
     ),
-    Rule(CROSS, "propagation.hops", "above 0", lambda c: c.propagation.hops > 0),
+    Rule(CROSS, "propagation.hops", "above 0", lambda c: c.data.cross_edges != "hops" or c.propagation.hops > 0),
     _one_of(*CROSS, "propagation.keep", "all"),
     Rule(
         CROSS, "model", f"that reads hops ({', '.join(READ_HOPS)})",

@@ -38,7 +38,7 @@ METHODS = {
     "fedpub": "shoal.algorithms.methods.fedpub.fedpub:FedPUB",
     "fedstar": "shoal.algorithms.methods.fedstar:FedStar",
     "fedgpl": "shoal.algorithms.methods.fedgpl.fedgpl:FedGPL",
-    "fedgcn": "shoal.algorithms.methods.fedgcn.fedgcn:FedGCN",
+    "fedgcn": "shoal.algorithms.methods.fedgcn:FedGCN",
     "class_means": "shoal.algorithms.methods.class_means:ClassMeans",
 }
 # Methods that their papers write otherwise than their classes are called.

@@ -1,1 +1,0 @@
-"""FedGCN: sums over neighbours at all clients, before FedAvg."""
