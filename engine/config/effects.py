@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES
-from shoal.algorithms.models.names import READ_HOPS
+from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES, READ_NO_EDGES
+from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -63,11 +63,6 @@ def _reads_hops(config: Any) -> bool:
     )
 
 
-# Models whose first layers can read sums of neighbours at all clients, and methods that read a client's graph as it is.
-READ_SUMS = {"one_hop": ("gcn", "sage"), "two_hop": ("gcn",)}
-PLAIN = ("local", "fedavg", "fedgcn", "fedprox", "fedopt", "scaffold", "feddc", "moon")
-
-
 def _in_layers(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """A condition of edges between clients that layers read."""
     return lambda config: config.data.cross_edges not in READ_SUMS or holds(config)
@@ -121,7 +116,7 @@ RULES = (
         CROSS, "model", "without fanouts",
         _in_layers(lambda c: not any(model.options.get("fanouts") for model in c.models())),
     ),
-    Rule(CROSS, "algorithm.name", ", ".join(PLAIN), _in_layers(lambda c: c.algorithm.name in PLAIN)),
+    Rule(CROSS, "algorithm.name", ", ".join(READ_NO_EDGES), _in_layers(lambda c: c.algorithm.name in READ_NO_EDGES)),
     Rule(CROSS, "propagation.rows", "all", _in_layers(lambda c: c.propagation.rows == "all")),
     Rule(CROSS, "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global"),
     Rule(CROSS, "data.dataset", "as one graph", lambda c: not _several_graphs(c)),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
+from shoal.algorithms.methods.registry.names import GENERATES_NEIGHBOURS
 from shoal.algorithms.models.names import WIDEST
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
@@ -148,7 +149,7 @@ def _kind(value: Any) -> Any:
 def _cross_edges(value: Any) -> Any:
     """Refuses what is a method and no way of reading a store."""
     if value == "generate":
-        raise ValueError("generated neighbours are a method; take algorithm fedsage_plus, and drop here")
+        raise ValueError(f"generated neighbours are a method; take algorithm {GENERATES_NEIGHBOURS}, and drop here")
     return value
 
 
