@@ -27,6 +27,8 @@ READ_NO_HOPS = {
     "sage": "shoal.algorithms.models.gnn.sage:GraphSAGE",
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
+# Models whose first layers can read sums of neighbours at all clients, by `data.cross_edges`.
+READ_SUMS = {"one_hop": ("gcn", "sage"), "two_hop": ("gcn",)}
 BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS}.items()))
 
 # What else they are called, as `plain_name` writes it.

@@ -132,7 +132,12 @@ class Config(BaseModel):
         if data.cross_edges == "drop":
             return self.propagation
         edges = CrossEdges(data.cross_share, data.cross_seed, data.cross_min_neighbours)
-        return over_cross_edges(self.propagation, edges.name)
+        if data.cross_edges == "hops":
+            return over_cross_edges(self.propagation, edges.name)
+        means = self.models()[0].name == "sage"
+        form = "two_hop" if data.cross_edges == "two_hop" else "mean" if means else "gcn"
+        one = PropagationOptions(1, 0.0 if means else 0.5, self.propagation.dtype)
+        return over_cross_edges(one, f"{edges.name}-{form}")
 
     def memory_limit(self) -> int:
         """Bytes the run may use: `engine.memory_limit`, else the memory of the machine, or of its container."""

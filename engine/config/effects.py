@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES
-from shoal.algorithms.models.names import READ_HOPS
+from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES, READ_NO_EDGES
+from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -63,6 +63,16 @@ def _reads_hops(config: Any) -> bool:
     )
 
 
+def _in_layers(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A condition of edges between clients that layers read."""
+    return lambda config: config.data.cross_edges not in READ_SUMS or holds(config)
+
+
+def _reads_sums(config: Any) -> bool:
+    names = {model.name for model in config.models()}
+    return len(names) == 1 and names <= set(READ_SUMS[config.data.cross_edges])
+
+
 # A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
 # machines hosts have, and how they are waited for, may stay in a config that is run in one process to try it.
 CROSS = ("data.cross_edges",)
@@ -92,10 +102,22 @@ RULES = (
         "propagation.hops", "above 0", lambda c: c.propagation.hops > 0,
     ),
     Rule(("propagation.r",), "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops),
-    _one_of("data.cross_share data.cross_seed data.cross_min_neighbours", "data.cross_edges", "hops"),
-    Rule(CROSS, "propagation.hops", "above 0", lambda c: c.propagation.hops > 0),
+    _one_of(
+        "data.cross_share data.cross_seed data.cross_min_neighbours", "data.cross_edges", "hops", "one_hop", "two_hop"
+    ),
+    Rule(CROSS, "propagation.hops", "above 0", lambda c: c.data.cross_edges != "hops" or c.propagation.hops > 0),
     _one_of(*CROSS, "propagation.keep", "all"),
-    Rule(CROSS, "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops),
+    Rule(
+        CROSS, "model", f"that reads hops ({', '.join(READ_HOPS)})",
+        lambda c: c.data.cross_edges != "hops" or _reads_hops(c),
+    ),
+    Rule(CROSS, "model", "gcn, or sage with one_hop", _in_layers(_reads_sums)),
+    Rule(
+        CROSS, "model", "without fanouts",
+        _in_layers(lambda c: not any(model.options.get("fanouts") for model in c.models())),
+    ),
+    Rule(CROSS, "algorithm.name", ", ".join(READ_NO_EDGES), _in_layers(lambda c: c.algorithm.name in READ_NO_EDGES)),
+    Rule(CROSS, "propagation.rows", "all", _in_layers(lambda c: c.propagation.rows == "all")),
     Rule(CROSS, "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global"),
     Rule(CROSS, "data.dataset", "as one graph", lambda c: not _several_graphs(c)),
     Rule(CROSS, "data.inductive", "false", lambda c: not c.data.inductive),

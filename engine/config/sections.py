@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
+from shoal.algorithms.methods.registry.names import GENERATES_NEIGHBOURS
 from shoal.algorithms.models.names import WIDEST
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
@@ -145,6 +146,13 @@ def by_kind(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+def _cross_edges(value: Any) -> Any:
+    """Refuses what is a method and no way of reading a store."""
+    if value == "generate":
+        raise ValueError(f"generated neighbours are a method; take algorithm {GENERATES_NEIGHBOURS}, and drop here")
+    return value
+
+
 # Bases in this order: a resolved config begins with the dataset.
 @dataclass(frozen=True, config=CLOSED)
 class DataConfig(SplitOptions, DatasetPlaces):
@@ -164,7 +172,8 @@ class DataConfig(SplitOptions, DatasetPlaces):
             evaluate on all nodes.
         edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
         cross_edges: Edges between clients: `drop`, or `hops`: hops run over them, by one exchange of sums a hop before
-            training. Training, and what a method computes itself, see a client's own edges alone.
+            training. With `one_hop` the first layer of a GCN or GraphSAGE reads such sums, with `two_hop` the first two
+            of a GCN. Other layers, and what a method computes itself, see a client's own edges alone.
         cross_share: Share of the edges between clients that hops run over.
         cross_seed: Of what that share is.
         cross_min_neighbours: Fewest neighbours at one client for whose sum it sends; fewer count as cut.
@@ -179,7 +188,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     synthetic: Flag = False
     inductive: Flag = False
     edge_weights: EdgeWeights = "keep"
-    cross_edges: Literal["drop", "hops"] = "drop"
+    cross_edges: Annotated[Literal["drop", "hops", "one_hop", "two_hop"], BeforeValidator(_cross_edges)] = "drop"
     cross_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
     cross_seed: Seed = 0
     cross_min_neighbours: Positive = 1

@@ -215,7 +215,10 @@ class Job:
         name = (str(store.path), self.split, self.propagation, client, *(["flipped"] if flipped else []))
         shard, split, hops = store.data(self.split, self.propagation, client)
         propagation = propagation_of(self.propagation) if self.propagation else None
-        return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation, flipped)
+        edges = None
+        if propagation is not None and propagation.first_layer:
+            edges = store.all_edges(propagation.name, client)
+        return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation, edges, flipped)
 
     def infos(self, store: Store) -> ClientTable:
         """Sizes of all clients."""

@@ -208,7 +208,14 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
 
 
 def require_supported(config: Config, algorithm: Algorithm) -> None:
-    """Raises a ShoalError if a method is not for the task of a config."""
+    """Raises a ShoalError if a method is not for the task of a config, or reads other edges between clients."""
+    edges = getattr(algorithm, "cross_edges", config.data.cross_edges)
+    if edges != config.data.cross_edges:
+        raise ShoalError(
+            "data.cross_edges",
+            f"{config.algorithm.name} of {algorithm.hops} hops reads {edges}, found "  # type: ignore[attr-defined]
+            f"{config.data.cross_edges}; set it, or algorithm.hops",
+        )
     if config.task not in algorithm.supports:
         tasks = " and ".join(sorted(algorithm.supports & TASKS))
         raise ShoalError(

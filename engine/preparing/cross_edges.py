@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from shoal.engine.screen.progress import progress
 from shoal.storage.files.disk import require_disk
@@ -17,7 +18,7 @@ from shoal.storage.graph.propagation import require_held
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import CrossEdges, CrossPropagation
 from shoal.storage.runner import Runner, parts
-from shoal.storage.store.arrow_file import FileRecord, write_pack
+from shoal.storage.store.arrow_file import FileRecord, rows_column, write_pack
 from shoal.storage.store.boundary import boundary_columns
 from shoal.storage.store.hops import columns_of_hops
 from shoal.storage.store.store import Store, boundary_path, hops_path
@@ -188,7 +189,13 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
             pointer = np.searchsorted(boundary.row, np.arange(shard.nodes + 1))
             scalings = both**-r, both[: shard.nodes] ** (r - 1)
             neighbours = pointer, (place + shard.nodes).astype(np.int64)
-            rows, peak = cross_hop((shard.indptr, shard.indices), neighbours, x, scalings, dtype)
+            csr, means = (shard.indptr, shard.indices), exchange.propagation.form == "mean"
+            rows, peak = cross_hop(csr, neighbours, x, scalings, "float64" if means else dtype)
+            if means:
+                # A hop is the mean over a node and its neighbours; this one is over neighbours alone.
+                count = both[: shard.nodes, None] - 1
+                rows = (rows * (count + 1) - x[: shard.nodes]) / np.maximum(count, 1)
+                peak, rows = float(np.abs(rows).max(initial=0)), rows.astype(dtype)
             require_held(peak, rows.dtype)
         # Not by the map, whose pages hold rows of other clients, too, which another machine may write.
         with path.open("r+b") as file:
@@ -201,9 +208,36 @@ def write_cross_hops(exchange: Exchange, packs: Sequence[range]) -> Iterator[Fil
     """Writes the hops of some packs, whose scratch files are finished."""
     hops = [np.load(exchange.path(hop), mmap_mode="r") for hop in range(1, exchange.propagation.hops + 1)]
     for pack in packs:
+        path = exchange.store.path / hops_path(exchange.propagation.name, pack)
+        if exchange.propagation.form == "two_hop":
+            yield write_pack(path, "hops", (_with_neighbours(exchange, client, hops[0]) for client in pack))
+            continue
         of_clients = ((client, slice(*exchange.first[client : client + 2])) for client in pack)
         columns = (
             columns_of_hops(exchange.store.shard(client), [np.asarray(hop[own]) for hop in hops], exchange.propagation)
             for client, own in of_clients
         )
-        yield write_pack(exchange.store.path / hops_path(exchange.propagation.name, pack), "hops", columns)
+        yield write_pack(path, "hops", columns)
+
+
+def _with_neighbours(exchange: Exchange, client: int, hop: np.ndarray) -> dict[str, pa.Array]:
+    """A client's rows of a hop and behind them those of its neighbours at others; all edges and degrees of its own."""
+    shard, boundary = exchange.store.shard(client), exchange.boundary(client)
+    theirs, place = np.unique(exchange.first[boundary.client] + boundary.other, return_inverse=True)
+    rows = np.concatenate([np.arange(*exchange.first[client : client + 2]), theirs])
+    row = np.concatenate([np.repeat(np.arange(shard.nodes), np.diff(shard.indptr)), boundary.row])
+    column = np.concatenate([shard.indices, place + shard.nodes])[np.argsort(row, kind="stable")]
+    starts = np.concatenate([[0], np.bincount(row, minlength=len(rows)).cumsum()])
+    degree = np.load(exchange.folder / "degree.npy", mmap_mode="r")
+    neighbours = pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), pa.array(column.astype(np.int32)))
+    return {"neighbors": neighbours, "degree": pa.array(degree[rows]), "hop1": rows_column(hop[rows])}
+
+
+def exchange_bytes(store: Store, propagation: CrossPropagation) -> int:
+    """Bytes that all clients get: sums of float64, and with `two_hop` those of neighbours at other clients, too."""
+    features, sums = store.manifest.features, store.manifest.boundaries[propagation.boundaries]
+    theirs = 0
+    if propagation.form == "two_hop":
+        theirs = sum(store.hops_file(propagation.name, c).rows for c in range(store.clients))
+        theirs -= int(store.manifest.clients.count("nodes").sum())
+    return propagation.hops * sums.hop_bytes(features) + 8 * features * theirs

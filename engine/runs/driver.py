@@ -109,9 +109,12 @@ class Driver:
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
             summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints
-            if edges := (kernel := self.config.kernel()).boundaries:
-                record = self.store.manifest.boundaries[edges]
-                summary["bytes"]["exchange"] = kernel.hops * record.hop_bytes(self.store.manifest.features)
+            kernel: Any = self.config.kernel()
+            if kernel.boundaries:
+                # Few runs read edges between clients.
+                from shoal.engine.preparing.cross_edges import exchange_bytes
+
+                summary["bytes"]["exchange"] = exchange_bytes(self.store, kernel)
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped

@@ -49,6 +49,11 @@ class PropagationOptions:
         return None
 
     @property
+    def first_layer(self) -> str | None:
+        """What the first layer of a coupled model reads of neighbours at all clients (`CrossPropagation.form`)."""
+        return None
+
+    @property
     def used(self) -> bool:
         """Whether there are any: the features themselves are in the shards."""
         return self.hops > 0 or self.rows != "all"
@@ -91,25 +96,36 @@ class CrossEdges:
 
 @dataclass(frozen=True, config=CLOSED)
 class CrossPropagation(PropagationOptions):
-    """Hops that run over edges between clients, too."""
+    """Hops that run over edges between clients, too.
+
+    Attributes:
+        form: `hops` for decoupled models. Else one hop is the sums of the first layer of a coupled model: `gcn`, `mean`
+            over neighbours alone, or `two_hop`: those of `gcn`, and of neighbours at other clients, too.
+    """
 
     cross: CrossEdges = field(default_factory=CrossEdges)
+    form: Literal["hops", "gcn", "mean", "two_hop"] = "hops"
 
     @property
     def boundaries(self) -> str:
         return self.cross.name
 
     @property
+    def first_layer(self) -> str | None:
+        return None if self.form == "hops" else self.form
+
+    @property
     def name(self) -> str:
         """Folder of these hops inside a store."""
-        return f"{super().name}-cross-{self.cross.name}"
+        return f"{super().name}-cross-{self.cross.name}" + ("" if self.form == "hops" else f"-{self.form}")
 
 
 def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
-    """Hops that run over edges between clients, too, of a choice of these by its name."""
-    share, seed, least = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)", name).groups()  # type: ignore[union-attr]
-    edges = CrossEdges(float(share), int(seed), int(least))
-    return CrossPropagation(**{each.name: getattr(own, each.name) for each in fields(own)}, cross=edges)
+    """Hops that run over edges between clients, too, of a choice of these, and of a form, by their names."""
+    found = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)(?:-(gcn|mean|two_hop))?", name)
+    share, seed, least, form = found.groups()  # type: ignore[union-attr]
+    kept: Any = {each.name: getattr(own, each.name) for each in fields(own)} | {"form": form or "hops"}
+    return CrossPropagation(**kept, cross=CrossEdges(float(share), int(seed), int(least)))
 
 
 def propagation_of(name: str) -> PropagationOptions:

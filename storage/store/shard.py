@@ -277,16 +277,19 @@ def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, li
     weights = ["weights"] if limits.weighted else []
     names = ["row", "neighbors", *hop_names, *weights] if labelled else hop_names
     names = ["row", *hop_names] if propagation.computed else names
+    beside = propagation.first_layer == "two_hop"
+    names = ["neighbors", "degree", *hop_names] if beside else names
     if file.names != names:
         return [f"columns {', '.join(file.names)} and not {', '.join(names)}"]
     faults: list[str] = []
     if "row" in names:
         check_ids(file.primitive("row"), nodes, "row", faults.append)
+    if labelled or beside:
+        check_adjacency(*file.lists("neighbors"), file.rows, faults.append)
     if labelled:
-        indptr, indices = file.lists("neighbors")
-        check_adjacency(indptr, indices, file.rows, faults.append)
+        indptr, _ = file.lists("neighbors")
         check_weights(weights_of(file, indptr), limits.weighted, faults.append)
-    elif not propagation.computed and file.rows != nodes:
+    elif (file.rows < nodes) if beside else (not propagation.computed and file.rows != nodes):
         faults.append(f"{file.rows} rows for a shard of {nodes}")
     for name in hop_names:
         check_rows(name, file.features(name), file.rows, limits.features, faults.append)

@@ -171,9 +171,17 @@ class Store:
         """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse."""
         file = self.hops_file(propagation, client)
         nodes = self._count("nodes", client)
-        if file.rows != nodes:
+        if file.rows != nodes and "degree" not in file.names:
             raise ShoalError(file.path, f"{file.rows} rows for a shard of {nodes}; {REMAKE}")
-        return [file.features(name) for name in file.names]
+        return [file.features(name) for name in file.names if name.startswith("hop")]
+
+    def all_edges(self, propagation: str, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Maps row starts and neighbours of a client's rows at all clients, and degrees; None: hops are not so kept.
+
+        Neighbours at others lie behind its own rows, without neighbours.
+        """
+        file = self.hops_file(propagation, client)
+        return (*file.lists("neighbors"), file.primitive("degree")) if "degree" in file.names else None
 
     def hops_file(self, propagation: str, client: int) -> MappedFile:
         """Maps a client's hops as they are stored, of all rows or of labelled ones."""

@@ -63,6 +63,7 @@ class View:
         cache: Cache,
         device: torch.device = CPU,
         propagation: PropagationOptions | None = None,
+        all_edges: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
         flipped: bool = False,
     ) -> None:
         """Wraps what the store mapped.
@@ -71,8 +72,9 @@ class View:
             key: Different for every view that shares the cache.
             hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse; or what computes them when they are read.
             cache: The host's cache, in the memory of the device.
-            flipped: Training labels y are C - 1 - y (Fang et al., USENIX Security 2020), all others as they are.
             device: The processor, where tensors use the memory of the map, or a GPU.
+            all_edges: Neighbours at all clients, see `Store.all_edges`.
+            flipped: Training labels y are C - 1 - y (Fang et al., USENIX Security 2020), all others as they are.
         """
         self.client = shard.client
         self.classes = classes
@@ -80,6 +82,7 @@ class View:
         self.entries = shard.entries
         self.device = device
         self.propagation = propagation
+        self.all_edges = all_edges
         self._key, self._flipped = key, flipped
         self._shard = shard
         self._cache = cache

@@ -38,6 +38,7 @@ METHODS = {
     "fedpub": "shoal.algorithms.methods.fedpub.fedpub:FedPUB",
     "fedstar": "shoal.algorithms.methods.fedstar:FedStar",
     "fedgpl": "shoal.algorithms.methods.fedgpl.fedgpl:FedGPL",
+    "fedgcn": "shoal.algorithms.methods.fedgcn:FedGCN",
     "class_means": "shoal.algorithms.methods.class_means:ClassMeans",
 }
 # Methods that their papers write otherwise than their classes are called.
@@ -53,6 +54,10 @@ AS_WRITTEN = {
 }
 # Methods that read hops whatever the model of the config: themselves, or by a copilot.
 READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
+# Methods that read a client's graph by its model alone, which may read sums over edges between clients.
+READ_NO_EDGES = ("local", "fedavg", "fedgcn", "fedprox", "fedopt", "scaffold", "feddc", "moon")
+# What a config is pointed to that asks for generated neighbours without a method.
+GENERATES_NEIGHBOURS = "fedsage_plus"
 _AUGMENTED = ("on its augmented graph once it has one", "on graphs as they are")
 # What others are compared with first.
 TO_COMPARE = ("local", "fedavg")

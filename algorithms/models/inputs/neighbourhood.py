@@ -81,7 +81,51 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
     It is, by operator: `sum`: A, of ones or the weights of edges. `mean`: A, its rows divided by their sums.
     `symmetric`: D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
     """
+    if data.propagation is not None and data.propagation.first_layer:
+        return _over_cross_edges(data, operator, layers)
     return Neighbourhood(data.whole(0), (matrix_of_all(data, operator),) * layers)
+
+
+def _over_cross_edges(data: View, operator: Operator, layers: int) -> Neighbourhood:
+    """All nodes of a client, by sums over neighbours at all clients, which the first layer does not sum again.
+
+    `gcn`: sums in the place of features. `mean`: features, and behind them means over neighbours. `two_hop`: sums, and
+    behind them those of neighbours at other clients, which the second layer reads by degrees of the whole graph.
+    """
+    assert data.propagation is not None
+    form, sums = data.propagation.first_layer, data.whole(1)
+    assert isinstance(sums, Tensor)
+    further = (matrix_of_all(data, operator),) * (layers - 1)
+    if form == "mean":
+        x_NF = data.cache("features and means", lambda: torch.cat([_dense(data.whole(0)), sums]))
+        return Neighbourhood(x_NF, (_places(data, data.nodes, data.nodes), *further))
+    if form == "gcn" or layers == 1:
+        return Neighbourhood(sums[: data.nodes], (_places(data, data.nodes), *further))
+    second = data.cache("second layer", lambda: _second_layer(data))
+    return Neighbourhood(sums, (_places(data, len(sums)), second, *further[1:]))
+
+
+def _dense(x: Features) -> Tensor:
+    return x if isinstance(x, Tensor) else x.to_dense()
+
+
+def _places(data: View, rows: int, first: int = 0) -> SparseMatrix:
+    """The matrix that takes so many rows from a first one on, `[rows, first + rows]`."""
+
+    def made() -> SparseMatrix:
+        place = torch.arange(rows + 1, dtype=torch.int32)
+        matrix = SparseMatrix.of(place, place[:-1] + first, torch.ones(rows), first + rows)
+        return matrix.prepared().to(data.device)
+
+    matrix: SparseMatrix = data.cache(("places", rows, first), made)
+    return matrix
+
+
+def _second_layer(data: View) -> SparseMatrix:
+    assert data.all_edges is not None
+    indptr, indices, degree = data.all_edges
+    drawn = Drawn(np.arange(len(degree)), indptr[: data.nodes + 1], indices)
+    return _matrix("symmetric", drawn, degree).prepared().to(data.device)
 
 
 def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:
@@ -89,6 +133,8 @@ def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhoo
 
     A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order.
     """
+    if data.propagation is not None and data.propagation.first_layer:
+        return all_nodes(data, operator, layers)._replace(rows=data.train)
     field: Neighbourhood = data.cache(("field", operator, layers), lambda: _field(data, operator, layers))
     return field
 

@@ -104,6 +104,33 @@ def test_a_key_without_effect_is_refused(key: str, value: Any, other: str, witho
     config_from(with_keys(**{two: without}))
 
 
+@pytest.mark.parametrize(
+    ("edges", "other", "wrong", "right"),
+    [
+        ("one_hop", "model", {"name": "gat"}, {"name": "sage"}),
+        ("one_hop", "model", [{"name": "gcn"}, {"name": "sage"}], {"name": "gcn", "hidden": 8}),
+        ("two_hop", "model", {"name": "sage"}, {"name": "gcn"}),
+        ("one_hop", "model", {"name": "gcn", "fanouts": [2, 2]}, {"name": "gcn", "fanouts": None}),
+        ("two_hop", "algorithm", "fggp", "scaffold"),
+        ("one_hop", "propagation.rows", "labelled", "all"),
+        ("hops", "model", {"name": "gcn"}, {"name": "sgc"}),
+    ],
+)
+def test_layers_that_cannot_read_edges_between_clients_are_refused(
+    edges: str, other: str, wrong: Any, right: Any
+) -> None:
+    section = other.replace(".", "__")
+    base = {"model": {"name": "gcn"}, "data__cross_edges": edges, "data__cross_share": 0.5}
+    with refused("config", "data.cross_edges", says="is for "):
+        config_from(with_keys(**{**base, section: wrong}))
+    assert config_from(with_keys(**{**base, section: right})).kernel().boundaries == "share0.5-seed0-min1"
+
+
+def test_no_hops_are_needed_where_layers_read_sums() -> None:
+    config = config_from(with_keys(model="gcn", data__cross_edges="one_hop", propagation__hops=0))
+    assert (config.kernel().hops, config.kernel().first_layer) == (1, "gcn")
+
+
 def test_every_rule_has_a_case() -> None:
     assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == set()
 

@@ -1,0 +1,120 @@
+"""FedGCN in whole rounds against dense matrices over the whole graph, in plain torch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.errors import refused
+from support.fixtures import Start
+from support.same_bits import assert_same_runs
+from torch import Tensor
+
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.runs.plan import RunPlan
+from shoal.storage.store.store import Store
+
+EDGES = ("drop", "one_hop", "two_hop")
+NAMES = ("convs.0.lin.weight", "convs.0.bias", "head.linears.0.weight", "head.linears.0.bias")
+LR, EPOCHS, ROUNDS = 0.3, 2, 3
+
+
+def keys(hops: int, **more: Any) -> dict[str, Any]:
+    plain = {"train.epochs": EPOCHS, "train.optimizer": "sgd", "train.lr": LR}
+    plain |= {"train.weight_decay": 0.0, "train.dropout": 0.0, "engine.trainer": "autograd"}
+    of_fedgcn = {"algorithm.name": "fedgcn", "algorithm.hops": hops, "data.cross_edges": EDGES[hops]}
+    return {"model.name": "gcn", "model.head": "conv", **plain, **of_fedgcn, **more}
+
+
+def normalised(edges_NN: Tensor) -> Tensor:
+    """D^-1/2 (A + I) D^-1/2, float64."""
+    looped_NN = edges_NN + torch.eye(len(edges_NN), dtype=torch.float64)
+    root_N = looped_NN.sum(1).rsqrt()
+    return root_N[:, None] * looped_NN * root_N
+
+
+class PlainFedGCN:
+    """The paper's federation of a GCN of two layers, over dense matrices of the whole graph."""
+
+    def __init__(self, config: Config, store: Store, hops: int) -> None:
+        graph = read_graph(config)
+        nodes = len(graph.y)
+        edges_NN = torch.zeros(nodes, nodes, dtype=torch.float64)
+        edges_NN[np.repeat(np.arange(nodes), np.diff(graph.indptr)), graph.indices.astype(np.int64)] = 1
+        whole_NN, x_NF = normalised(edges_NN), torch.from_numpy(np.array(graph.x)).double()
+        self.clients = []
+        for client in range(store.clients):
+            shard, split = store.shard(client), store.split(config.data.split_name, client)
+            mine = torch.from_numpy(np.array(shard.node)).long()
+            own = normalised(edges_NN[mine][:, mine])
+            first, second = whole_NN @ x_NF, whole_NN[mine]
+            if hops == 0:
+                first, second = own @ x_NF[mine], own
+            elif hops == 1:
+                first, second = first[mine], own
+            train = torch.from_numpy(np.array(split.train)).long()
+            self.clients.append((first, second, train, torch.from_numpy(np.array(shard.label)).long()))
+
+    def round(self, parameters: list[Tensor]) -> list[Tensor]:
+        total, weights = [torch.zeros_like(p) for p in parameters], 0
+        for first, second, train, label in self.clients:
+            own = [p.clone().requires_grad_() for p in parameters]
+            for _ in range(EPOCHS if len(train) else 0):
+                w1, b1, w2, b2 = own
+                logits = second @ (torch.relu(first @ w1.t() + b1) @ w2.t()) + b2
+                gradients = torch.autograd.grad(F.cross_entropy(logits[train], label[train]), own)
+                own = [(p - LR * g).detach().requires_grad_() for p, g in zip(own, gradients)]
+            weight = len(label) if len(train) else 0
+            total, weights = [t + weight * p.detach() for t, p in zip(total, own)], weights + weight
+        return [t / weights for t in total]
+
+
+@pytest.mark.parametrize("trainer", ["autograd", "analytic", "batched"])
+@pytest.mark.parametrize("hops", [0, 1, 2])
+def test_whole_rounds_are_the_papers(start: Start, configure: Any, hops: int, trainer: str) -> None:
+    given = keys(hops, **{"engine.trainer": trainer})
+    server, config = start(given), configure(given)
+    plain = PlainFedGCN(config, prepare(config), hops)
+    flat = server._build(MODEL, 0)
+
+    def named() -> list[Tensor]:
+        flat.load(server.state.server["w"])
+        found = dict(flat.module.named_parameters())
+        return [found[name].detach().double().clone() for name in NAMES]
+
+    expected = named()
+    for _ in range(ROUNDS):
+        server.round()
+        expected = plain.round(expected)
+        for found, wanted in zip(named(), expected):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_fedavg_over_the_same_edges_has_the_same_bits(run: Start, hops: int) -> None:
+    fedavg = {key: value for key, value in keys(hops).items() if key != "algorithm.hops"}
+    assert_same_runs(run(keys(hops), rounds=2), run({**fedavg, "algorithm.name": "fedavg"}, rounds=2))
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_a_resume_and_other_cells_change_no_bit(run: Start, start: Start, hops: int) -> None:
+    given = keys(hops, **{"train.dropout": 0.5, "participation.ratio": 0.7})
+    whole, state = run(given, rounds=4), run(given, rounds=2).state
+    resumed = start(given, state=type(state).from_tensors(*state.to_tensors()))
+    for _ in range(2):
+        resumed.round()
+    assert_same_runs(whole, resumed)
+    assert_same_runs(whole, run({**given, "engine.cell_size": 3}, rounds=4))
+
+
+def test_other_edges_and_models_are_refused(configure: Any, start: Start) -> None:
+    with refused("data.cross_edges", says="fedgcn of 2 hops reads two_hop, found one_hop"):
+        RunPlan.of(configure({**keys(2), "data.cross_edges": "one_hop"}))
+    with refused("data.cross_edges", says="reads drop"):
+        RunPlan.of(configure({**keys(0), "data.cross_edges": "two_hop"}))
+    with refused("model.name"):
+        start({**keys(1), "model.name": "sage"})
