@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integration.runs import ROUNDS, assert_same_numbers
 from support.errors import refused
 from support.shards import flip
 from typer.testing import CliRunner
@@ -23,6 +24,7 @@ from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.cross_edges import boundaries, cross_hop
 from shoal.storage.options.propagation import CrossEdges, propagation_of
@@ -192,6 +194,24 @@ def test_an_interrupted_exchange_goes_on(make_config: Make, monkeypatch: pytest.
     assert store.manifest.hops == whole.manifest.hops
     assert store.manifest.boundaries == whole.manifest.boundaries
     assert not list(store.path.rglob("*scratch*"))
+
+
+@pytest.mark.slow
+def test_two_hosts_give_the_bits_of_one_process(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The exchange as tasks of Ray, and rounds on what it made."""
+    monkeypatch.setattr("shoal.engine.preparing.prepare.TO_START", 0)
+    folders, files = [], []
+    for name, engine in (("here", {}), ("there", {"engine__backend": "ray", "engine__hosts": 2})):
+        keys = {"data__store": str(tmp_path / name), "run__root": str(tmp_path / f"{name}-runs")}
+        config = make_config(data__cross_edges="hops", model__name="sgc", **keys, **engine)
+        folders.append(run(config.model_copy(update={"rounds": ROUNDS})))
+        paths = sorted((tmp_path / name).rglob("*.arrow"))
+        files.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in paths})
+    assert {Path(path).parts[0] for path in files[0]} >= {"boundaries", "hops"}
+    assert files[0] == files[1]
+    assert_same_numbers(*folders)
 
 
 def replace_store(config: Config, path: Path) -> Config:
