@@ -379,6 +379,30 @@ def report_command(
     print(f"written: {report([_possible(path) for path in paths], out, label_pairs(label or ()))}")
 
 
+@app.command("clock")
+def clock_command(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    devices: Annotated[str, typer.Option(help="CSV of classes of devices; ours: phones, hospital.")] = "phones",
+    network: Annotated[str, typer.Option(help="CSV of classes of links; ours: consumer, institutions.")] = "consumer",
+    deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits; says who is late.")] = None,
+    target: Annotated[float | None, typer.Option(help="Score to reach, as 0.8; by default 95 % of the best.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the device and the link of every client.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; by default `clock` in the first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
+    from shoal.engine.studies.clock_report import Asked, clocked
+
+    made = clocked([_possible(path) for path in paths], Asked.of(devices, network, deadline, target, seed))
+    if as_json:
+        _print_json(made.plain())
+        return
+    from shoal.engine.studies.study_table import on_screen
+
+    print("\n".join(map(on_screen, made.tables())), end="")
+    print(f"page: {made.write(out or _possible(paths[0]) / 'clock')}; beside it rounds.csv and target.csv")
+
+
 @app.command("compare")
 def compare_command(
     left: Annotated[str, typer.Argument(metavar="RUN")], right: Annotated[str, typer.Argument(metavar="RUN")]

@@ -53,7 +53,7 @@ from shoal.engine.rounds.protocol_checks import (
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import FetchError, ShoalError
-from shoal.storage.store.cache import OpenViews, most_views
+from shoal.storage.store.cache import SMALL, OpenViews, most_views
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
 from shoal.storage.store.view import Cache, View
@@ -131,7 +131,8 @@ class OpenedJob:
                     view.watch()
                 return view
 
-            return OpenViews(open_view, most)
+            nodes = np.concatenate([of.manifest.clients.count("nodes") for of in stores if of is not None])
+            return OpenViews(open_view, most, (nodes <= SMALL).__getitem__ if device == CPU else None)
 
         job.require_room([of for of in (store, training, graphs) if of is not None], cache.limit)
         most = (PARTS_IN_MEMORY if job.computes_parts else most_views()) // (2 if job.training else 1)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.reduction import tree_bytes
 
 ON_HOSTS = ("train", "upload", "evaluate")
+# Key of the bytes of every client in the line of a round.
+CLIENT_BYTES = "client_bytes"
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Meter:
         self.notes: dict[str, float | None] = {}
         self._losses: dict[int, float] = {}
         self._bytes_up = self._bytes_down = 0
+        # By client.
+        self._up, self._down = Counter[int](), Counter[int]()
         self._visits = self._expected = 0
         self._scored = False
         self._retried_before, self._transfer_before = pool.retried, pool.transfer
@@ -102,16 +107,19 @@ class Meter:
     def sent(self, ask: Ask, ids: Sequence[int]) -> None:
         """The downloads of an `Ask` go out."""
         for i in ids:
-            self._bytes_down += tree_bytes({**ask.shared, **ask.private.get(i, {})})
+            self.mixed(i, tree_bytes({**ask.shared, **ask.private.get(i, {})}))
 
-    def mixed(self, size: int) -> None:
-        """A result of mixing of so many bytes goes to a client."""
+    def mixed(self, client: int, size: int) -> None:
+        """A result of mixing, or a download, of so many bytes goes to a client."""
         self._bytes_down += size
+        self._down[client] += size
 
     def ran(self, visits: int, outcome: Outcome) -> None:
         """A cell of so many clients came back."""
         self._visits += visits
         self._bytes_up += sum(outcome.bytes_up)
+        for client, size in zip(outcome.ids, outcome.bytes_up):
+            self._up[client] += size
         self._halved += outcome.halved
         self._kernels += outcome.kernels / max(self._pool.hosts[0], 1)
         for step, spent in outcome.seconds.items():
@@ -144,6 +152,7 @@ class Meter:
             # As papers count: four bytes each.
             "scalars_up": self._bytes_up / 4,
             "scalars_down": self._bytes_down / 4,
+            CLIENT_BYTES: {"up": _column(self._up, cohort), "down": _column(self._down, cohort)},
             "seconds": {
                 "round": total,
                 "hosts": sum(self._seconds.values()),
@@ -169,6 +178,12 @@ class Meter:
         weight = sum(train for train, _ in rows)
         mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf
         return mean if math.isfinite(mean) else None
+
+
+def _column(sizes: Mapping[int, int], cohort: Sequence[int]) -> list[int]:
+    """Bytes of every client of a cohort, in its order; where all have as many, that number once."""
+    column = [sizes.get(client, 0) for client in cohort]
+    return column[:1] if len(set(column)) == 1 else column
 
 
 class _Kernels(event.Listener):

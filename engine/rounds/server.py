@@ -389,7 +389,7 @@ class Exchange:
             require_finite({mix.entry: part} if isinstance(part, Tensor) else {}, "the result of Mix")
         for client, part in zip(mix.dst, parts):
             self.next_state.put_into_inbox(client, mix.entry, part)
-            self._meter.mixed(part.nbytes)
+            self._meter.mixed(client, part.nbytes)
         return None
 
     def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> ScoreTable:

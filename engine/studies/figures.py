@@ -100,6 +100,7 @@ def _figure(
 def curves(found: list[Drawing], name: str, title: str, panels: Panels[Curve], x: str, y: str) -> None:
     """A number over rounds, bytes or seconds; a band of a standard deviation to each side."""
     heads = {"round": "round", "bytes": "total traffic, both ways", "seconds": "elapsed seconds in rounds"}
+    heads["simulated"] = "simulated seconds"
     every = [look for looks in panels.values() for look in looks]
     scale = 100 if y.endswith(PERCENT) else 1
     unit = "%" if scale == 100 else ""

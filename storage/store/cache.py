@@ -189,6 +189,8 @@ def writes(value: Any) -> tuple[int, ...]:
 
 T = TypeVar("T")
 NAME = "keeper"
+# Up to so many nodes, the way to another thread and back takes longer than what is made there.
+SMALL = 256
 
 
 def apart(make: Callable[[], T]) -> T:
@@ -225,9 +227,12 @@ V = TypeVar("V")
 class OpenViews(Generic[V]):
     """Views by client; the least recently visited are let go, and each can be opened again."""
 
-    def __init__(self, open_view: Callable[[int], V], most: int) -> None:
-        """`open_view` is called in other threads; `most` views stay open, beside those about to be visited."""
+    def __init__(self, open_view: Callable[[int], V], most: int, small: Callable[[int], Any] | None = None) -> None:
+        """`open_view` is called in other threads, but for clients that are `small`; `most` views stay open, beside
+        those about to be visited.
+        """
         self._open_view = open_view
+        self._small = small or (lambda client: False)
         self._most = most
         self._views: OrderedDict[int, V] = OrderedDict()
         self._coming: dict[int, Future[V]] = {}
@@ -243,12 +248,19 @@ class OpenViews(Generic[V]):
         """The data of a client; begins to open that of the next. Raises ShoalError: a file is missing or damaged."""
         if client not in self._views:
             coming = self._coming.pop(client, None)
-            self._views[client] = apart(lambda: self._open_view(client)) if coming is None else coming.result()
+            if coming is not None:
+                self._views[client] = coming.result()
+            elif self._small(client):
+                self._views[client] = self._open_view(client)
+            else:
+                self._views[client] = apart(lambda: self._open_view(client))
             if len(self._views) > self._most:
                 self._views.popitem(last=False)
         self._views.move_to_end(client)
         following = self._next.get(client)
-        if following is not None and following not in self._views and following not in self._coming:
+        if following is None or following in self._views or following in self._coming:
+            return self._views[client]
+        if not self._small(following):
             self._coming[following] = ahead(lambda: self._opened(following))
         return self._views[client]
 

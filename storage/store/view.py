@@ -13,7 +13,7 @@ from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, ranges
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.cache import Cache, apart, write_count, writes
+from shoal.storage.store.cache import SMALL, Cache, apart, write_count, writes
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 
@@ -370,7 +370,7 @@ class View:
         return self._cache.get((self._key, key), lambda: self._build(build))
 
     def _build(self, build: Callable[[], Any]) -> Any:
-        return apart(build) if self.device.type == "cpu" else build()
+        return apart(build) if self.device.type == "cpu" and self.nodes > SMALL else build()
 
 
 def _arrays_of(hops: Sequence[StoredFeatures], first: int = 0) -> dict[str, list[np.ndarray]]:

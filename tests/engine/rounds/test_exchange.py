@@ -185,7 +185,12 @@ def test_visits_and_bytes_are_counted(echo: Start) -> None:
     assert (seen[-1].bytes_up, seen[-1].bytes_down) == (3 * 16 + 4 * (0 + 1 + 2), 3 * 4 + 16)
     exchange.score([0], {})
     assert (seen[-1].visits, seen[-1].expected) == (1, 1)
-    seconds = exchange._meter.line(exchange.cohort, None)["seconds"]
+    line = exchange._meter.line(exchange.cohort, None)
+    assert line["client_bytes"] == {"up": [16, 20, 24], "down": [4, 20, 4]}
+    # Where all have as many, the number stands once.
+    assert exchange._meter.line([0, 2], None)["client_bytes"]["down"] == [4]
+    assert exchange._meter.line([], None)["client_bytes"] == {"up": [], "down": []}
+    seconds = line["seconds"]
     assert 0 < seconds["wait"] <= seconds["round"]
 
 

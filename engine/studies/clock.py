@@ -1,0 +1,247 @@
+"""Simulated time of synchronous rounds: devices and links of clients, and the server's link, a queue that all share.
+
+Axes: B clients, C clients of a cohort, D classes. Times are in seconds.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.algorithms.rng import key
+from shoal.engine.config.config import SHIPPED
+from shoal.engine.studies.work import ClientWork, Work
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.reading import read_text
+from shoal.storage.suggestions import did_you_mean
+
+CLASS, SHARE, SERVER = "class", "share", "server"
+# Columns of both kinds of files beside these two, with their defaults; None: it must be there.
+DEVICES = {"gflops": None, "gb_per_s": None, "watts": None, "idle_watts": 0.0, "spread": 0.0, "per_hour": 0.0}
+NETWORKS = {"down_mbit": None, "up_mbit": None, "latency_ms": None, "spread": 0.0, "per_gb": 0.0}
+# Columns that something is divided by.
+SPEEDS = ("gflops", "gb_per_s", "down_mbit", "up_mbit")
+GIGA, MBIT, HOUR = 1e9, 1e6 / 8, 3600
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Classes of devices or links of a file: names, and columns float64 `[D]`, `share` among them."""
+
+    path: Path
+    names: tuple[str, ...]
+    columns: dict[str, np.ndarray]
+
+    def drawn(self, clients: int, seed: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        """The class of every client, int64 `[B]`, and its speed over that of the class: log-normal of median 1.
+
+        Both are drawn by (seed, what), and a client has the same however many others there are.
+        """
+        bounds = np.cumsum(self.columns[SHARE])
+        of = np.random.default_rng(key(seed, "clock", what)).random(clients)
+        number = np.searchsorted(bounds / bounds[-1], of, side="right")
+        normal = np.random.default_rng(key(seed, "clock", what, "speed")).standard_normal(clients)
+        return number, np.exp(self.columns["spread"][number] * normal)
+
+
+def read_classes(place: str, folder: str, known: dict[str, float | None]) -> Classes:
+    """Reads a CSV of classes: a file, or the name of one of ours in a folder; lines that begin with # are skipped.
+
+    Raises ShoalError: there is no such file, or a column, a number or the sum of shares is wrong.
+    """
+    path = _file(place, folder)
+    try:
+        lines = [line for line in read_text(path, MOST_BYTES).splitlines() if line.strip() and not line.startswith("#")]
+    except (OSError, ValueError) as error:
+        raise ShoalError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    reader = csv.DictReader(lines)
+    heads = list(reader.fieldnames or ())
+    needed = [CLASS, SHARE, *(name for name, default in known.items() if default is None)]
+    if wrong := next((head for head in heads if head not in (CLASS, SHARE, *known)), None):
+        there = (CLASS, SHARE, *known)
+        raise ShoalError(path, str(wrong), f"unknown column; known are {', '.join(there)}{did_you_mean(wrong, there)}")
+    if missing := next((name for name in needed if name not in heads), None):
+        raise ShoalError(path, missing, f"the column is missing; needed are {', '.join(needed)}")
+    rows = list(reader)
+    columns = {name: np.array([_number(path, row, name, known.get(name)) for row in rows]) for name in (SHARE, *known)}
+    total = math.fsum(columns[SHARE])
+    if abs(total - 1) > 1e-6:
+        raise ShoalError(path, SHARE, f"shares of all classes must sum to 1, found {total:g}")
+    return Classes(path, tuple(row[CLASS] for row in rows), columns)
+
+
+def _file(place: str, folder: str) -> Path:
+    ours = SHIPPED / folder
+    known = sorted(path.stem for path in ours.glob("*.csv"))
+    if place in known:
+        return ours / f"{place}.csv"
+    if not Path(place).is_file():
+        raise ShoalError(Path(place), f"no such file; give a CSV, or one of ours: {', '.join(known)}")
+    return Path(place)
+
+
+def _number(path: Path, row: dict[str, Any], name: str, default: float | None) -> float:
+    """A number of a row: finite, not negative, and a speed above 0."""
+    text = row.get(name, default)
+    try:
+        value = float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        value = math.nan
+    if None in row or not math.isfinite(value) or value < 0 or (value == 0 and name in SPEEDS):
+        least = "above 0" if name in SPEEDS else "at least 0"
+        raise ShoalError(path, f"{row[CLASS]}.{name}", f"expected a number {least}, found {text!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What every client computes and sends with, float64 `[B]` each, in units of the SI; and the server's link.
+
+    Attributes:
+        device: Number of its class of devices, int64.
+        flops, traffic: Operations and bytes of memory a second.
+        watts, idle_watts: While it computes, and in the rest of a round.
+        per_hour, per_byte: Money.
+        down, up, latency: Bytes a second of its link, and seconds of every message.
+        server_down, server_up: Bytes a second that the server receives and sends.
+    """
+
+    device: np.ndarray
+    flops: np.ndarray
+    traffic: np.ndarray
+    watts: np.ndarray
+    idle_watts: np.ndarray
+    per_hour: np.ndarray
+    down: np.ndarray
+    up: np.ndarray
+    latency: np.ndarray
+    per_byte: np.ndarray
+    server_down: float
+    server_up: float
+
+    @classmethod
+    def of(cls, devices: Classes, networks: Classes, clients: int, seed: int) -> "Fleet":
+        """Gives every client a device and a link, by the seed; a ShoalError: no row `server` of share 0."""
+        link = networks.columns
+        server = networks.names.index(SERVER) if SERVER in networks.names else 0
+        if networks.names[server] != SERVER or link[SHARE][server]:
+            raise ShoalError(networks.path, SERVER, "a row of this class with share 0 must give the server's link")
+        device, speed = devices.drawn(clients, seed, "device")
+        network, pace = networks.drawn(clients, seed, "network")
+        found = {name: column[device] for name, column in devices.columns.items()}
+        return cls(
+            device, GIGA * found["gflops"] * speed, GIGA * found["gb_per_s"] * speed, found["watts"],
+            found["idle_watts"], found["per_hour"], MBIT * link["down_mbit"][network] * pace,
+            MBIT * link["up_mbit"][network] * pace, link["latency_ms"][network] / 1000, link["per_gb"][network] / GIGA,
+            MBIT * float(link["down_mbit"][server]), MBIT * float(link["up_mbit"][server]),
+        )  # fmt: skip
+
+    def seconds(self, work: Work) -> np.ndarray:
+        """Seconds of work of every client, `[B]`: operations or memory, whichever take longer (the roofline)."""
+        return np.maximum(work.flops / self.flops, work.traffic / self.traffic)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One round, from its beginning at 0: `[C]` of the cohort, and the end.
+
+    Attributes:
+        received, ready: When a client has the download, and when it has computed.
+        arrived, finished: When its upload is at the server's link, and when the server has it.
+        moving: Seconds that its own messages take, without those of others in front of them.
+        late: Whether it is finished after the deadline; the server does not wait for it.
+        end: When the server has all uploads, or the deadline, if any is late.
+    """
+
+    received: np.ndarray
+    ready: np.ndarray
+    arrived: np.ndarray
+    finished: np.ndarray
+    moving: np.ndarray
+    late: np.ndarray
+    end: float
+
+
+def schedule(
+    fleet: Fleet, cohort: np.ndarray, down: np.ndarray, up: np.ndarray, compute: np.ndarray, deadline: float = math.inf
+) -> Schedule:
+    """The schedule of a synchronous round of a cohort, int64 `[C]`, ascending; bytes and seconds of compute `[C]`.
+
+    The server's link is a queue, first in, first out, in each direction: it sends downloads one after another in the
+    order of clients, and takes uploads one after another as they arrive. A message passes one link after the other.
+    """
+    latency = fleet.latency[cohort]
+    sent, service = down / fleet.server_up, up / fleet.server_down
+    to_client = latency * (down > 0) + down / fleet.down[cohort]
+    to_server = latency * (up > 0) + up / fleet.up[cohort]
+    received = np.cumsum(sent) + to_client
+    ready = received + compute
+    arrived = ready + to_server
+    order = np.argsort(arrived, kind="stable")
+    done = np.cumsum(service[order])
+    # A link works without a break from some arrival on: the one that leaves the upload latest.
+    finished = np.empty_like(arrived)
+    finished[order] = done + np.maximum.accumulate(arrived[order] - (done - service[order]))
+    late = finished > deadline
+    end = deadline if late.any() else float(finished.max(initial=0.0))
+    return Schedule(received, ready, arrived, finished, sent + to_client + to_server + service, late, end)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What rounds take, `[T]` each: seconds, joules and money; operations; seconds that clients wait; late clients.
+
+    `late_of` are late visits by class of devices, int64 `[D]`, of `visits_of`.
+    """
+
+    seconds: np.ndarray
+    joules: np.ndarray
+    money: np.ndarray
+    flops: np.ndarray
+    idle: np.ndarray
+    late: np.ndarray
+    late_of: np.ndarray
+    visits_of: np.ndarray
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a run records of a round: its cohort, bytes of each client, seconds of the server, and whether it scored."""
+
+    cohort: np.ndarray
+    down: np.ndarray
+    up: np.ndarray
+    server: float
+    scored: bool
+
+
+def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: float = math.inf) -> Clock:
+    """The clock of the rounds of a run; a round that scored has its cohort evaluate before it sends.
+
+    A client uses `watts` while it computes, a late one until the deadline, and `idle_watts` in the rest of the round.
+    """
+    plain, scored = (
+        (fleet.seconds(work.train) + fleet.seconds(work.upload) + extra, work.train.flops + work.upload.flops + flops)
+        for extra, flops in ((0.0, 0.0), (fleet.seconds(work.evaluate), work.evaluate.flops))
+    )
+    table, late, visits = np.zeros((6, len(rounds))), [], []
+    for number, each in enumerate(rounds):
+        own = each.cohort
+        compute, flops = (values[own] for values in (scored if each.scored else plain))
+        found = schedule(fleet, own, each.down, each.up, compute, deadline)
+        total = found.end + each.server
+        busy = np.clip(found.end - found.received, 0, compute)
+        waits = np.maximum(total - busy - found.moving, 0)
+        joules = fleet.watts[own] @ busy + fleet.idle_watts[own] @ (total - busy)
+        money = fleet.per_hour[own].sum() * total / HOUR + fleet.per_byte[own] @ (each.down + each.up)
+        table[:, number] = total, joules, money, flops.sum(), waits.sum(), found.late.sum()
+        late.append(fleet.device[own[found.late]])
+        visits.append(fleet.device[own])
+    classes = int(fleet.device.max(initial=0)) + 1
+    of = [np.bincount(np.concatenate(each) if each else np.zeros(0, int), minlength=classes) for each in (late, visits)]
+    return Clock(*table, *of)

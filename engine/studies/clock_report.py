@@ -1,0 +1,248 @@
+"""What `shoal clock` shows of finished runs: simulated time, energy and money, by round and to a score."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from shoal.algorithms.methods.registry.names import display_name
+from shoal.engine.config.config import load_config
+from shoal.engine.config.sizes import size
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.rounds.costs import CLIENT_BYTES
+from shoal.engine.studies import figures as drawings
+from shoal.engine.studies.clock import DEVICES, NETWORKS, Classes, Clock, Fleet, Round, clock, read_classes
+from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
+from shoal.engine.studies.figures import Drawing
+from shoal.engine.studies.groups import grouped
+from shoal.engine.studies.head import standing_figure
+from shoal.engine.studies.looks import Looks
+from shoal.engine.studies.means import by_one_mean
+from shoal.engine.studies.page import Head, Section, write_page
+from shoal.engine.studies.plain_names import MODELS, PlainNames
+from shoal.engine.studies.sweep_folder import rows_of
+from shoal.engine.studies.text_table import TextTable
+from shoal.engine.studies.work import client_work
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
+
+# Of the best score of all runs, where no target is given; of intervals.
+SHARE, CONFIDENCE = 0.95, 0.95
+# Names and texts of what is counted until the target.
+COSTS: dict[str, Callable[[float], str]] = {
+    "rounds": "{:,.0f}".format, "seconds": "{:,.4g}".format, "bytes": size, "joules": "{:,.4g}".format,
+    "money": "{:,.4g}".format,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a clock is asked for: classes of devices and links, a deadline in seconds, a score, and a seed."""
+
+    devices: Classes
+    networks: Classes
+    deadline: float
+    target: float | None
+    seed: int
+
+    @classmethod
+    def of(cls, devices: str, network: str, deadline: float | None, target: float | None, seed: int) -> "Asked":
+        """Reads both files. Raises ShoalError: one is wrong, or the deadline or the score is out of its bounds."""
+        if deadline is not None and not 0 < deadline < math.inf:
+            raise ShoalError("--deadline", f"expected seconds above 0, found {deadline:g}")
+        if target is not None and not 0 < target <= 1:
+            raise ShoalError("--target", f"expected a share above 0 and at most 1, found {target:g}")
+        files = read_classes(devices, "devices", DEVICES), read_classes(network, "networks", NETWORKS)
+        return cls(*files, math.inf if deadline is None else deadline, target, seed)
+
+
+@dataclass(frozen=True)
+class ClockedRun:
+    """The lines of a run, in which the seconds of rounds are simulated, and its clock; `note` is of its work."""
+
+    path: Path
+    lines: Sequence[Line]
+    clock: Clock
+    note: str
+
+    @classmethod
+    def of(cls, run: Path, asked: Asked) -> "ClockedRun":
+        """Raises ShoalError: the run logged no round, or its work is not known."""
+        lines = read_metrics(run)
+        if not lines:
+            raise ShoalError(run / METRICS, "has no round, which says who took part; run it again with shoal run")
+        work = client_work(run)
+        fleet = Fleet.of(asked.devices, asked.networks, len(work.train.flops), asked.seed)
+        found = clock([_round(line) for line in lines], work, fleet, asked.deadline)
+        simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]
+        notes = [work.note] if work.note else []
+        notes += [] if CLIENT_BYTES in lines[0] else ["older runs: bytes of a round are shared equally by its clients"]
+        return cls(run, simulated, found, "; ".join(notes))
+
+    def columns(self) -> dict[str, list[float]]:
+        """What every round took, by name, lists `[T]`."""
+        sent = {f"bytes_{way}": [line[f"bytes_{way}"] for line in self.lines] for way in ("down", "up")}
+        of_clock = ("seconds", "joules", "money", "flops", "idle", "late")
+        numbers = {name: getattr(self.clock, name).tolist() for name in of_clock}
+        return {"round": [line["round"] for line in self.lines], **numbers, **sent}
+
+    def until(self, read: Callable[[Line], float | None], target: float) -> dict[str, float] | None:
+        """What it takes until the first evaluated round with a score of at least a target; None: it is not reached."""
+        curve = curve_of([self.lines], read)
+        at = None if curve is None else curve.reached(target)
+        if at is None:
+            return None
+        rounds = int(at["round"])
+        joules, money = (float(values[:rounds].sum()) for values in (self.clock.joules, self.clock.money))
+        return {"rounds": rounds, "seconds": at["seconds"], "bytes": at["bytes"], "joules": joules, "money": money}
+
+
+def _round(line: Line) -> Round:
+    cohort = np.array(line["cohort"], dtype=np.int64)
+
+    def column(way: str) -> np.ndarray:
+        known = line.get(CLIENT_BYTES, {}).get(way, [line[f"bytes_{way}"] / max(len(cohort), 1)][: len(cohort)])
+        return np.broadcast_to(np.array(known, dtype=np.float64), len(cohort))
+
+    return Round(cohort, column("down"), column("up"), line["seconds"]["aggregate"], "scopes" in line)
+
+
+def clocked(paths: Sequence[Path], asked: Asked) -> "Clocked":
+    """The clocks of the finished runs of runs and sweeps. Raises ShoalError: there is none, or as `ClockedRun.of`."""
+    rows, _ = by_one_mean([row for row in rows_of(paths) if row.state != "not chosen"])
+    groups = [group for group in grouped(rows) if group.finished]
+    if not groups:
+        raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
+    runs = [[ClockedRun.of(row.path, asked) for row in group.rows if row.figures] for group in groups]
+    alone = display_name(load_config(runs[0][0].path).algorithm.name)
+    return Clocked(asked, Looks(groups, PlainNames(groups, (), ()), alone), runs)
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """The clocks of the runs of every combination."""
+
+    asked: Asked
+    looks: Looks
+    runs: Sequence[Sequence[ClockedRun]]
+
+    @property
+    def scope(self) -> str:
+        """The scope of the score."""
+        return standing_figure(self.looks.groups).partition(".")[0]
+
+    @property
+    def target(self) -> float:
+        """The score to reach, a share."""
+        if self.asked.target is not None:
+            return self.asked.target
+        scores = [self._read(line) for runs in self.runs for run in runs for line in run.lines]
+        return SHARE * max((score for score in scores if score is not None), default=0.0)
+
+    def _read(self, line: Line) -> float | None:
+        return score_in(self.scope, "test")(line)
+
+    def _until(self) -> list[list[dict[str, float] | None]]:
+        return [[run.until(self._read, self.target) for run in runs] for runs in self.runs]
+
+    def tables(self) -> list[TextTable]:
+        """What it takes to reach the score, and what whole runs take."""
+        return [self._to_target(), self._in_all()]
+
+    def _to_target(self) -> TextTable:
+        rows = []
+        for group, found in zip(self.looks.groups, self._until()):
+            known = [at for at in found if at is not None]
+            cells = [_interval([at[name] for at in known], text) for name, text in COSTS.items()]
+            rows.append((self.looks.name(group), f"{len(known)} of {len(found)}", *cells))
+        title = f"To reach {100 * self.target:.1f} % test score {MODELS[self.scope]}"
+        several = any(len(runs) > 1 for runs in self.runs)
+        notes = ["± 95 % interval of the mean over seeds, by Student's t"] if several else []
+        return TextTable(("", "reached", *COSTS), tuple(rows), 1, title=title, notes=tuple(notes))
+
+    def _in_all(self) -> TextTable:
+        heads = ("", "seconds", "s per round", "joules", "money", "TFLOP", "waiting (%)", "late (%)")
+        rows = []
+        for group, runs in zip(self.looks.groups, self.runs):
+            clocks = [run.clock for run in runs]
+            visits = [max(sum(len(line["cohort"]) for line in run.lines), 1) for run in runs]
+            of_clients = [sum(len(line["cohort"]) * line["seconds"]["round"] for line in run.lines) for run in runs]
+            columns = {
+                "seconds": [c.seconds.sum() for c in clocks], "round": [c.seconds.mean() for c in clocks],
+                "joules": [c.joules.sum() for c in clocks], "money": [c.money.sum() for c in clocks],
+                "flops": [c.flops.sum() / 1e12 for c in clocks],
+                "idle": [100 * c.idle.sum() / max(all_of, 1e-300) for c, all_of in zip(clocks, of_clients)],
+                "late": [100 * c.late.sum() / count for c, count in zip(clocks, visits)],
+            }  # fmt: skip
+            rows.append((self.looks.name(group), *(_interval(v, COSTS["seconds"]) for v in columns.values())))
+        notes = [*dict.fromkeys(run.note for runs in self.runs for run in runs if run.note), *self._late()]
+        return TextTable(heads, tuple(rows), 1, title="In all rounds", notes=tuple(notes))
+
+    def _late(self) -> list[str]:
+        """Who is late, by class of devices."""
+        if self.asked.deadline == math.inf:
+            return []
+        late, visits = (
+            sum(np.pad(values, (0, len(self.asked.devices.names) - len(values))) for values in each)
+            for each in zip(*((run.clock.late_of, run.clock.visits_of) for runs in self.runs for run in runs))
+        )
+        shares = (f"{n} {100 * a / b:.1f} %" for n, a, b in zip(self.asked.devices.names, late, visits) if b)  # type: ignore
+        return [
+            f"late after {self.asked.deadline:g} s: {', '.join(shares)}; scores are those of the run, with all uploads"
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """For other programs: the score, and of every run the rounds and what it takes to reach it."""
+        methods = [
+            {
+                "name": self.looks.name(group), "keys": group.columns,
+                "runs": [
+                    {"run": str(run.path), "reached": at, "rounds": run.columns(), "note": run.note}
+                    for run, at in zip(runs, found)
+                ],
+            }
+            for group, runs, found in zip(self.looks.groups, self.runs, self._until())
+        ]  # fmt: skip
+        return {"scope": self.scope, "target": self.target, "methods": methods}
+
+    def write(self, folder: Path) -> Path:
+        """Writes the page, `target.csv` and `rounds.csv`, a row for every run and round; gives the page."""
+        rounds = [{"run": [str(run.path)] * len(run.lines), **run.columns()} for runs in self.runs for run in runs]
+        with replacing(folder / "rounds.csv") as unfinished:
+            pa.csv.write_csv(pa.concat_tables(map(pa.table, rounds), promote_options="permissive"), unfinished)
+        with replacing(folder / "target.csv") as unfinished:
+            unfinished.write_text(self._to_target().csv())
+        found: list[Drawing] = []
+        curves = [(group, self._curve(runs)) for group, runs in zip(self.looks.groups, self.runs)]
+        if panels := self.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
+            title = f"Test score {MODELS[self.scope]} by simulated time"
+            drawings.curves(found, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
+        files = [str(each.path) for each in (self.asked.devices, self.asked.networks)]
+        facts = [("Devices", files[0]), ("Network", files[1]), ("Seed", str(self.asked.seed))]
+        facts += [("Deadline", f"{self.asked.deadline:g} s")] if self.asked.deadline < math.inf else []
+        return write_page(
+            folder, Head("Simulated time", facts=facts), [Section("", found), Section("Costs", tables=self.tables())]
+        )
+
+    def _curve(self, runs: Sequence[ClockedRun]) -> Curve | None:
+        curve = curve_of([run.lines for run in runs], self._read)
+        return None if curve is None else replace(curve, x={**curve.x, "simulated": curve.x["seconds"]})
+
+
+def _interval(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """The mean, with the half-width of its interval by Student's t where there are several values; - of none."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return text(values[0])
+    # It takes a second of every process that imports it.
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return f"{text(fmean(values))} ± {text(half)}"

@@ -1,0 +1,222 @@
+"""The work of clients: operations and memory traffic of their visits, by formula from models, graphs and steps.
+
+Products of matrices are counted, as `torch.utils.flop_counter` does: a multiplication and an addition are two
+operations. What is done entry by entry (activations, dropout, losses) is not. Features count as dense. A model that
+passes messages computes all nodes in every step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from shoal.algorithms.methods.registry.names import ONLY_TRAIN, SKETCH_LABELS
+from shoal.algorithms.models.decoupled.fixed_hops import FixedHops
+from shoal.algorithms.models.decoupled.gamlp import GAMLP
+from shoal.algorithms.models.decoupled.sign import SIGN
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.config.config import load_config
+from shoal.engine.messages.job import make_job
+from shoal.engine.runs.plan import RunPlan
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
+
+KNOWN = "mlp, sgc, s2gc, gbp, sign, gamlp, gcn, sage"
+# Bytes of a number; numbers of a parameter that a step of an optimizer reads and writes.
+FLOAT, ENTRY = 4, 8
+OF_STEP = {"adam": 7, "sgd": 3, "momentum": 5}
+
+
+class Work(NamedTuple):
+    """Floating point operations and bytes of memory traffic, float64 `[B]`."""
+
+    flops: np.ndarray
+    traffic: np.ndarray
+
+    def __add__(self, other: Any) -> "Work":
+        return Work(self.flops + other.flops, self.traffic + other.traffic)
+
+    def times(self, count: Any) -> "Work":
+        """So many times the work, a number or one for each client."""
+        return Work(self.flops * count, self.traffic * count)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of clients, `[B]`: items that a pass answers for, nodes, and entries of the matrix of a layer."""
+
+    rows: np.ndarray
+    nodes: np.ndarray
+    entries: np.ndarray
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a model: of `[n, inner]` with `[inner, out]`.
+
+    Attributes:
+        over: What n is, `rows` or `nodes`; `entries`: of a sparse matrix `[nodes, nodes]` with `[nodes, out]`.
+        passes: Products of this size in a training step: the output, the gradient of the weight, that of the input.
+        repeat: Rows of the product for each of n.
+        own: Each row has a second matrix of its own.
+    """
+
+    over: Literal["rows", "nodes", "entries"]
+    inner: int
+    out: int
+    passes: int
+    repeat: int = 1
+    own: bool = False
+
+    def work(self, sizes: Sizes) -> Work:
+        """The work of one such product; each number is read and written once, of a sparse entry value and column."""
+        n = getattr(sizes, self.over).astype(np.float64) * self.repeat
+        if self.over == "entries":
+            return Work(2 * n * self.out, ENTRY * n + 2 * FLOAT * sizes.nodes * self.out)
+        second = self.inner * self.out * (n if self.own else 1)
+        return Work(2 * n * self.inner * self.out, FLOAT * (n * (self.inner + self.out) + second))
+
+
+def products_of(module: nn.Module) -> list[Product] | None:
+    """The products of a model of nodes, in their order; None: its work is not known."""
+    if isinstance(module, Coupled) and module.fanouts:
+        return None
+    known = FORMULAS.get(type(module).__name__) if type(module).__module__.startswith("shoal.") else None
+    return None if known is None else known(module)
+
+
+def _widths(head: Head) -> list[tuple[int, int]]:
+    linears: Any = head.linears
+    return [(linear.in_features, linear.out_features) for linear in linears]
+
+
+def _head(head: Head, first: int) -> list[Product]:
+    """A classifier; the first layer has so many passes: two if no gradient of its input is needed."""
+    return [Product("rows", *width, 3 if number else first) for number, width in enumerate(_widths(head))]
+
+
+def _gamlp(module: GAMLP) -> list[Product]:
+    hops, (width, *_) = len(module.inputs), _widths(module.head)
+    score = Product("rows", width[0], 1, 2, repeat=hops)
+    read = {
+        "simple": [], "gate": [score], "recursive": [score, score], "ori_ref": [score, Product("rows", width[0], 1, 2)],
+        "jk": [score, Product("rows", hops * width[0], 1, 2)],
+    }[module.attention]  # fmt: skip
+    return [*read, Product("rows", hops, width[0], 2, own=True), *_head(module.head, 3)]
+
+
+def _sign(module: SIGN) -> list[Product]:
+    of_hops: Any = module.of_hops
+    return [*(Product("rows", of.in_features, of.out_features, 2) for of in of_hops), *_head(module.head, 3)]
+
+
+def _coupled(module: Coupled, transforms: int) -> list[Product]:
+    """Layers that transform so many times, and multiply by their matrix; then the classifier."""
+    convs: Any = module.convs
+    widths = [convs[0].in_channels, *(conv.out_channels for conv in convs)]
+    widths += [_widths(module.head)[-1][1]] if module.conv_head else []
+    found = []
+    for number, (width, out) in enumerate(pairwise(widths)):
+        found += [Product("nodes", width, out, 3 if number else 2)] * transforms + [Product("entries", 1, out, 2)]
+    return found if module.conv_head else [*found, *_head(module.head, 3)]
+
+
+def _gcn(module: Coupled) -> list[Product]:
+    return _coupled(module, 1)
+
+
+def _sage(module: Coupled) -> list[Product]:
+    return _coupled(module, 2)
+
+
+def _hops_in_one(module: FixedHops) -> list[Product]:
+    return _head(module.head, 2)
+
+
+# By the class of a model.
+FORMULAS: dict[str, Callable[[Any], list[Product]]] = {
+    **dict.fromkeys(("MLP", "SGC", "S2GC", "GBP"), _hops_in_one),
+    **{"GAMLP": _gamlp, "GCN": _gcn, "GraphSAGE": _sage, "SIGN": _sign},
+}
+
+
+def training_work(products: list[Product], parameters: int, sizes: Sizes, options: TrainOptions) -> Work:
+    """Work of a visit's local training: all epochs, in batches, with the optimizer's traffic."""
+    size = np.maximum(sizes.rows, 1) if options.batch_size is None else options.batch_size
+    steps = np.ceil(sizes.rows / size)
+    batch = Sizes(sizes.rows / np.maximum(steps, 1), sizes.nodes, sizes.entries)
+    name = "momentum" if options.optimizer == "sgd" and options.momentum else options.optimizer
+    total = Work(np.zeros(len(steps)), np.full(len(steps), float(FLOAT * OF_STEP[name] * parameters)))
+    for product in products:
+        total += product.work(batch).times(product.passes)
+    return total.times(steps * options.epochs)
+
+
+def forward_work(products: list[Product], sizes: Sizes) -> Work:
+    """Work of one pass without gradients."""
+    total = Work(np.zeros(len(sizes.rows)), np.zeros(len(sizes.rows)))
+    for product in products:
+        total += product.work(sizes)
+    return total
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """Work of every client of a run at one visit, `[B]`; `note` says that the method does more, if it does."""
+
+    train: Work
+    upload: Work
+    evaluate: Work
+    note: str = ""
+
+
+def client_work(run: Path) -> ClientWork:
+    """The work of every client of a run, from its config and its store.
+
+    Raises ShoalError: the store cannot be opened, or the work of a model is not known.
+    """
+    config = load_config(run)
+    plan = RunPlan.of(config, trains=False)
+    opened = plan.prepare()
+    job = make_job(config, opened, run.name)
+    store, method = job.open_store(), config.algorithm.name
+    counts = store.manifest.splits[job.split].counts
+    found = [Work(np.zeros(store.clients), np.zeros(store.clients)) for _ in range(3)]
+    for number, built in enumerate(job.sketch_models(store, plan.algorithm)[MODEL]):
+        module = built.flat.module
+        products = products_of(module) if store.manifest.task == "node" else None
+        if products is None:
+            raise ShoalError(run, f"the work of {built.spec.name} here is not known; the clock knows {KNOWN}, of nodes")
+        nodes, entries = _sizes(store, module)
+        training = job.open_training(store)
+        seen = Sizes(training.manifest.splits[job.split].counts[:, 0], *_sizes(training, module))
+        # A pass over the whole graph answers for all nodes.
+        scored = Sizes(nodes if isinstance(module, Coupled) else counts[:, 1:].sum(1), nodes, entries)
+        steps = training_work(products, len(built.flat.w), seen, config.train)
+        upload = steps.times(0)
+        if method in SKETCH_LABELS:
+            looped = Sizes(nodes, nodes, store.manifest.clients.count("entries") + nodes)
+            sketch = Product("entries", 1, store.manifest.classes, 1).work(looped).times(plan.algorithm.lp_steps)  # type: ignore
+            passes = forward_work(products, Sizes(seen.nodes, seen.nodes, seen.entries))
+            upload = (passes + sketch).times(1 / plan.algorithm.sketch_every)  # type: ignore
+        mine = np.array(job.model_of) == number
+        for total, work in zip(found, (steps, upload, forward_work(products, scored))):
+            total.flops[mine], total.traffic[mine] = work.flops[mine], work.traffic[mine]
+    note = (
+        "" if method in ONLY_TRAIN else f"{method}: what it computes beside local training of the model is not counted"
+    )
+    train, upload, evaluate = found
+    return ClientWork(train, upload, evaluate, note)
+
+
+def _sizes(store: Store, module: nn.Module) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes of clients, and entries of the matrix of a layer: edges both ways, with self loops where it has them."""
+    nodes, entries = (store.manifest.clients.count(name) for name in ("nodes", "entries"))
+    return nodes, entries + nodes if getattr(module, "operator", "") == "symmetric" else entries

@@ -1,0 +1,323 @@
+"""Simulated time: schedules worked by hand, properties of the queue, files, and tables of runs."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.errors import refused
+from support.small_runs import small_run
+from typer.testing import CliRunner
+
+import shoal
+from shoal.engine.cli.cli import app
+from shoal.engine.config.config import SHIPPED
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.studies.clock import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
+from shoal.engine.studies.clock_report import Asked, _interval, _round, clocked
+from shoal.engine.studies.work import ClientWork, Work
+
+MICROSECOND = 1e-6
+NOTHING = Work(np.zeros(3), np.zeros(3))
+
+
+def fleet(**changes: Any) -> Fleet:
+    """Three clients, two slow devices and one that is twice as fast, on equal links."""
+    ones = np.ones(3)
+    made = Fleet(
+        device=np.array([0, 0, 1]), flops=np.array([1e9, 1e9, 2e9]), traffic=1e12 * ones,
+        watts=np.array([5.0, 5.0, 10.0]), idle_watts=ones, per_hour=np.array([3600.0, 0, 0]), down=1e6 * ones,
+        up=5e5 * ones, latency=0.01 * ones, per_byte=1e-6 * ones, server_down=1e6, server_up=4e6,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+COHORT, DOWN, UP = np.arange(3), np.full(3, 1e6), np.full(3, 5e5)
+
+
+def test_schedule_of_three_clients_is_as_worked_by_hand() -> None:
+    work = Work(np.full(3, 2e9), np.full(3, 1e9))
+    found = schedule(fleet(), COHORT, DOWN, UP, fleet().seconds(work))
+    # The server sends 0.25 s each, one behind another; then 0.01 s and 1 s of the client's own link.
+    np.testing.assert_allclose(found.received, [1.26, 1.51, 1.76], atol=MICROSECOND)
+    np.testing.assert_allclose(found.ready, [3.26, 3.51, 2.76], atol=MICROSECOND)
+    np.testing.assert_allclose(found.arrived, [4.27, 4.52, 3.77], atol=MICROSECOND)
+    # The server receives 0.5 s each: client 2, client 0 as it arrives, and client 1 after a wait of 0.25 s.
+    np.testing.assert_allclose(found.finished, [4.77, 5.27, 4.27], atol=MICROSECOND)
+    assert found.end == pytest.approx(5.27, abs=MICROSECOND)
+    assert not found.late.any()
+
+
+def test_deadline_ends_the_round_and_names_the_late() -> None:
+    seconds = fleet().seconds(Work(np.full(3, 2e9), np.zeros(3)))
+    found = schedule(fleet(), COHORT, DOWN, UP, seconds, deadline=5.0)
+    assert (found.late.tolist(), found.end) == ([False, True, False], 5.0)
+
+
+def test_memory_bounds_where_it_takes_longer() -> None:
+    slow = fleet(traffic=np.array([1e9, 1e9, 1e8]))
+    assert slow.seconds(Work(np.full(3, 2e9), np.full(3, 3e9))).tolist() == [3.0, 3.0, 30.0]
+
+
+def test_energy_money_and_idle_time_are_as_worked_by_hand() -> None:
+    work = ClientWork(Work(np.full(3, 1e9), np.zeros(3)), Work(np.full(3, 1e9), np.zeros(3)), NOTHING)
+    made = clock([Round(COHORT, DOWN, UP, 0.1, True)], work, fleet())
+    # 5.27 s and 0.1 s of the server; 2, 2 and 1 s of compute at 5, 5 and 10 W, 1 W in the rest.
+    assert made.seconds[0] == pytest.approx(5.37, abs=MICROSECOND)
+    assert made.joules[0] == pytest.approx(10 + 10 + 10 + 3.37 + 3.37 + 4.37, abs=MICROSECOND)
+    assert made.money[0] == pytest.approx(5.37 + 3 * 1.5, abs=MICROSECOND)
+    # Own messages take 0.25 + 1.01 + 1.01 + 0.5 = 2.77 s.
+    assert made.idle[0] == pytest.approx(0.6 + 0.6 + 1.6, abs=MICROSECOND)
+    assert (made.flops[0], made.visits_of.tolist(), made.late_of.tolist()) == (6e9, [2, 1], [0, 0])
+
+
+def test_evaluation_is_work_of_rounds_that_score_alone() -> None:
+    once = Work(np.full(3, 1e9), np.zeros(3))
+    rounds = [Round(COHORT, DOWN, UP, 0.0, scored) for scored in (False, True)]
+    made = clock(rounds, ClientWork(once, NOTHING, once), fleet())
+    assert made.flops.tolist() == [3e9, 6e9]
+    assert made.seconds[0] < made.seconds[1]
+
+
+def test_late_client_computes_until_the_deadline() -> None:
+    work = ClientWork(Work(np.full(3, 2e9), np.zeros(3)), NOTHING, NOTHING)
+    made = clock([Round(COHORT, DOWN, UP, 0.0, False)], work, fleet(idle_watts=np.zeros(3)), deadline=2.0)
+    assert made.seconds[0] == 2.0
+    assert made.late[0] == 3
+    assert made.joules[0] == pytest.approx(5 * 0.74 + 5 * 0.49 + 10 * 0.24, abs=MICROSECOND)
+
+
+numbers = st.floats(1e-3, 1e3, allow_nan=False)
+
+
+@st.composite
+def rounds_of(draw: st.DrawFn) -> tuple[Fleet, np.ndarray, np.ndarray, np.ndarray]:
+    """A fleet of 1 to 8 clients, bytes down and up, and seconds of compute."""
+    count = draw(st.integers(1, 8))
+    column = st.lists(numbers, min_size=count, max_size=count).map(np.array)
+    flat = {name: np.zeros(count) for name in ("watts", "idle_watts", "per_hour", "per_byte")}
+    of = {name: draw(column) for name in ("flops", "traffic", "down", "up", "latency")}
+    made = Fleet(np.zeros(count, int), **flat, **of, server_down=draw(numbers), server_up=draw(numbers))
+    return made, draw(column), draw(column), draw(column)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rounds_of())
+def test_queue_is_one_of_events_and_no_wait_is_negative(
+    drawn: tuple[Fleet, np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    made, down, up, compute = drawn
+    cohort = np.arange(len(down))
+    found = schedule(made, cohort, down, up, compute)
+    free, finished = 0.0, np.zeros(len(down))
+    for i in sorted(cohort, key=lambda i: (found.arrived[i], i)):
+        free = max(free, found.arrived[i]) + up[i] / made.server_down
+        finished[i] = free
+    np.testing.assert_allclose(found.finished, finished, rtol=1e-9)
+    waits = found.finished - compute - found.moving
+    assert (waits >= -1e-9 * found.finished).all()
+    # The server's link is never at work longer than the round.
+    assert up.sum() / made.server_down <= found.end * (1 + 1e-9)
+    assert down.sum() / made.server_up <= found.end * (1 + 1e-9)
+    work = ClientWork(Work(compute * made.flops, 0 * compute), *[Work(0 * compute, 0 * compute)] * 2)
+    made_clock = clock([Round(cohort, down, up, 0.0, True)] * 2, work, made)
+    assert made_clock.flops.sum() == pytest.approx(2 * work.train.flops.sum())
+    time_of_all = (compute + found.moving).sum() + made_clock.idle[0]
+    assert time_of_all == pytest.approx(len(cohort) * made_clock.seconds[0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(rounds_of(), st.floats(0, 1), st.integers(0, 7))
+def test_faster_device_is_never_later(
+    drawn: tuple[Fleet, np.ndarray, np.ndarray, np.ndarray], share: float, client: int
+) -> None:
+    made, down, up, compute = drawn
+    client %= len(down)
+    faster = compute.copy()
+    faster[client] *= share
+    before, after = (schedule(made, np.arange(len(down)), down, up, each) for each in (compute, faster))
+    assert after.finished[client] <= before.finished[client] * (1 + 1e-9)
+    assert after.end <= before.end * (1 + 1e-9)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_devices_are_drawn_by_seed_and_client(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "d.csv",
+        "# ours\nclass,share,gflops,gb_per_s,watts,spread\nslow,0.75,1,2,3,0.5\nfast,0.25,10,20,30,0\n",
+    )
+    classes = read_classes(str(file), "devices", DEVICES)
+    number, speed = classes.drawn(20_000, 0, "device")
+    few, its_speed = classes.drawn(100, 0, "device")
+    assert (number[:100] == few).all()
+    assert (speed[:100] == its_speed).all()
+    assert (classes.drawn(100, 1, "device")[0] != few).any()
+    assert number.mean() == pytest.approx(0.25, abs=0.015)
+    # Log-normal of median 1; a class without a spread has one speed.
+    assert np.log(speed[number == 0]).std() == pytest.approx(0.5, abs=0.02)
+    assert np.median(speed[number == 0]) == pytest.approx(1, abs=0.03)
+    assert (speed[number == 1] == 1).all()
+    networks = read_classes("institutions", "networks", NETWORKS)
+    found = Fleet.of(classes, networks, 20_000, 0)
+    assert (found.flops[number == 1] == 1e10).all()
+    assert (found.traffic[number == 1] == 2e10).all()
+    assert sorted(set(found.up)) == [12.5e6, 125e6]
+    assert sorted(set(found.latency)) == [0.01, 0.02]
+    assert (found.server_up, found.server_down) == (1.25e9, 1.25e9)
+
+
+@pytest.mark.parametrize("folder", ["devices", "networks"])
+def test_files_of_ours_are_read(folder: str) -> None:
+    known = {"devices": DEVICES, "networks": NETWORKS}[folder]
+    names = [path.stem for path in (SHIPPED / folder).glob("*.csv")]
+    assert len(names) == 2
+    for name in names:
+        assert len(read_classes(name, folder, known).names) == 3
+
+
+HEADS = "class,share,gflops,gb_per_s,watts"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "says"),
+    [
+        (f"{HEADS}\na,1,-1,1,1\n", "a.gflops", "above 0"),
+        (f"{HEADS}\na,1,0,1,1\n", "a.gflops", "above 0"),
+        (f"{HEADS}\na,1,1,1,-1\n", "a.watts", "at least 0"),
+        (f"{HEADS}\na,1,1,nan,1\n", "a.gb_per_s", "'nan'"),
+        (f"{HEADS}\na,1,1,fast,1\n", "a.gb_per_s", "'fast'"),
+        (f"{HEADS}\na,1,1,1\n", "a.watts", "None"),
+        (f"{HEADS}\na,0.5,1,1,1\nb,0.4,1,1,1\n", "share", "0.9"),
+        (f"{HEADS}\n", "share", "found 0"),
+        (f"{HEADS},gflop\na,1,1,1,1,1\n", "gflop", "did you mean"),
+        ("class,share,gflops,watts\na,1,1,1\n", "gb_per_s", "missing"),
+        ("", "class", "missing"),
+    ],
+)
+def test_wrong_file_of_devices_is_refused(tmp_path: Path, text: str, key: str, says: str) -> None:
+    file = written(tmp_path / "d.csv", text)
+    with refused(file, key, says=says):
+        read_classes(str(file), "devices", DEVICES)
+
+
+def test_network_without_the_server_is_refused(tmp_path: Path) -> None:
+    for last in ("", "server,0.5,1,1,1\n"):
+        share = 0.5 if last else 1
+        file = written(tmp_path / "n.csv", f"class,share,down_mbit,up_mbit,latency_ms\na,{share},1,1,1\n{last}")
+        networks = read_classes(str(file), "networks", NETWORKS)
+        with refused(file, "server"):
+            Fleet.of(read_classes("phones", "devices", DEVICES), networks, 3, 0)
+
+
+def test_wrong_options_are_refused() -> None:
+    with refused(Path("nowhere.csv"), says="phones"):
+        Asked.of("nowhere.csv", "consumer", None, None, 0)
+    with refused("--deadline"):
+        Asked.of("phones", "consumer", -1.0, None, 0)
+    with refused("--target"):
+        Asked.of("phones", "consumer", None, 1.5, 0)
+
+
+def test_interval_is_of_students_t() -> None:
+    # t of 0.975 and one degree of freedom is 12.7062.
+    assert _interval([1.0, 3.0], "{:.3f}".format) == "2.000 ± 12.706"
+    assert (_interval([2.0], "{:.0f}".format), _interval([], str)) == ("2", "-")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """FedAvg with half of the clients, by two seeds, and FedProto, whose uploads differ in size."""
+    folder = tmp_path_factory.mktemp("runs")
+    some = {"participation": {"ratio": 0.5}, "rounds": 4}
+    avg = [shoal.run(small_run(folder, name="avg", seed=seed, **some)).path for seed in (0, 1)]
+    return [*avg, shoal.run(small_run(folder, name="proto", algorithm={"name": "fedproto"}, **some)).path]
+
+
+def test_lines_have_the_bytes_of_every_client(runs: list[Path]) -> None:
+    for run in runs:
+        for line in read_metrics(run):
+            for way in ("up", "down"):
+                column = np.broadcast_to(line["client_bytes"][way], len(line["cohort"]))
+                assert column.sum() == line[f"bytes_{way}"]
+    # 8 features and a bias for each of three classes, and a weight, in float32.
+    assert {tuple(line["client_bytes"]["up"]) for line in read_metrics(runs[0])} == {(4 * 28,)}
+
+
+def test_bytes_of_older_runs_are_shared_equally() -> None:
+    line = {"cohort": [1, 4], "bytes_up": 10, "bytes_down": 6, "seconds": {"aggregate": 0.5}}
+    older = _round(line)
+    assert (older.up.tolist(), older.down.tolist(), older.server, older.scored) == ([5, 5], [3, 3], 0.5, False)
+    known = _round(line | {"client_bytes": {"up": [9, 1], "down": [3]}, "scopes": {}})
+    assert (known.up.tolist(), known.down.tolist(), known.scored) == ([9, 1], [3, 3], True)
+    empty = _round(line | {"cohort": [], "bytes_up": 0, "bytes_down": 0})
+    assert (len(empty.up), clock([empty], ClientWork(NOTHING, NOTHING, NOTHING), fleet()).seconds.tolist()) == (
+        0,
+        [0.5],
+    )
+
+
+def invoked(*arguments: object) -> str:
+    found = CliRunner().invoke(app, ["clock", *map(str, arguments)], catch_exceptions=False)
+    assert found.exit_code == 0
+    return found.stdout
+
+
+def test_command_gives_rounds_and_costs_to_a_score(runs: list[Path]) -> None:
+    lowest = min(line["scopes"]["deployed"]["test"]["nodes"] for run in runs[:2] for line in read_metrics(run))
+    plain = json.loads(invoked(*runs[:2], "--json", "--target", f"{lowest + 1e-9}"))
+    (method,) = plain["methods"]
+    assert [each["run"] for each in method["runs"]] == [str(run) for run in runs[:2]]
+    for each, run in zip(method["runs"], runs):
+        lines, rounds = read_metrics(run), each["rounds"]
+        reached = [line["scopes"]["deployed"]["test"]["nodes"] >= plain["target"] for line in lines]
+        assert len(rounds["seconds"]) == 4
+        assert min(rounds["seconds"]) > 0
+        if not any(reached):
+            assert each["reached"] is None
+            continue
+        count = reached.index(True) + 1
+        assert each["reached"]["rounds"] == count
+        for name in ("seconds", "joules", "money"):
+            assert each["reached"][name] == pytest.approx(math.fsum(rounds[name][:count]))
+        sent = sum(line["bytes_up"] + line["bytes_down"] for line in lines[:count])
+        assert each["reached"]["bytes"] == sent
+
+
+def test_command_writes_a_page_and_names_the_late(runs: list[Path], tmp_path: Path) -> None:
+    text = invoked(*runs, "--deadline", "0.05", "--out", tmp_path)
+    assert "late after 0.05 s: " in text
+    assert "fedproto: what it computes" in text
+    page = (tmp_path / "index.html").read_text()
+    assert "simulated seconds" in page
+    assert "phones.csv" in page
+    rows = (tmp_path / "rounds.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 * 4
+    assert rows[0].startswith('"run","round","seconds","joules","money"')
+
+
+def test_devices_of_a_client_are_the_same_in_all_runs_and_follow_the_seed(runs: list[Path]) -> None:
+    first, again, other = (
+        json.loads(invoked(runs[0], "--json", "--seed", seed))["methods"][0]["runs"][0]["rounds"]["seconds"]
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_runs_that_cannot_be_clocked_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    gat = shoal.run(small_run(tmp_path, name="gat", rounds=1, model={"name": "gat", "hidden": 4, "heads": 1})).path
+    asked = Asked.of("phones", "consumer", None, None, 0)
+    with refused(gat, says="gat"):
+        clocked([gat], asked)
+    (gat / "metrics.jsonl").write_text("")
+    (gat / "metrics.jsonl").touch()
+    with refused(gat / "metrics.jsonl"):
+        clocked([gat], asked)

@@ -1,0 +1,164 @@
+"""Operations and traffic of clients against counters of torch, on real passes of the models."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.small_runs import small_run
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import shoal
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.config.config import load_config
+from shoal.engine.preparing.identity import store_or_overlay
+from shoal.engine.studies.work import Product, Sizes, client_work, forward_work, products_of, training_work
+from shoal.storage.store.manifest import read_manifest
+from shoal.storage.store.store import training_path
+
+aten = torch.ops.aten
+NODES, ROWS, FEATURES, CLASSES, HOPS = 11, 7, 5, 4, 3
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("mlp", {}), ("sgc", {}), ("sgc", {"layers": 3}), ("s2gc", {}), ("gbp", {}), ("sign", {}), ("sign", {"layers": 2}),
+    *(("gamlp", {"attention": name}) for name in ("simple", "gate", "ori_ref", "jk", "recursive")),
+    *((name, {"head": head, "layers": 3}) for name in ("gcn", "sage") for head in ("linear", "conv")),
+]  # fmt: skip
+
+
+def mv_flops(matrix: Any, vector: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
+    return 2 * matrix[0] * matrix[1]
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes of both matrices and the result of every product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        factors = {aten.mm.default: args[:2], aten.bmm.default: args[:2], aten.mv.default: args[:2]}
+        factors[aten.addmm.default] = args[1:3]
+        if func in factors:
+            self.bytes += sum(t.nbytes for t in (*factors[func], out))
+        return out
+
+
+def made(name: str, options: dict[str, Any]) -> tuple[nn.Module, Any, Sizes]:
+    """A model, its input of seven rows, and the sizes; the graph is complete, and its matrix dense."""
+    torch.manual_seed(0)
+    own = {} if name in ("s2gc", "sgc") else {"hidden": 6}
+    module = build(name, FEATURES, CLASSES, HOPS, 0.5, {**own, **options})
+    sizes = Sizes(np.array([ROWS]), np.array([NODES]), np.array([NODES * NODES]))
+    if isinstance(module, Coupled):
+        matrix: Any = torch.rand(NODES, NODES)
+        return module, Neighbourhood(torch.rand(NODES, FEATURES), (matrix,) * module.depth, torch.arange(ROWS)), sizes
+    return module, [torch.rand(ROWS, FEATURES) for _ in range(len(module.inputs))], sizes  # type: ignore[arg-type]
+
+
+def counted(module: nn.Module, inputs: Any, backward: bool) -> tuple[int, int]:
+    with FlopCounterMode(display=False, custom_mapping={aten.mv: mv_flops}) as flops, Traffic() as traffic:
+        out: Tensor = module(inputs).logits_NC
+        if backward:
+            out.square().sum().backward()
+    return flops.get_total_flops(), traffic.bytes
+
+
+def entries_of(products: list[Product], sizes: Sizes, trained: bool) -> int:
+    """Bytes that a sparse matrix takes beyond a dense one of as many entries: the columns."""
+    return sum(4 * int(sizes.entries[0]) * (p.passes if trained else 1) for p in products if p.over == "entries")
+
+
+@pytest.mark.parametrize(("name", "options"), MODELS)
+def test_work_of_a_pass_and_a_step_is_what_torch_counts(name: str, options: dict[str, Any]) -> None:
+    module, inputs, sizes = made(name, options)
+    products = products_of(module)
+    assert products is not None
+    # In conv heads every node is classified, and rows are taken behind that.
+    forward = forward_work(products, sizes)
+    flops, traffic = counted(module, inputs, backward=False)
+    assert (forward.flops[0], forward.traffic[0]) == (flops, traffic + entries_of(products, sizes, False))
+    parameters = sum(p.numel() for p in module.parameters())
+    step = training_work(products, parameters, sizes, TrainOptions(epochs=1, optimizer="sgd"))
+    flops, traffic = counted(module, inputs, backward=True)
+    # SGD reads weight and gradient, and writes the weight.
+    assert step.flops[0] == flops
+    assert step.traffic[0] == traffic + entries_of(products, sizes, True) + 3 * 4 * parameters
+
+
+def test_batches_repeat_the_graph_and_split_the_rows() -> None:
+    sizes = Sizes(np.array([10, 0]), np.array([20, 3]), np.array([60, 4]))
+    plain, options = TrainOptions(epochs=2), TrainOptions(epochs=2, batch_size=4)
+    rows, nodes = [Product("rows", 5, 3, 2)], [Product("nodes", 5, 3, 2), Product("entries", 1, 3, 2)]
+    assert training_work(rows, 0, sizes, plain).flops.tolist() == [2 * 2 * 2 * 10 * 15, 0]
+    assert training_work(rows, 0, sizes, options).flops.tolist() == pytest.approx([2 * 2 * 2 * 10 * 15, 0])
+    whole = 2 * 2 * (2 * 20 * 15 + 2 * 60 * 3)
+    assert training_work(nodes, 0, sizes, plain).flops.tolist() == [whole, 0]
+    assert training_work(nodes, 0, sizes, options).flops.tolist() == [3 * whole, 0]
+    # Adam: weight, gradient and two moments are read, all but the gradient written.
+    assert training_work([], 9, sizes, options).traffic.tolist() == [2 * 3 * 7 * 4 * 9, 0]
+
+
+@pytest.mark.parametrize("name", ["sgc", "mlp"])
+def test_work_of_a_run_is_what_torch_counts_in_it(tmp_path: Path, name: str) -> None:
+    def run(epochs: int) -> tuple[Path, int]:
+        with FlopCounterMode(display=False) as counter:
+            found = shoal.run(
+                small_run(
+                    tmp_path, model={"name": name}, train={"epochs": epochs},
+                    engine={"backend": "local", "trainer": "autograd"},
+                )
+            )  # fmt: skip
+        return found.path, counter.get_total_flops()
+
+    # Of what both do beside training, nothing is left in the difference.
+    (one, fewer), (two, more) = run(1), run(2)
+    train = client_work(one).train.flops
+    assert 0 < 3 * train.sum() == more - fewer
+    assert client_work(two).train.flops.tolist() == (2 * train).tolist()
+
+
+def test_upload_of_fedgta_is_a_pass_and_its_propagation(tmp_path: Path) -> None:
+    run = shoal.run(small_run(tmp_path, algorithm={"name": "fedgta", "lp_steps": 3, "sketch_every": 2})).path
+    clients = read_manifest(store_or_overlay(load_config(run))).clients
+    nodes, entries = clients.count("nodes"), clients.count("entries")
+    # Every second time: SGC of 8 features for all nodes, then three products of A + I with labels of 3 classes.
+    wanted = (2 * nodes * 8 * 3 + 3 * 2 * (entries + nodes) * 3) / 2
+    work = client_work(run)
+    np.testing.assert_allclose(work.upload.flops, wanted)
+    assert not work.note
+    (split,) = read_manifest(store_or_overlay(load_config(run))).splits.values()
+    np.testing.assert_array_equal(work.evaluate.flops, 2 * split.counts[:, 1:].sum(1) * 8 * 3)
+
+
+def test_inductive_training_computes_training_nodes_and_evaluation_all(tmp_path: Path) -> None:
+    model = {"name": "gcn", "hidden": 4, "layers": 1, "head": "linear"}
+    run = shoal.run(small_run(tmp_path, data={"inductive": True}, model=model, train={"epochs": 1})).path
+    place = store_or_overlay(load_config(run))
+    whole = read_manifest(place)
+    (name,) = whole.splits
+    seen = read_manifest(place / training_path(name))
+    nodes, train, all_nodes = seen.clients.count("nodes"), whole.splits[name].counts[:, 0], whole.clients.count("nodes")
+    assert nodes.sum() == train.sum() < all_nodes.sum()
+    work = client_work(run)
+    looped, all_looped = (m.clients.count("entries") + m.clients.count("nodes") for m in (seen, whole))
+    # The weight of 8 x 4, the matrix, and a classifier of 4 x 3.
+    wanted = 2 * (2 * nodes * 32 + 2 * looped * 4 + 3 * train * 12)
+    np.testing.assert_array_equal(work.train.flops, wanted * (train > 0))
+    np.testing.assert_array_equal(work.evaluate.flops, 2 * (all_nodes * 32 + all_looped * 4 + all_nodes * 12))
+
+
+def test_each_client_has_the_work_of_its_own_model(tmp_path: Path) -> None:
+    two = [{"name": "mlp", "hidden": 4}, {"name": "mlp", "hidden": 4, "layers": 3}]
+    run = shoal.run(small_run(tmp_path, algorithm={"name": "fedproto"}, model=two)).path
+    work = client_work(run)
+    (split,) = read_manifest(store_or_overlay(load_config(run))).splits.values()
+    layers = np.array([8 * 4 + 4 * 3, 8 * 4 + 4 * 4 + 4 * 3] * 2)
+    np.testing.assert_array_equal(work.evaluate.flops, 2 * split.counts[:, 1:].sum(1) * layers)
