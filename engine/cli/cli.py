@@ -447,16 +447,23 @@ def remove_command(
 
 
 @app.command("inspect")
-def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")], as_json: AsJson = False) -> None:
+def inspect_command(
+    place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")],
+    edges: Annotated[bool, typer.Option("--edges", help="Count a store's edges by classes of their ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what a store, a run folder or a sweep holds."""
     from shoal.engine.records.metrics import METRICS
     from shoal.engine.records.run_folder import CONFIG, SUMMARY, failure_of
-    from shoal.engine.screen.tables import show_rounds, show_run, show_store
+    from shoal.engine.screen.tables import show_class_pairs, show_rounds, show_run, show_store
     from shoal.engine.studies.study_table import show_sweep
     from shoal.engine.studies.sweep_folder import is_sweep
     from shoal.storage.store.manifest import read_manifest
+    from shoal.storage.store.store import Store
 
     path = possible_path(place)
+    if edges and (as_json or is_address(place) or not read_manifest(path).boundaries):
+        raise ShoalError("--edges", f"is for a table of a store on disk with edges between clients, got {place}")
     if as_json:
         from shoal.engine.studies.listing import plain_content
 
@@ -473,6 +480,8 @@ def inspect_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEE
         print(failure)
     else:
         show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
+        if edges:
+            show_class_pairs(Store(path))
 
 
 @app.command("verify")

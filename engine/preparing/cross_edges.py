@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from shoal.engine.screen.progress import progress
 from shoal.storage.files.disk import require_disk
-from shoal.storage.files.mapped import ROWS, read
-from shoal.storage.graph.cross_edges import ENTRY_BYTES, Boundary, boundaries, cross_hop
+from shoal.storage.files.mapped import ROWS, read, row_blocks
+from shoal.storage.graph.cross_edges import ENTRIES_A_BLOCK, ENTRY_BYTES, Boundary, boundaries, cross_hop
 from shoal.storage.graph.propagation import require_held
 from shoal.storage.graph.rows import CsrRows
-from shoal.storage.options.propagation import CrossEdges, CrossPropagation
+from shoal.storage.options.propagation import CrossEdges, CrossPropagation, PropagationOptions
 from shoal.storage.runner import Runner, parts
 from shoal.storage.store.arrow_file import FileRecord, rows_column, write_pack
 from shoal.storage.store.boundary import boundary_columns
@@ -44,6 +44,31 @@ class BoundarySource:
         own, theirs = self.label[first[client] + boundary.row], self.label[first[boundary.client] + boundary.other]
         known, sums = (own >= 0) & (theirs >= 0), boundary.sums()
         return len(boundary), len(sums), int((sums == 1).sum()), int(known.sum()), int((known & (own == theirs)).sum())
+
+
+def class_pairs(store: Store, edges: str) -> tuple[np.ndarray, np.ndarray]:
+    """Entries inside clients, and between them, by the classes of their ends, int64 `[C, C]` each.
+
+    Ends without a label are not counted. In memory are a client's edges to others, and a block of its own.
+    """
+    classes = store.manifest.classes
+    labels = [store.shard(client).label for client in range(store.clients)]
+    inside, between = np.zeros((2, classes * classes), dtype=np.int64)
+
+    def count(into: np.ndarray, own: np.ndarray, theirs: np.ndarray) -> None:
+        known = (own >= 0) & (theirs >= 0)
+        into += np.bincount(own[known].astype(np.int64) * classes + theirs[known], minlength=len(into))
+
+    for client, label in enumerate(labels):
+        shard, boundary = store.shard(client), store.boundary(edges, client)
+        for first, pointer, low, high in row_blocks(shard.indptr, ENTRIES_A_BLOCK):
+            own = np.repeat(label[first : first + len(pointer) - 1], np.diff(pointer))
+            count(inside, own, label[shard.indices[low:high]])
+        order = np.argsort(boundary.client, kind="stable")
+        others, starts = np.unique(boundary.client[order], return_index=True)
+        for other, chosen in zip(others, np.split(order, starts[1:])):
+            count(between, label[boundary.row[chosen]], labels[other][boundary.other[chosen]])
+    return inside.reshape(classes, classes), between.reshape(classes, classes)
 
 
 def rows_in_shards(shards: Store) -> tuple[np.ndarray, np.ndarray]:
@@ -88,6 +113,12 @@ def write_boundaries(source: BoundarySource, packs: Sequence[range]) -> Iterator
         yield record, np.array([source.counts(boundary, client) for boundary, client in zip(several, pack)])
 
 
+def exchange_bytes(nodes: int, features: int, dtype: str, propagation: PropagationOptions) -> int:
+    """Bytes of all scratch files of an exchange: features of `dtype`, hops, and a degree a row."""
+    width = features * (np.dtype(dtype).itemsize + propagation.hops * np.dtype(propagation.dtype).itemsize)
+    return nodes * (width + np.dtype(np.int32).itemsize)
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Hops of all clients in scratch files, the rows of one client behind those of another.
@@ -113,9 +144,8 @@ class Exchange:
     @property
     def bytes(self) -> int:
         """Of all scratch files."""
-        of_x, of_hop = (np.dtype(dtype).itemsize for dtype in (self.store.manifest.dtype, self.propagation.dtype))
-        width = self.store.manifest.features * (of_x + self.propagation.hops * of_hop)
-        return int(self.first[-1]) * (width + np.dtype(np.int32).itemsize)
+        manifest = self.store.manifest
+        return exchange_bytes(int(self.first[-1]), manifest.features, manifest.dtype, self.propagation)
 
     def memory(self, counts: np.ndarray) -> int:
         """Bytes for the largest client, by the counts of edges to others."""

@@ -70,11 +70,13 @@ def show_plan(config: Config) -> None:
 
 
 class _Disk(NamedTuple):
-    """Bytes on disk by step: temporary files at their worst moment, shards with splits, and hops."""
+    """Bytes on disk by step: temporary files at their worst moment, shards with splits, hops, and the scratch files of
+    their exchange."""
 
     scratch: int
     shards: int
     hops: int
+    exchange: int
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,10 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
     if hops is None:
         rows = _rows_of_store(Store(path, manifest=manifest), config)
         of_hops = hops_bytes(rows, manifest.features, config.propagation)
+        exchange = _exchange(config, manifest.nodes, manifest.features, manifest.dtype)
     else:
-        of_hops = hops.total
-    disk = _Disk(0, shards, of_hops)
+        of_hops, exchange = hops.total, 0
+    disk = _Disk(0, shards, of_hops, exchange)
     return _Sizes(
         manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
         int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
@@ -139,12 +142,22 @@ def _sizes_of_graph(config: Config) -> _Sizes:
         scratch_bytes(config.partition.method, graph.nodes, graph.entries),
         shards_bytes(graph, layout, data.dtype, config.task == "edge"),
         hops_bytes(rows, graph.features, config.propagation),
+        _exchange(config, graph.nodes, graph.features, data.dtype),
     )
     return _Sizes(
         items, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
         stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
         disk, most,
     )  # fmt: skip
+
+
+def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
+    """Bytes of the scratch files while hops run over edges between clients; 0: they do not."""
+    if config.kernel().boundaries is None:
+        return 0
+    from shoal.engine.preparing.cross_edges import exchange_bytes
+
+    return exchange_bytes(nodes, features, dtype, config.propagation)
 
 
 def _rows_of_store(store: Store, config: Config) -> int:
@@ -241,7 +254,7 @@ def expected(plan: RunPlan) -> Expected:
         # What the clients of a cell make is in its host's memory as well, and in Ray's.
         peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * held))
     # Training nodes alone have at most as much as all nodes.
-    scratch, *made = (step * (1 + config.data.inductive) for step in of.disk)
+    scratch, *made, exchange = (step * (1 + config.data.inductive) for step in of.disk)
     disk = sum(made)
     at_most = " at most" if of.what == "pair" and not prepared else ""
     rows = {
@@ -256,6 +269,7 @@ def expected(plan: RunPlan) -> Expected:
         "run folder": str(plan.place),
         "disk": f"{size(disk)} for the store ({size(made[0])} of shards, {size(made[1])} of hops)"
         + (f", {size(scratch)} or less before it while nodes are divided" if scratch else "")
+        + (f", {size(exchange)} beside it while hops run over edges between clients" if exchange else "")
         + f", {size(kept)} a checkpoint, {config.run.keep} kept",
         "hops": _computed_hops(config, mean.nodes, of, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",

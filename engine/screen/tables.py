@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -33,12 +34,14 @@ from shoal.storage.options.masking import masks
 from shoal.storage.options.types import is_own
 from shoal.storage.store.client_table import BoundaryRecord
 from shoal.storage.store.manifest import Manifest
-from shoal.storage.store.store import TRAINING
+from shoal.storage.store.store import TRAINING, Store
 
 # Columns of a terminal, and where there is none.
 NARROWEST = 80 if Console().is_terminal else 100
 # Of classes that have names, and of features.
 SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
+# Of those whose edges are cut most, and of classes that cut edges join most.
+WORST_CLIENTS, MOST_PAIRS = 3, 5
 # The predicted item, by task.
 ITEMS = {"node": "node", "edge": "pair", "graph": "graph"}
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
@@ -164,11 +167,37 @@ def show_store(place: object, manifest: Manifest) -> None:
 
 def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
     edges, sums, of_one, known, same = record.counts.sum(0).tolist()
+    cut = record.counts[:, 0]
+    shares = cut / np.maximum(cut + manifest.clients.count("entries"), 1)
+    worst = np.argsort(-shares, kind="stable")[:WORST_CLIENTS]
+    most = ", ".join(f"{100 * shares[client]:.1f} % of client {client}'s" for client in worst)
     of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
     return (
-        f"{edges // 2:,} undirected, {min(record.counts[:, 0]):,} to {max(record.counts[:, 0]):,} a client{of_class}; "
+        f"{edges // 2:,} undirected, {min(cut):,} to {max(cut):,} a client{of_class}; of all edges {most}; "
         f"{sums:,} sums a hop ({size(record.hop_bytes(manifest.features))}), {of_one:,} of one neighbour"
     )
+
+
+def show_class_pairs(store: Store) -> None:
+    """Prints which classes the edges inside clients and between them join, in a pass over all."""
+    from shoal.engine.preparing.cross_edges import class_pairs
+
+    for name in store.manifest.boundaries:
+        inside, between = class_pairs(store, name)
+        table = _numbers(f"edges {name} by classes of their ends (%)", ["classes"], ("between clients", "inside"))
+        both = [_shares_of_pairs(entries) for entries in (between, inside)]
+        one, other = np.triu_indices(len(between), 1)
+        table.add_row("of one class", *(_percent(float(np.trace(shares))) for shares in both))
+        for pair in np.argsort(-both[0][one, other], kind="stable")[:MOST_PAIRS]:
+            ends = int(one[pair]), int(other[pair])
+            table.add_row(f"{ends[0]} and {ends[1]}", *(_percent(float(shares[ends])) for shares in both))
+        console.print(table)
+
+
+def _shares_of_pairs(entries: np.ndarray) -> np.ndarray:
+    """Shares of all edges, of a pair in either order above the diagonal."""
+    pairs = np.triu(entries) + np.tril(entries, -1).T
+    return pairs / max(int(entries.sum()), 1)
 
 
 def _listed(options: Mapping[str, Any]) -> str:

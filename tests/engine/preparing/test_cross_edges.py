@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integration.runs import ROUNDS, assert_same_numbers
 from support.errors import refused
 from support.shards import flip
+from typer.testing import CliRunner
 
+from shoal.engine.cli.cli import app
 from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing import cross_edges
 from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.plan import RunPlan
+from shoal.engine.runs.run import run
+from shoal.storage.errors import ShoalError
 from shoal.storage.graph.cross_edges import boundaries, cross_hop
 from shoal.storage.options.propagation import CrossEdges, propagation_of
 from shoal.storage.store.store import Store, boundary_path
@@ -99,6 +108,10 @@ def test_hops_are_those_of_the_whole_graph(
     ]
     np.testing.assert_array_equal(counts, expected)
     assert (verify(store), unnamed_files(store)) == ([], [])
+    mine = whole & (own[:, None] == own)
+    for found, edges in zip(cross_edges.class_pairs(store, config.kernel().cross.name), (mine, cut)):
+        pairs = [[edges[np.ix_(label == a, label == b)].sum() for b in range(len(found))] for a in range(len(found))]
+        np.testing.assert_array_equal(found, pairs)
     # Hops along clients' own edges stay what they were.
     plain = prepare(make_config(propagation__dtype=dtype, propagation__r=r))
     assert set(plain.manifest.hops) == {name, name.partition("-cross")[0]}
@@ -183,6 +196,24 @@ def test_an_interrupted_exchange_goes_on(make_config: Make, monkeypatch: pytest.
     assert not list(store.path.rglob("*scratch*"))
 
 
+@pytest.mark.slow
+def test_two_hosts_give_the_bits_of_one_process(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The exchange as tasks of Ray, and rounds on what it made."""
+    monkeypatch.setattr("shoal.engine.preparing.prepare.TO_START", 0)
+    folders, files = [], []
+    for name, engine in (("here", {}), ("there", {"engine__backend": "ray", "engine__hosts": 2})):
+        keys = {"data__store": str(tmp_path / name), "run__root": str(tmp_path / f"{name}-runs")}
+        config = make_config(data__cross_edges="hops", model__name="sgc", **keys, **engine)
+        folders.append(run(config.model_copy(update={"rounds": ROUNDS})))
+        paths = sorted((tmp_path / name).rglob("*.arrow"))
+        files.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in paths})
+    assert {Path(path).parts[0] for path in files[0]} >= {"boundaries", "hops"}
+    assert files[0] == files[1]
+    assert_same_numbers(*folders)
+
+
 def replace_store(config: Config, path: Path) -> Config:
     return config.model_copy(update={"data": replace(config.data, store=str(path))})
 
@@ -208,6 +239,42 @@ def test_one_step_of_fedavg_is_one_of_centralised_training(make_config: Make, st
             server.round()
         ends.append(server.state.server["w"] if method == "fedavg" else server.state.clients[0]["model.w"])
     np.testing.assert_allclose(*ends, rtol=2e-5, atol=2e-6)
+
+
+def test_inspect_shows_the_clients_and_classes_of_cut_edges(make_config: Make) -> None:
+    config = make_config(data__cross_edges="hops")
+    store, whole = prepare(config), adjacency(config)
+    own, label = np.load(store.path / "assignment.npy"), read_graph(config).y
+    inside, same = own[:, None] == own, label[:, None] == label
+    lost = [100 * (whole & ~inside)[own == client].sum() / whole[own == client].sum() for client in range(5)]
+    worst = int(np.argmax(lost))
+    result = CliRunner().invoke(app, ["inspect", str(store.path), "--edges"])
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.replace("│", " ").split())
+    assert f"of all edges {lost[worst]:.1f} % of client {worst}'s" in text
+    of_one = [100 * (whole & which & same).sum() / (whole & which).sum() for which in (~inside, inside)]
+    assert f"of one class {of_one[0]:.2f} {of_one[1]:.2f}" in text
+    joined = {
+        (a, b): 200 * (whole & ~inside)[np.ix_(label == a, label == b)].sum() / (whole & ~inside).sum()
+        for a, b in combinations(range(label.max() + 1), 2)
+    }
+    (a, b), share = max(joined.items(), key=lambda pair: pair[1])
+    assert f"{a} and {b} {share:.2f}" in text
+    plain = prepare(make_config(data__store=str(store.path.with_name("plain"))))
+    refusal = CliRunner().invoke(app, ["inspect", str(plain.path), "--edges"])
+    assert isinstance(refusal.exception, ShoalError)
+    assert refusal.exception.places == ("--edges",)
+
+
+def test_dry_run_counts_the_scratch_files(make_config: Make) -> None:
+    config = make_config(data__cross_edges="hops")
+    features, hops = read_graph(config).features, config.propagation.hops
+    scratch = f"{size(4 * NODES * (features * (hops + 1) + 1))} beside it while hops run"
+    assert scratch in expected(RunPlan.of(config)).rows["disk"]
+    prepare(make_config())
+    assert scratch in expected(RunPlan.of(config)).rows["disk"]
+    prepare(config)
+    assert "beside it" not in expected(RunPlan.of(config)).rows["disk"]
 
 
 def test_what_cannot_be_is_refused(make_config: Make, weighted: dict[str, Any], configure: Any) -> None:
