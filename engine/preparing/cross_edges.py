@@ -113,7 +113,7 @@ def write_boundaries(source: BoundarySource, packs: Sequence[range]) -> Iterator
         yield record, np.array([source.counts(boundary, client) for boundary, client in zip(several, pack)])
 
 
-def exchange_bytes(nodes: int, features: int, dtype: str, propagation: PropagationOptions) -> int:
+def scratch_bytes(nodes: int, features: int, dtype: str, propagation: PropagationOptions) -> int:
     """Bytes of all scratch files of an exchange: features of `dtype`, hops, and a degree a row."""
     width = features * (np.dtype(dtype).itemsize + propagation.hops * np.dtype(propagation.dtype).itemsize)
     return nodes * (width + np.dtype(np.int32).itemsize)
@@ -145,7 +145,7 @@ class Exchange:
     def bytes(self) -> int:
         """Of all scratch files."""
         manifest = self.store.manifest
-        return exchange_bytes(int(self.first[-1]), manifest.features, manifest.dtype, self.propagation)
+        return scratch_bytes(int(self.first[-1]), manifest.features, manifest.dtype, self.propagation)
 
     def memory(self, counts: np.ndarray) -> int:
         """Bytes for the largest client, by the counts of edges to others."""

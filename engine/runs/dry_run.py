@@ -155,9 +155,9 @@ def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
     """Bytes of the scratch files while hops run over edges between clients; 0: they do not."""
     if config.kernel().boundaries is None:
         return 0
-    from shoal.engine.preparing.cross_edges import exchange_bytes
+    from shoal.engine.preparing.cross_edges import scratch_bytes
 
-    return exchange_bytes(nodes, features, dtype, config.propagation)
+    return scratch_bytes(nodes, features, dtype, config.propagation)
 
 
 def _rows_of_store(store: Store, config: Config) -> int:
