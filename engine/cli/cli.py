@@ -459,7 +459,6 @@ def inspect_command(
     from shoal.engine.studies.study_table import show_sweep
     from shoal.engine.studies.sweep_folder import is_sweep
     from shoal.storage.store.manifest import read_manifest
-    from shoal.storage.store.store import Store
 
     path = possible_path(place)
     if edges and (as_json or is_address(place) or not read_manifest(path).boundaries):
@@ -481,7 +480,11 @@ def inspect_command(
     else:
         show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
         if edges:
-            show_class_pairs(Store(path))
+            from shoal.engine.preparing.cross_edges import class_pairs
+            from shoal.storage.store.store import Store
+
+            store = Store(path)
+            show_class_pairs({name: class_pairs(store, name) for name in store.manifest.boundaries})
 
 
 @app.command("verify")

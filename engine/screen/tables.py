@@ -34,7 +34,7 @@ from shoal.storage.options.masking import masks
 from shoal.storage.options.types import is_own
 from shoal.storage.store.client_table import BoundaryRecord
 from shoal.storage.store.manifest import Manifest
-from shoal.storage.store.store import TRAINING, Store
+from shoal.storage.store.store import TRAINING
 
 # Columns of a terminal, and where there is none.
 NARROWEST = 80 if Console().is_terminal else 100
@@ -178,12 +178,9 @@ def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
     )
 
 
-def show_class_pairs(store: Store) -> None:
-    """Prints which classes the edges inside clients and between them join, in a pass over all."""
-    from shoal.engine.preparing.cross_edges import class_pairs
-
-    for name in store.manifest.boundaries:
-        inside, between = class_pairs(store, name)
+def show_class_pairs(pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Prints which classes edges inside clients and between them join, by the name of the boundary: entries `[C, C]`."""
+    for name, (inside, between) in pairs.items():
         table = _numbers(f"edges {name} by classes of their ends (%)", ["classes"], ("between clients", "inside"))
         both = [_shares_of_pairs(entries) for entries in (between, inside)]
         one, other = np.triu_indices(len(between), 1)
