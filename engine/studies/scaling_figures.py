@@ -121,5 +121,5 @@ def _parts(found: list[Drawing], looks: Looks) -> None:
         whole = fmean(group.values("seconds.rounds")) / rounds
         seconds["rest"] = max(whole - sum(seconds.values()), 0.0)
         parts[looks.name(group)] = {name: seconds[part] for part, name in PARTS.items()}
-    title = "Parts of a round, mean over hosts"
+    title = "Parts of a round, means over its rounds and hosts"
     drawings.bars(found, "parts", title, "seconds per round", parts)
