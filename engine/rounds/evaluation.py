@@ -23,6 +23,9 @@ from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.scoring import PARTS, by_client, summarize
 from shoal.engine.rounds.state import FederationState, ScoreTable
 
+# As metrics and summaries have them, after a resume too.
+SCOPES = ("trained", "deployed", "global", DOMAINS)
+
 
 class Scorer(Protocol):
     """What an evaluation needs of a round; see `shoal.engine.rounds.server.Exchange`."""
@@ -117,11 +120,12 @@ class Evaluator:
 
 
 def newest(state: FederationState, only: Sequence[int] | None = None) -> dict[str, ScoreTable]:
-    """The newest counts by scope, of all clients or `only` some; one that never trained is `trained` with what it was
-    given.
+    """The newest counts by scope in the order of `SCOPES`, of all clients or `only` some; one that never trained is
+    `trained` with what it was given.
     """
     deployed, trained = (state.scores.get(scope, ScoreTable()) for scope in ("deployed", "trained"))
-    found = {**state.scores, "trained": deployed.with_counts(trained)}
+    counts = {**state.scores, "trained": deployed.with_counts(trained)}
+    found = {scope: counts[scope] for scope in SCOPES if scope in counts}
     if only is None:
         return found
     return {scope: table if scope == DOMAINS else table.only(np.array(only)) for scope, table in found.items()}
