@@ -113,6 +113,8 @@ def metric_key(metric: str) -> str:
 
 def _metric(name: str) -> str:
     known = (ACCURACY, F1, *RANKINGS)
+    if name == "auc":
+        return ROC_AUC
     if name not in known and not is_own(name):
         raise ValueError(f"expected {', '.join(known)} or my_file.py:my_metric")
     if is_own(name) and metric_key(name) in TAKEN:
@@ -305,8 +307,8 @@ class EvaluationConfig:
             (`cohort`); or so many, drawn anew for every evaluation. The best round is then the best of samples.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
         metrics: One or several, of each client's items among themselves; the first chooses the best round, the one
-            with its largest value. `accuracy`, which is always there; `f1`, macro-F1; for two classes `roc_auc`, the
-            area under the ROC curve, and `average_precision`; and functions of your own, `my_file.py:ECE`.
+            with its largest value. `accuracy`, which is always there; `f1`, macro-F1; for two classes `roc_auc` or
+            `auc`, the area under the ROC curve, and `average_precision`; and functions of your own, `my_file.py:ECE`.
     """
 
     every: Positive = 5

@@ -179,7 +179,7 @@ def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
 
 
 def show_class_pairs(pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Prints which classes edges inside clients and between them join, by the name of the boundary: entries `[C, C]`."""
+    """Prints which classes edges join inside clients and between them; by boundary the entries `[C, C]`."""
     for name, (inside, between) in pairs.items():
         table = _numbers(f"edges {name} by classes of their ends (%)", ["classes"], ("between clients", "inside"))
         both = [_shares_of_pairs(entries) for entries in (between, inside)]

@@ -164,18 +164,18 @@ class Clocked:
         title = f"To reach {100 * self.target:.1f} % test score {MODELS[self.scope]}"
         several = any(len(runs) > 1 for runs in self.runs)
         notes = ["± 95 % interval of the mean over seeds, by Student's t"] if several else []
-        return TextTable(("", "reached", *COSTS), tuple(rows), 1, title=title, notes=tuple(notes))
+        return TextTable(("method", "reached", *COSTS), tuple(rows), 1, title=title, notes=tuple(notes))
 
     def _in_all(self) -> TextTable:
-        heads = ("", "seconds", "s per round", "joules", "money", "TFLOP", "waiting (%)", "late (%)")
+        heads = ("method", "seconds", "joules", "money", "TFLOP", "waiting (%)", "late (%)")
         rows = []
         for group, runs in zip(self.looks.groups, self.runs):
             clocks = [run.clock for run in runs]
             visits = [max(sum(len(line["cohort"]) for line in run.lines), 1) for run in runs]
             of_clients = [sum(len(line["cohort"]) * line["seconds"]["round"] for line in run.lines) for run in runs]
             columns = {
-                "seconds": [c.seconds.sum() for c in clocks], "round": [c.seconds.mean() for c in clocks],
-                "joules": [c.joules.sum() for c in clocks], "money": [c.money.sum() for c in clocks],
+                "seconds": [c.seconds.sum() for c in clocks], "joules": [c.joules.sum() for c in clocks],
+                "money": [c.money.sum() for c in clocks],
                 "flops": [c.flops.sum() / 1e12 for c in clocks],
                 "idle": [100 * c.idle.sum() / max(all_of, 1e-300) for c, all_of in zip(clocks, of_clients)],
                 "late": [100 * c.late.sum() / count for c, count in zip(clocks, visits)],
@@ -223,7 +223,7 @@ class Clocked:
         if panels := self.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
             title = f"Test score {MODELS[self.scope]} by simulated time"
             drawings.curves(found, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
-        files = [str(each.path) for each in (self.asked.devices, self.asked.networks)]
+        files = [each.path.name for each in (self.asked.devices, self.asked.networks)]
         facts = [("Devices", files[0]), ("Network", files[1]), ("Seed", str(self.asked.seed))]
         facts += [("Deadline", f"{self.asked.deadline:g} s")] if self.asked.deadline < math.inf else []
         return write_page(
@@ -239,7 +239,7 @@ def _interval(values: Sequence[float], text: Callable[[float], str]) -> str:
     """The mean, with the half-width of its interval by Student's t where there are several values; - of none."""
     if not values:
         return "-"
-    if len(values) == 1:
+    if len(set(values)) == 1:
         return text(values[0])
     # It takes a second of every process that imports it.
     from scipy.stats import t

@@ -228,14 +228,15 @@ class _Accuracies:
         target = TARGET * max(float(curve.middle.max()) for _, curve in known)
         rows = []
         for group, curve in known:
-            if (at := curve.reached(target)) is not None:
-                values = (self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys)
-                rows.append((*values, f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}"))
+            values = (self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys)
+            at = curve.reached(target)
+            reached = ("-",) * 3 if at is None else (f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}")
+            rows.append((*values, *reached))
         heads = (*map(self.looks.names.key, self.looks.keys), "rounds", "total traffic", "seconds")
         score = self.score.replace(" (%)", "")
         title = f"To reach {100 * target:.1f} % {score} {MODELS[self.scope]}"
         notes = [f"{100 * TARGET:.0f} % of the highest; the first evaluated round whose mean over runs reaches it"]
-        notes += [f"{len(known) - len(rows)} combinations do not reach it"] if len(rows) < len(known) else []
+        notes += ["-: not reached"] if any(row[-1] == "-" for row in rows) else []
         return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=tuple(notes))]
 
     def _representatives(self) -> list[Group]:

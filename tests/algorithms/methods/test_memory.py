@@ -131,6 +131,7 @@ GTA, TRAINED = {"warm": nothing, "met": marks}, {"generator": decays, "generator
 HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
     **dict.fromkeys(("local", "global"), ({}, {})),
     **dict.fromkeys(("fedavg", "fedprox", "moon", "lg_fedavg", "fml", "fedgkc", "fedgl", "fgssl"), (MEAN, {})),
+    "fedgcn": (MEAN, {"hops": 0}),
     **dict.fromkeys(("fedstar", "fedsage_plus"), (MEAN, {})),
     **dict.fromkeys(("fedgta", "fedgl_fedgta", "fedsage_plus_fedgta"), (GTA, {})),
     "fedopt": ({"w": decays, "m": decays, "v": decays}, {}),

@@ -112,7 +112,7 @@ REFUSED: dict[str, list[Any]] = {
     "heterogeneity.embedding": [10**12],
     "train.batch_size": [2**63],
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
-    "evaluation.metrics": ["auc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
+    "evaluation.metrics": ["roc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
     "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
@@ -286,3 +286,8 @@ def test_an_unknown_key_lists_the_known(section: str) -> None:
         parse_config({**PLAIN, section: values}, "x.yaml")
     with pytest.raises(ValidationError):
         CLASSES[section](**values)
+
+
+def test_auc_is_roc_auc() -> None:
+    found = [parse_config({**PLAIN, "evaluation": {"metrics": given}}, "x.yaml") for given in ("auc", ["f1", "auc"])]
+    assert [config.evaluation.metrics for config in found] == [("roc_auc",), ("f1", "roc_auc")]

@@ -108,7 +108,7 @@ def test_bfloat16_is_refused_for_coupled_models() -> None:
 
 NO_EMBEDDING = {
     "local", "global", "fedavg", "fedprox", "fedopt", "scaffold", "feddc", "fedgta", "fedgl", "adafgl", "class_means",
-    "fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta", "feddistill", "fml",
+    "fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta", "feddistill", "fml", "fedgcn",
 }  # fmt: skip
 GCN, SAGE = {"name": "gcn"}, {"name": "sage"}
 
