@@ -161,7 +161,8 @@ def _time(seconds: float) -> str:
 def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[str, list[tuple[str, str]]]:
     """The command that makes the same again, and the config that it reads."""
     if not is_sweep(path):
-        file = Path(f"{config.name}.yaml")
+        # No config that a reader has is called so: without this one the command runs nothing.
+        file = Path(f"{first.name}.yaml")
         return shlex.join(["shoal", "run", str(file)]), [(f"the config: save it as {file}", _own_keys(config))]
     study = sweep_of(path)
     file = Path(study["config"])

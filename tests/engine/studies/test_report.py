@@ -22,6 +22,7 @@ from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import scopes_apart
 from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_run
 from shoal.engine.studies.figure_data import client_numbers, confusion, curve_of, loss_in, recorded_prototypes, score_in
 from shoal.engine.studies.report import report
@@ -205,7 +206,7 @@ def test_report_of_one_run_and_of_many(sweep: Sweep, tmp_path: Path) -> None:
     assert alone == sweep.rows[0].path / "report" / "index.html"
     text = quick([row.path for row in sweep.rows[:4]], tmp_path / "x").read_text()
     assert "participation rate" in text
-    assert "shoal run reported.yaml" in text
+    assert f"shoal run {sweep.rows[0].path.name}.yaml" in text
     assert "not finished" not in text
 
 
@@ -275,10 +276,15 @@ def test_head_says_what_ran(sweep: Sweep, written: Path, tmp_path: Path) -> None
     ):  # fmt: skip
         assert said in words, said
     alone = quick([sweep.rows[0].path], tmp_path).read_text()
-    kept = alone.partition("save it as reported.yaml</summary>")[2].partition("<pre>")[2].partition("</pre>")[0]
-    path = tmp_path / "reported.yaml"
+    first = sweep.rows[0].path
+    path = tmp_path / f"{first.name}.yaml"
+    assert f"shoal run {path.name}" in alone
+    kept = alone.partition(f"save it as {path.name}</summary>")[2].partition("<pre>")[2].partition("</pre>")[0]
     path.write_text(html.unescape(kept))
-    assert load_config(path).plain() == load_config(sweep.rows[0].path).plain()
+    assert load_config(path).plain() == load_config(first).plain()
+    again = run(load_config(path, [f"run.root={tmp_path / 'again'}"]))
+    assert again.name == first.name
+    assert read_summary(again)["scopes"] == read_summary(first)["scopes"]
 
 
 def test_confusion_of_exported_predictions(sweep: Sweep, tmp_path: Path) -> None:
