@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shoal.engine.studies.groups import Group, varied
-from shoal.engine.studies.plain_names import METHOD, MODEL, PlainNames
+from shoal.engine.studies.plain_names import METHOD, MODEL, PlainNames, with_value
 
 # A reader cannot tell more lines of one axes apart, nor more dashes.
 MOST_LINES, MOST_DASHES, MOST_PANELS = 8, 4, 12
@@ -60,7 +60,7 @@ class Looks:
         """Some values of a group, by default all that vary, in a line."""
         shown = self.keys if keys is None else keys
         named = {key: self.names.value(key, group.columns[key]) for key in shown if key in group.columns}
-        pairs = (v if key in BY_THEMSELVES else f"{self.names.key(key)} {v}" for key, v in named.items())
+        pairs = (v if key in BY_THEMSELVES else with_value(self.names.key(key), v) for key, v in named.items())
         return ", ".join(pairs)
 
     def name(self, group: Group) -> str:

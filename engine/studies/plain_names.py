@@ -23,6 +23,7 @@ KEYS = {
     "train.lr": "learning rate",
     "train.epochs": "local epochs",
 }
+COUNTED = ("clients", "hosts", "nodes", "rounds")
 MODELS = {
     "trained": "of locally trained models",
     "deployed": "of deployed models",
@@ -48,6 +49,13 @@ def value_names(key: str, values: Sequence[str]) -> dict[str, str]:
     else:
         return {value: value for value in values}
     return {value: value if list(named.values()).count(name) > 1 else name for value, name in named.items()}
+
+
+def with_value(name: str, value: str) -> str:
+    """The name of a key with a value, as in `learning rate 0.1`; numbers of things as one says them: `1 host`."""
+    if name in COUNTED and value.isdigit():
+        return f"{value} {name.removesuffix('s') if value == '1' else name}"
+    return f"{name} {value}"
 
 
 def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False) -> str:

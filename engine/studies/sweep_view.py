@@ -15,7 +15,7 @@ from shoal.engine.screen.live_view import FIRST_SCOPE
 from shoal.engine.screen.progress import say, shows_bars, standing
 from shoal.engine.studies.groups import Key, Row, grouped, others_of, varied_in
 from shoal.engine.studies.means import SCOPES
-from shoal.engine.studies.plain_names import key_names, value_names
+from shoal.engine.studies.plain_names import key_names, value_names, with_value
 from shoal.engine.studies.study import is_seed
 
 FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
@@ -41,7 +41,7 @@ class SweepView:
     def label(self, place: int) -> str:
         """What a run has that others have not."""
         columns = self._rows[place].columns
-        return ", ".join(f"{self._names[key]} {_value(key, columns)}" for key in self._varied if key in columns)
+        return ", ".join(with_value(self._names[key], _value(key, columns)) for key in self._varied if key in columns)
 
     def begin(self, place: int) -> None:
         """A run is at work; its store is prepared."""

@@ -19,6 +19,7 @@ from shoal.engine.studies.page import DARK, Head, Section, write_page
 from shoal.engine.studies.plain_names import PlainNames
 from shoal.engine.studies.scaling import HOSTS, ROUND
 from shoal.engine.studies.scaling_figures import against_fewest
+from shoal.engine.studies.sweep_view import SweepView
 from shoal.engine.studies.text_table import TextTable
 
 LONG = [f"a_method_of_my_own_with_a_long_name_{n}.py:MyMethod, mu 0.0{n}" for n in range(6)]
@@ -98,6 +99,15 @@ def test_a_colour_is_a_method_in_every_figure() -> None:
     assert list(looks.panels([(group, group) for group in groups]))[:2] == [
         "participation rate 0.05", "participation rate 0.1",
     ]  # fmt: skip
+
+
+def test_a_label_counts_things() -> None:
+    rows = [Row({HOSTS: hosts, "train.lr": rate}) for hosts, rate in (("1", "0.1"), ("2", "1"))]
+    groups = [Group(row.columns, (row,)) for row in rows]
+    looks = Looks(groups, PlainNames(groups, (), ()), "")
+    assert list(map(looks.label, groups)) == ["1 host, learning rate 0.1", "2 hosts, learning rate 1"]
+    view = SweepView(rows, 2)
+    assert list(map(view.label, range(2))) == ["1 host, learning rate 0.1", "2 hosts, learning rate 1"]
 
 
 def test_speed_up_and_efficiency_are_against_the_fewest_hosts() -> None:
