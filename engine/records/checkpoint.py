@@ -1,6 +1,5 @@
 """Checkpoints: a state as safetensors and JSON with the metrics up to it, written atomically, the newest few kept."""
 
-import json
 import logging
 import os
 import re
@@ -17,7 +16,7 @@ from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
 from shoal.engine.records.summary import chosen
 from shoal.storage.errors import FetchError, ShoalError
-from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.checksummed_json import require_format, sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.files.reading import read_bytes
 
@@ -267,10 +266,7 @@ def faults(root: Path) -> list[str]:
 def _record(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, after all of it was compared. Raises what `UNUSABLE` names, or ShoalError."""
     text = read_bytes(folder / PLAIN)
-    # Another version of Shoal may have another seal.
-    plain = json.loads(text)
-    if isinstance(plain, Mapping) and plain.get("format", FORMAT) != FORMAT:
-        raise ShoalError(folder, f"format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
+    require_format(folder, text, FORMAT)
     record = unsealed(text)
     if address := address_of(folder.parents[1]):
         from shoal.engine.records.remote_parts import fetch_missing

@@ -31,7 +31,7 @@ from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.addresses import AT_ONCE, TRIES, Folder
-from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.checksummed_json import require_format, sealed, unsealed
 from shoal.storage.files.digest import CHUNK, text_digest
 from shoal.storage.files.disk import LOCK
 from shoal.storage.files.places import cache_folder
@@ -257,17 +257,22 @@ def _digest(file: Path, size: int) -> str:
 
 
 def read_list(folder: Folder) -> dict[str, Any]:
-    """What `run.json` at an address says; empty where there is none. Raises FetchError; ShoalError: it is damaged."""
+    """What `run.json` at an address says; empty where there is none.
+
+    Raises FetchError; ShoalError: it is damaged, or of another format.
+    """
     if LIST not in folder.sizes():
         return {}
     fault: Exception | None = None
     # A driver may write it between the question for its size and that for its content.
     for _ in range(TRIES):
         try:
-            found = unsealed(folder.content(LIST))
-            if found["format"] == FORMAT:
+            text = folder.content(LIST)
+            require_format(f"{folder}/{LIST}", text, FORMAT)
+            found = unsealed(text)
+            if "files" in found:
                 return found
-            fault = ValueError(f"format {found['format']} of another version of Shoal, this one reads {FORMAT}")
+            fault = ValueError("names no files")
         except (ValueError, KeyError) as error:
             fault = error
     raise ShoalError(f"{folder}/{LIST}", f"damaged ({fault}); {WAY_OUT}")

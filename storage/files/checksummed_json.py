@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import text_digest
 
 SEAL = "seal"
@@ -31,6 +33,19 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
     if plain.pop(SEAL, None) != _seal(plain):
         raise ValueError("changed since it was written")
     return plain
+
+
+def require_format(where: object, text: str | bytes, reads: int) -> None:
+    """Raises ShoalError: JSON is of another `format`; what is damaged is left to the seal.
+
+    It comes before the seal, which another version of Shoal may make in another way.
+    """
+    with suppress(ValueError, RecursionError):
+        plain = json.loads(text)
+        found = plain.get("format", reads) if isinstance(plain, dict) else reads
+        if found != reads:
+            way_out = "upgrade Shoal" if isinstance(found, int) and found > reads else "use the Shoal that wrote it"
+            raise ShoalError(where, f"format {found} of another version of Shoal, this one reads {reads}; {way_out}")
 
 
 def _seal(plain: Mapping[str, Any]) -> str:

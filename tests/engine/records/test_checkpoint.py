@@ -99,7 +99,11 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: (folder / PLAIN).write_text(sealed({"format": FORMAT})), r"damaged \('files'\)"),
     (lambda folder: flip(folder / PLAIN), r"damaged \("),
     (other_round, r"damaged \(changed since it was written\)"),
-    (of_format(FORMAT + 1), rf"format {FORMAT + 1} of another version of Shoal, this one reads {FORMAT}"),
+    (
+        of_format(FORMAT + 1),
+        rf"format {FORMAT + 1} of another version of Shoal, this one reads {FORMAT}; upgrade Shoal",
+    ),
+    (of_format(FORMAT - 1), rf"format {FORMAT - 1} of .*, this one reads {FORMAT}; use the Shoal that wrote it"),
     (unreadable(TENSORS), r"cannot be read \(Too many levels of symbolic links\)"),
     (unreadable(PLAIN), r"cannot be read \(Too many levels of symbolic links\)"),
 ]

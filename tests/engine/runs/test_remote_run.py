@@ -258,8 +258,13 @@ def test_what_changed_there_is_refused(
     with refused(f"{address}/objects/{files['config.yaml'][1]}", says="no such file"):
         copy_of(address)
     (there / LIST).write_text("{}")
-    with refused(f"{address}/{LIST}"):
+    with refused(f"{address}/{LIST}", says="damaged (changed since it was written); "):
         copy_of(address)
+    (there / LIST).write_text('{"format": 2, "packs": [], "seal": "made in another way"}')
+    says = "format 2 of another version of Shoal, this one reads 1; upgrade Shoal"
+    for read in (lambda: copy_of(address), lambda: run(config, resume=True)):
+        with refused(f"{address}/{LIST}", says=says):
+            read()
 
 
 def test_a_cache_without_room_is_refused(config_of: Make, tmp_path: Path) -> None:
