@@ -226,6 +226,33 @@ def test_sweep_parallel_ended_resumes(config: str, tmp_path: Path, number: signa
     assert Sweep(Study(config, asked)).go()
 
 
+def test_sweep_interrupted_shows_what_is_finished(config: str, tmp_path: Path) -> None:
+    """By Ctrl-C in its third run: the table and the page of two runs, and the command of the sweep, which ends it."""
+    method, held = tmp_path / "slow.py", tmp_path / "held"
+    method.write_text(SLOW.format(file=held))
+    held.touch()
+    asked = [f"algorithm=fedavg,{method}:Slow", "participation.ratio=0.5,1.0", "rounds=9"]
+    command = [*SHOAL, "sweep", config, *asked]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline, runs = time.monotonic() + 300, tmp_path / "runs"
+    while len({path.parent for path in runs.glob("swept-*/checkpoints/round-*")}) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert said.splitlines()[-1] == f"continue with: shoal sweep {config} {' '.join(asked)}"
+    (folder,) = (runs / "sweeps").iterdir()
+    rows = read_rows(folder)
+    assert [row.state for row in rows] == ["finished"] * 2 + ["waiting"] * 2
+    for row in rows[:2]:
+        assert f"{100 * row.figures['deployed.best.test']:.2f}" in out
+    assert f"page: {folder}/report/index.html" in out
+    assert "2 of 4 runs are not finished" in (folder / "report" / "index.html").read_text()
+    held.unlink()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert [row.state for row in read_rows(folder)] == ["finished"] * 4
+
+
 def test_sweep_interrupted_keeps_finished_rows(config: str) -> None:
     study = Study(config, ("seed+run.max_seconds=0+null,1+1e-6,2+null",))
     for state in ("waiting", "waiting", "finished"):
