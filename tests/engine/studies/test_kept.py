@@ -9,10 +9,14 @@ import pytest
 from support.errors import refused
 
 from shoal.engine.records.run_folder import RunFolder
+from shoal.engine.records.summary import NODES, POOLED
 from shoal.engine.studies.listing import compare, kept_in, listed, plain_list
+from shoal.engine.studies.means import MEANS
 from shoal.engine.studies.removal import remove
 from shoal.engine.studies.study import Study
+from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep import Sweep
+from shoal.engine.studies.sweep_folder import rows_of
 from shoal.storage.files.disk import writing
 
 
@@ -67,6 +71,27 @@ def test_listed_in_the_order_of_time_with_runs_below_their_sweep(sweeps: list[Sw
             os.utime(file, (seconds, seconds))
     names = [Path(each["path"]).name for each in plain_list([*kept_in(tiny.parent / "runs"), *kept_in(tiny.parent)])]
     assert names == ["store", sweeps[1].folder.name, last.name, sweeps[0].folder.name, shared.name, own.name]
+
+
+def test_scores_of_a_sweep_are_those_of_its_table(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a sweep over one number of clients one over two, which has another mean."""
+    monkeypatch.chdir(tiny.parent)
+    axes = ("participation.ratio=0.5,1.0", "partition.clients=2,5")
+    made = [Sweep(Study(str(tiny), (axis, "data.store=null"))) for axis in axes]
+    assert all(sweep.go() for sweep in made)
+    found = list(kept_in(tiny.parent / "runs"))
+    scores = {Path(each["path"]).name: each["score"] for each in plain_list(found)}
+    for sweep in made:
+        table = table_of(rows_of([sweep.folder]), Layout(("deployed.best.test",)))
+        assert [row[-1].strip("*†") for row in table.rows] == [
+            f"{100 * scores[row.path.name]:.2f}" for row in sweep.rows
+        ]
+    by_nodes = [row.figures["deployed.best.test"] for row in made[1].rows]
+    assert by_nodes != [scores[row.path.name] for row in made[1].rows]
+    (table,) = listed(found)
+    assert set(table.notes) == {
+        f"scores: test, {MEANS[NODES]}", f"scores in sweeps over numbers of clients: test, {MEANS[POOLED]}",
+    }  # fmt: skip
 
 
 def test_compare_shows_what_differs(sweeps: list[Sweep], tiny: Path) -> None:
