@@ -22,7 +22,9 @@ PACKAGES = {
 # The room named after a package is what lies in the folder itself.
 LISTED = {
     "shoal": "shoal",
-    "engine": "engine cli studies runs preparing cluster screen callbacks hosts records rounds messages config",
+    "engine": """
+        engine cli clock past studies runs preparing cluster screen callbacks hosts records rounds messages config
+    """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods
         methods/fedgta methods/fedpg methods/shared methods/registry training/batched training training/analytic losses

@@ -35,7 +35,7 @@ def replay_command(
     debug: Annotated[bool, typer.Option("--pdb", help="Stop where the method's code of the client begins.")] = False,
 ) -> None:
     """Make one client's visit of a round again, alone in this process, and compare its upload with the record."""
-    from shoal.engine.studies.replay import replay, tables
+    from shoal.engine.past.replay import replay, tables
     from shoal.engine.studies.study_table import on_screen
 
     found = replay(possible_path(run), round_number, client, overrides or (), debug)
@@ -51,7 +51,7 @@ def fork_command(
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
 ) -> None:
     """Go on from a round of a run with other options, in a new run; interrupted, the same command continues it."""
-    from shoal.engine.runs.fork import fork
+    from shoal.engine.past.fork import fork
     from shoal.engine.screen.tables import show_run
 
     show_run(fork(possible_path(run), round_number, overrides or ()))

@@ -222,7 +222,7 @@ def geometric_shares(distances: Tensor) -> Tensor:
     """Shares by which clients' rows add up to their geometric median, by the smoothed Weiszfeld algorithm.
 
     Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022, algorithm 2: z <- sum_i s_i w_i with
-    s_i in inverse ratio to max(nu, |w_i - z|). The point z is always a mean of rows, whose distance to each is known
+    s_i in inverse ratio to max(nu, |w_i - z|). The point z is always a mean of rows; its distance to each is known
     from those among rows, |w_i - z|^2 = (D s)_i - s' D s / 2, so that no step reads them.
     """
     shares = torch.full((len(distances),), 1 / len(distances), dtype=torch.float64)

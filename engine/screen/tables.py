@@ -40,7 +40,7 @@ from shoal.storage.store.store import TRAINING
 NARROWEST = 80 if Console().is_terminal else 100
 # Of classes that have names, and of features.
 SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
-# Of those whose edges are cut most, and of classes that cut edges join most.
+# Clients that lose most of their edges, and pairs of classes that most cut edges join.
 WORST_CLIENTS, MOST_PAIRS = 3, 5
 # The predicted item, by task.
 ITEMS = {"node": "node", "edge": "pair", "graph": "graph"}

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.engine.cli.cli import app
+from shoal.engine.clock.report import Asked, _interval, _round, clocked
+from shoal.engine.clock.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
+from shoal.engine.clock.work import ClientWork, Work
 from shoal.engine.config.config import SHIPPED
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.studies.clock import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
-from shoal.engine.studies.clock_report import Asked, _interval, _round, clocked
-from shoal.engine.studies.work import ClientWork, Work
 
 MICROSECOND = 1e-6
 NOTHING = Work(np.zeros(3), np.zeros(3))
@@ -235,7 +235,7 @@ def test_interval_is_of_students_t() -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """FedAvg with half of the clients, by two seeds, and FedProto, whose uploads differ in size."""
+    """FedAvg with half of the clients, by two seeds, and FedProto, of uploads of different sizes."""
     folder = tmp_path_factory.mktemp("runs")
     some = {"participation": {"ratio": 0.5}, "rounds": 4}
     avg = [shoal.run(small_run(folder, name="avg", seed=seed, **some)).path for seed in (0, 1)]

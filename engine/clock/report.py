@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.csv
 
 from shoal.algorithms.methods.registry.names import display_name
+from shoal.engine.clock.schedule import DEVICES, NETWORKS, Classes, Clock, Fleet, Round, clock, read_classes
+from shoal.engine.clock.work import client_work
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES
 from shoal.engine.studies import figures as drawings
-from shoal.engine.studies.clock import DEVICES, NETWORKS, Classes, Clock, Fleet, Round, clock, read_classes
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
 from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import grouped
@@ -28,7 +29,6 @@ from shoal.engine.studies.page import Head, Section, write_page
 from shoal.engine.studies.plain_names import MODELS, PlainNames
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable
-from shoal.engine.studies.work import client_work
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 

@@ -9,10 +9,10 @@ from support.small_runs import small_run
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.past.fork import fork
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.runs.export import export
-from shoal.engine.runs.fork import fork
 from shoal.engine.runs.run import run
 from shoal.engine.studies.listing import compare, kept_in, listed
 from shoal.kept_run import Run

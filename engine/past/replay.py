@@ -22,17 +22,17 @@ from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.messages.job import Job, make_job
+from shoal.engine.past.fork import forked
+from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.fork import forked
-from shoal.engine.runs.rewind import PastRun
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
-# Parts of a client's data, whose predictions are counted; steps that are shown, and clients that a line names.
+# Parts of a client's data with counted predictions; steps that are shown, and clients that a line names.
 PARTS = ("train", "val", "test")
 MOST_STEPS, MOST_NAMED = 20, 20
 Confusion = dict[str, np.ndarray]

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from shoal.engine.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
+from shoal.engine.past.replay import replay, tables
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
-from shoal.engine.studies.replay import replay, tables
 
 MINE = """
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.errors import refused
 from support.small_runs import small_run
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,9 +17,9 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.clock.work import Product, Sizes, client_work, forward_work, products_of, training_work
 from shoal.engine.config.config import load_config
 from shoal.engine.preparing.identity import store_or_overlay
-from shoal.engine.studies.work import Product, Sizes, client_work, forward_work, products_of, training_work
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import training_path
 
@@ -162,3 +163,9 @@ def test_each_client_has_the_work_of_its_own_model(tmp_path: Path) -> None:
     (split,) = read_manifest(store_or_overlay(load_config(run))).splits.values()
     layers = np.array([8 * 4 + 4 * 3, 8 * 4 + 4 * 4 + 4 * 3] * 2)
     np.testing.assert_array_equal(work.evaluate.flops, 2 * split.counts[:, 1:].sum(1) * layers)
+
+
+def test_layers_that_read_other_clients_are_refused(tmp_path: Path) -> None:
+    run = shoal.run(small_run(tmp_path, data={"cross_edges": "one_hop"}, model={"name": "gcn", "hidden": 4})).path
+    with refused(run, says="data.cross_edges=one_hop"):
+        client_work(run)

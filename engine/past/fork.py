@@ -9,11 +9,11 @@ from shoal.engine.config.config import load_config
 from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
+from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.run_folder import RunFolder, finished, note_parent, parent_of, started
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.runs.rewind import PastRun
 from shoal.engine.runs.run import bring, run
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError

@@ -20,6 +20,7 @@ from shoal.algorithms.models.decoupled.gamlp import GAMLP
 from shoal.algorithms.models.decoupled.sign import SIGN
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.names import READ_SUMS
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import load_config
@@ -183,6 +184,8 @@ def client_work(run: Path) -> ClientWork:
     Raises ShoalError: the store cannot be opened, or the work of a model is not known.
     """
     config = load_config(run)
+    if config.data.cross_edges in READ_SUMS:
+        raise ShoalError(run, f"the work of layers that read data.cross_edges={config.data.cross_edges} is not known")
     plan = RunPlan.of(config, trains=False)
     opened = plan.prepare()
     job = make_job(config, opened, run.name)

@@ -1,0 +1,1 @@
+"""Simulated time of finished runs: work of clients, schedules of rounds, tables and a page."""

@@ -1,0 +1,1 @@
+"""A run looked back at: as it was after a round, one visit made again, a fork."""
