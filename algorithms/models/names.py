@@ -27,7 +27,7 @@ READ_NO_HOPS = {
     "sage": "shoal.algorithms.models.gnn.sage:GraphSAGE",
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
-# Models whose first layers can read sums of neighbours at all clients, by `data.cross_edges`.
+# Models with first layers that can read sums of neighbours at all clients, by `data.cross_edges`.
 READ_SUMS = {"one_hop": ("gcn", "sage"), "two_hop": ("gcn",)}
 BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS}.items()))
 

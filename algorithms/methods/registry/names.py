@@ -64,7 +64,18 @@ TO_COMPARE = ("local", "fedavg")
 # Their clients multiply no matrices beside those of the model in local training, or for an upload those of `fedgta`:
 # a pass over all nodes, and `lp_steps` products of the graph with labels, at every `sketch_every`-th visit.
 SKETCH_LABELS = ("fedgta",)
-ONLY_TRAIN = ("fedavg", "feddc", "fedopt", "fedprox", "global", "lg_fedavg", "local", "scaffold", *SKETCH_LABELS)
+ONLY_TRAIN = (
+    "fedavg",
+    "feddc",
+    "fedgcn",
+    "fedopt",
+    "fedprox",
+    "global",
+    "lg_fedavg",
+    "local",
+    "scaffold",
+    *SKETCH_LABELS,
+)
 # What the scopes `deployed` and `global` read beside parameters, in words, of the methods that do.
 BESIDE_PARAMETERS = {
     "adafgl": ("with the branches that it trained", "without branches"),

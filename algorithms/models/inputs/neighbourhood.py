@@ -89,7 +89,7 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 def _over_cross_edges(data: View, operator: Operator, layers: int) -> Neighbourhood:
     """All nodes of a client, by sums over neighbours at all clients, which the first layer does not sum again.
 
-    `gcn`: sums in the place of features. `mean`: features, and behind them means over neighbours. `two_hop`: sums, and
+    `gcn`: sums instead of features. `mean`: features, and behind them means over neighbours. `two_hop`: sums, and
     behind them those of neighbours at other clients, which the second layer reads by degrees of the whole graph.
     """
     assert data.propagation is not None
