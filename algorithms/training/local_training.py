@@ -68,8 +68,8 @@ class LocalTrainer:
         plain = loss is None and term is None and model == MODEL
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
-            if plain and (small := self._small) is not None and small.takes(whole := own.gathered("train"), self.options):
-                return bounded_loss(*small.fit(own, whole, y, optimizer.state[own.flat.w], self.options))
+            if plain and self._small is not None and self._small.takes(own.gathered("train"), self.options):
+                return bounded_loss(*self._small.fit(own, y, optimizer.state[own.flat.w], self.options))
             form = self._analytic if plain else None
             # Rows are rounded once: half the memory, and less work in every step.
             rounds = form is not None and own.pattern.bfloat16

@@ -254,17 +254,17 @@ class _Factor:
         assert out.shape == (self.rows, width), (out.shape, self.rows, width)
         assert out.dtype == dense.dtype, out.dtype
         x, y = dense.contiguous(), out.contiguous()
-        (starts, *others), weights = self.arrays, (number(alpha), number(beta))
+        (starts, senders, values), weights = self.arrays, (number(alpha), number(beta))
         threads = torch.get_num_threads()
-        if threads == 1 or len(others[0]) * width < FEW:
-            self._multiply(starts, *others, x.data_ptr(), y.data_ptr(), width, *weights)
+        if threads == 1 or len(senders) * width < FEW:
+            self._multiply(starts, senders, values, x.data_ptr(), y.data_ptr(), width, *weights)
         else:
             # Every row is summed by one thread, in its own order.
             bounds = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1)[1:-1]).tolist()
             tasks = []
             for low, high in pairwise([0, *bounds, self.rows]):
                 part, written = starts[low : high + 1], y[low:].data_ptr()
-                arguments: tuple[Any, ...] = part, *others, x.data_ptr(), written, width, *weights
+                arguments: tuple[Any, ...] = part, senders, values, x.data_ptr(), written, width, *weights
                 tasks.append(_pool(threads).submit(self._multiply, *arguments))
             for task in tasks:
                 task.result()

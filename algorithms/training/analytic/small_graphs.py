@@ -17,11 +17,9 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.layers import cross_entropy
 from shoal.algorithms.training.analytic.small_heads import FAST, SmallModel, adam, in_one_batch, sgd
-from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.graph.sparse_matrix import FEW, SparseMatrix
 from shoal.storage.kernels.sparse_product import multiply
 
-# Entries of the features times H up to which one call takes less time than torch's calls (`benchmarks/fast_paths.py`).
-MOST_PRODUCTS = 2**21
 # Row starts, columns and values of a matrix.
 Csr = tuple[np.ndarray, np.ndarray, np.ndarray]
 ONE, ZERO = np.float32(1), np.float32(0)
@@ -47,23 +45,30 @@ class SmallGraph(SmallModel):
         self._places = tuple([*places, -1, -1][:6])
 
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
-        """Whether it trains a client that reads this."""
-        if not isinstance(inputs, Neighbourhood) or inputs.rows is not None or not isinstance(inputs.x_NF, SparseMatrix):
+        if not isinstance(inputs, Neighbourhood) or inputs.rows is not None:
             return False
-        rows, entries = len(inputs.operators[-1]), len(inputs.x_NF.arrays[1])
-        return in_one_batch(rows, options) and entries * self.hidden <= MOST_PRODUCTS
+        if not isinstance(x := inputs.x_NF, SparseMatrix):
+            return False
+        near, last = inputs.operators
+        # Larger products may run in several threads (`SparseMatrix`), and gain less from one call.
+        most = max(len(x.arrays[1]), len(near.arrays[1]), len(near) * self.classes) * self.hidden
+        return in_one_batch(len(last), options) and most < FEW
 
     def dropped_rows(self, inputs: Inputs) -> int:
+        assert isinstance(inputs, Neighbourhood)
         return len(inputs.operators[0])
 
     def train(self, inputs: Inputs, label_T: Tensor, *trained: Any) -> tuple[float, float]:
+        assert isinstance(inputs, Neighbourhood)
+        assert isinstance(inputs.x_NF, SparseMatrix)
         near, last = inputs.operators
         pairs = [part for m in (inputs.x_NF, near, last) for part in (m.arrays, m.transposed_arrays)]
-        return _train(*pairs, label_T.numpy(), self._places, self.hidden, self.classes, *trained)
+        losses: tuple[float, float] = _train(*pairs, label_T.numpy(), self._places, self.hidden, self.classes, *trained)
+        return losses
 
 
 def is_small_graph(model: FlatModel) -> bool:
-    """Whether a model is a GCN or GraphSAGE of two layers on sparse features, the last one its classifier, on a processor."""
+    """Whether a model is a GCN or GraphSAGE on sparse features, on a processor; the last of two layers classifies."""
     module: Any = model.coupled
     if name_of(model.module) not in ("gcn", "sage") or not model.sparse or model.w.device.type != "cpu":
         return False
@@ -76,7 +81,7 @@ def _train(
     places: tuple[int, int, int, int, int, int], hidden: int, classes: int, w: np.ndarray, mean: np.ndarray,
     square: np.ndarray, kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """See `SmallModel.fit`; a matrix comes with its transpose."""
+    """See `SmallModel.train`; a matrix comes with its transpose, `places` are those of `SmallGraph`."""
     of_messages, of_bias, of_last, of_last_bias, of_own, of_last_own = places
     m, n, t = len(x[0]) - 1, len(near[0]) - 1, len(last[0]) - 1
     size = hidden * (len(x_back[0]) - 1)
@@ -86,21 +91,20 @@ def _train(
     narrow, logits = np.empty((n, classes), np.float32), np.empty((t, classes), np.float32)
     factor = np.float32(1 / (1 - dropout))
     loss = first = math.nan
+    # A GCN's node reads itself by messages.
+    reads_itself = of_own >= 0
+    more = ONE if reads_itself else ZERO
     for epoch in range(epochs):
         _product(x, w[of_messages:], messages, ZERO)
-        if of_own >= 0:
+        if reads_itself:
             _product((x[0][: n + 1], x[1], x[2]), w[of_own:], read, ZERO)
-        else:
-            read[:] = 0
-        _product(near, messages.reshape(-1), read, ONE)
+        _product(near, messages.reshape(-1), read, more)
         _hidden(read, w[of_bias : of_bias + hidden], kept[epoch] if len(kept) else read[:0], factor)
         _times(read, w[of_last:], narrow)
-        if of_last_own >= 0:
+        if reads_itself:
             _times(read[:t], w[of_last_own:], logits)
-        else:
-            logits[:] = 0
+        _product(last, narrow.reshape(-1), logits, more)
         logits += w[of_last_bias : of_last_bias + classes]
-        _product(last, narrow.reshape(-1), logits, ONE)
         loss = cross_entropy(logits, label)
         if not epoch:
             first = loss
@@ -109,11 +113,11 @@ def _train(
         _column_sums(logits, gradient[of_last_bias : of_last_bias + classes])
         back[:n] = 0
         _back(narrow, read, w[of_last:], gradient[of_last:], back)
-        if of_last_own >= 0:
+        if reads_itself:
             _back(logits, read, w[of_last_own:], gradient[of_last_own:], back)
         _through(back[:n], read, factor)
         _column_sums(back[:n], gradient[of_bias : of_bias + hidden])
-        if of_own >= 0:
+        if reads_itself:
             _product(x_back, back.reshape(-1), gradient[of_own : of_own + size].reshape(-1, hidden), ZERO)
         _product(near_back, back.reshape(-1), messages, ZERO)
         _product(x_back, messages.reshape(-1), gradient[of_messages : of_messages + size].reshape(-1, hidden), ZERO)

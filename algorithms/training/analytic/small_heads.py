@@ -57,13 +57,12 @@ class SmallModel(ABC):
         where nothing is dropped, E, Adam's steps before, dropout, rate and decay.
         """
 
-    def fit(
-        self, own: ClientModel, inputs: Inputs, label_N: Tensor, moments: Tree, options: TrainOptions
-    ) -> tuple[float, float]:
+    def fit(self, own: ClientModel, label_N: Tensor, moments: Tree, options: TrainOptions) -> tuple[float, float]:
         """Changes a client's parameters and Adam's moments in place; gives the loss before the last step and the first.
 
         Dropout draws what the formulas of single steps draw. An IndexError for a label that is not one of the classes.
         """
+        inputs = own.gathered("train")
         if not own.module.training:
             own.module.train()
         w, kept_ENH = own.flat.w.detach(), NO_STEP
@@ -215,7 +214,8 @@ def sgd(w: np.ndarray, gradient: np.ndarray, lr: np.float32, weight_decay: np.fl
         w[i] -= lr * (gradient[i] + weight_decay * w[i])
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+# Divisions that raise nothing become vector code.
+@numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def adam(
     w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, step: int, lr: float, weight_decay: float
 ) -> None:
