@@ -1,12 +1,15 @@
-"""GCN and GraphSAGE trained in one call beside autograd's steps, visit for visit."""
+"""GCN and GraphSAGE trained in one call beside autograd's steps, visit for visit and round for round."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.fixtures import MakeView
+from support.user_graph import sparse_features
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
@@ -19,6 +22,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic, at_once
 from shoal.algorithms.training.analytic.small_graphs import SmallGraph
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.graph.sparse_matrix import FEW
 from shoal.storage.store.view import View
@@ -142,3 +146,21 @@ def test_small_graphs_have_one_layer_before_a_classifier_that_passes_messages() 
         assert at_once(model_of("gcn", **options)) is None, options
     assert at_once(model_of("gcn", sparse=False)) is None
     assert at_once(model_of("gin", head="linear")) is None
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_whole_rounds(model: str, start: Callable[..., Server], graphs: Mapping[str, Path], tmp_path: Path) -> None:
+    """Losses are those of autograd, and no bit depends on the cells that clients come in."""
+    arrays = {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
+    np.savez(tmp_path / "graph.npz", **{**arrays, "x": sparse_features(len(arrays["y"]), 40, 0.1)})
+    keys = {"data.path": str(tmp_path / "graph.npz"), "data.layout": "sparse", "data.store": str(tmp_path / "store")}
+    keys |= {"model": {"name": model, "hidden": 8}, "train.dropout": 0.3}
+    ways: list[dict[str, Any]] = [{"engine.trainer": "autograd"}, {"engine.trainer": "analytic"}]
+    ways.append({"engine.trainer": "analytic", "engine.cell_size": 1})
+    servers = [start({**keys, **way}) for way in ways]
+    expected, *losses = [[server.round()["loss"] for _ in range(3)] for server in servers]
+    np.testing.assert_allclose(losses, [expected, expected], rtol=1e-5)
+    by_autograd, found, by_cells = (server.state.server["w"] for server in servers)
+    assert torch.equal(found, by_cells)
+    # Rounding tells which way was taken.
+    assert not torch.equal(found, by_autograd)
