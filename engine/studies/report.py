@@ -195,7 +195,9 @@ class _Accuracies:
             several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
             panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
             title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
-        if panels and (x != "bytes" or any(look.shown.x[x][-1] > 0 for of in panels.values() for look in of)):
+        of_all = [look.shown.x[x] for of in panels.values() for look in of]
+        # A round alone is a point, which the scores beside it show; nor does a method that sends nothing have traffic.
+        if any(len(at) > 1 if x == "round" else at[-1] > 0 for at in of_all):
             drawings.curves(found, f"{scope}-test-by-{x}", title, panels, x, test)
 
     def _loss(self, found: list[Drawing]) -> None:
