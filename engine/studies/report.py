@@ -196,8 +196,9 @@ class _Accuracies:
             panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
             title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
         of_all = [look.shown.x[x] for of in panels.values() for look in of]
-        # A round alone is a point, which the scores beside it show; nor does a method that sends nothing have traffic.
-        if any(len(at) > 1 if x == "round" else at[-1] > 0 for at in of_all):
+        # One evaluated round is no curve; a method that sends nothing has no traffic.
+        points = x != "round" and len(self.groups) > 1
+        if any(at[-1] > 0 and (len(at) > 1 or points) for at in of_all):
             drawings.curves(found, f"{scope}-test-by-{x}", title, panels, x, test)
 
     def _loss(self, found: list[Drawing]) -> None:
