@@ -118,6 +118,11 @@ def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
         flat = clients.flat(name)
         yield FastPath(f"formulas, {name}{head}", graph, clients.visits(flat, False), clients.visits(flat, True))
     if clients.sparse:
+        for name in ("gcn", "sage"):
+            flat = clients.flat(name)
+            with patch.object(local_training, "at_once", lambda model: None):
+                by_steps = clients.visits(flat, True)
+            yield FastPath(f"all steps in one call, {name}", graph, by_steps, clients.visits(flat, True))
         for name in ("gcn", "sgc"):
             by_row, by_column = FlatModel(clients.flat(name).module), clients.flat(name)
             plain, fast = clients.visits(by_row, True), clients.visits(by_column, True)

@@ -16,8 +16,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neig
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import AnalyticGradient
-from shoal.algorithms.training.analytic.small_heads import SmallHead, is_small_head
+from shoal.algorithms.training.analytic.choice import AnalyticGradient, at_once
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
 
@@ -48,7 +47,7 @@ class LocalTrainer:
         """Makes the optimizers once; `loss` is used where `fit` has none, `analytic` gradients for plain training."""
         self.options = options
         self._method, self._analytic = method, analytic
-        self._small = SmallHead(models[MODEL]) if analytic is not None and is_small_head(models[MODEL]) else None
+        self._small = None if analytic is None else at_once(models[MODEL])
         self._moments = {name: moments_key(name) for name in models}
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
@@ -69,7 +68,7 @@ class LocalTrainer:
         plain = loss is None and term is None and model == MODEL
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
-            if plain and self._small is not None and self._small.takes(client.info.train, self.options):
+            if plain and self._small is not None and self._small.takes(own.gathered("train"), self.options):
                 return bounded_loss(*self._small.fit(own, y, optimizer.state[own.flat.w], self.options))
             form = self._analytic if plain else None
             # Rows are rounded once: half the memory, and less work in every step.

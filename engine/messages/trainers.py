@@ -71,7 +71,7 @@ def _many_and_small(clients: Clients, number: int, models: int, model: FlatModel
     mine = [info for info in clients.infos if info.model == number]
     if not mine or clients.in_round // models < MANY_CLIENTS or clients.features > NARROW:
         return False
-    if is_small_head(model) and SmallHead(model).takes(sum(info.train for info in mine) // len(mine), train):
+    if is_small_head(model) and SmallHead(model).takes_rows(sum(info.train for info in mine) // len(mine), train):
         # All steps of such a client are one call.
         return False
     # A step reads training rows of some hops, or the whole graph.

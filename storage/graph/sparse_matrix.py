@@ -134,6 +134,16 @@ class SparseMatrix(FeatureMatrix):
         """The same with A' `[M, N]` instead of A."""
         return self._transposed_factor.times(dense, out, alpha, beta)
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Row starts, columns and values as the kernel of products reads them, on a processor; None: all are ones."""
+        return self._factor.arrays
+
+    @property
+    def transposed_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The same of the transpose."""
+        return self._transposed_factor.arrays
+
     @cached_property
     def _factor(self) -> "_Factor":
         return _Factor(self.csr, self._ones)
@@ -230,7 +240,7 @@ class _Factor:
         starts, senders, values = _parts(csr)
         if csr.dtype == torch.float16:
             values = values.view(torch.uint16) if converts_halves() else values.float()
-        self._starts, self._others = starts.numpy(), (senders.numpy(), None if ones else values.numpy())
+        self.arrays = starts.numpy(), senders.numpy(), None if ones else values.numpy()
 
     def times(self, dense: Tensor, out: Tensor | None, alpha: float, beta: float) -> Tensor:
         """alpha A X + beta Y; by torch, if not by the kernel, which also refuses what does not fit."""
@@ -244,16 +254,17 @@ class _Factor:
         assert out.shape == (self.rows, width), (out.shape, self.rows, width)
         assert out.dtype == dense.dtype, out.dtype
         x, y = dense.contiguous(), out.contiguous()
-        threads, weights = torch.get_num_threads(), (number(alpha), number(beta))
-        if threads == 1 or len(self._others[0]) * width < FEW:
-            self._multiply(self._starts, *self._others, x.data_ptr(), y.data_ptr(), width, *weights)
+        (starts, senders, values), weights = self.arrays, (number(alpha), number(beta))
+        threads = torch.get_num_threads()
+        if threads == 1 or len(senders) * width < FEW:
+            self._multiply(starts, senders, values, x.data_ptr(), y.data_ptr(), width, *weights)
         else:
             # Every row is summed by one thread, in its own order.
-            bounds = np.searchsorted(self._starts, np.linspace(0, self._starts[-1], threads + 1)[1:-1]).tolist()
+            bounds = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1)[1:-1]).tolist()
             tasks = []
             for low, high in pairwise([0, *bounds, self.rows]):
-                starts, written = self._starts[low : high + 1], y[low:].data_ptr()
-                arguments: tuple[Any, ...] = starts, *self._others, x.data_ptr(), written, width, *weights
+                part, written = starts[low : high + 1], y[low:].data_ptr()
+                arguments: tuple[Any, ...] = part, senders, values, x.data_ptr(), written, width, *weights
                 tasks.append(_pool(threads).submit(self._multiply, *arguments))
             for task in tasks:
                 task.result()

@@ -9,6 +9,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
+from shoal.algorithms.training.analytic.small_heads import SmallHead, SmallModel, is_small_head
 
 
 class AnalyticGradient(Protocol):
@@ -36,6 +37,17 @@ def analytic(model: FlatModel) -> AnalyticGradient:
     from shoal.algorithms.training.analytic.graphs import GraphGradients
 
     return GraphGradients(model)
+
+
+def at_once(model: FlatModel) -> SmallModel | None:
+    """What trains small clients of such a model in one call; None: nothing does."""
+    if is_small_head(model):
+        return SmallHead(model)
+    if model.coupled is None or not model.sparse:
+        return None
+    from shoal.algorithms.training.analytic.small_graphs import SmallGraph, is_small_graph
+
+    return SmallGraph(model) if is_small_graph(model) else None
 
 
 def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:

@@ -4,6 +4,7 @@ Axes: E steps, N rows, F features, H hidden units (0: one layer), C classes, P p
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numba
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.models.build import name_of
-from shoal.algorithms.models.inputs.neighbourhood import ItemBatch, Neighbourhood
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import seed_default
@@ -28,41 +29,46 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 NO_STEP, NO_MOMENT = np.empty((0, 0, 0), dtype=np.float32), np.empty(0, dtype=np.float32)
 
 
-class SmallHead:
-    """Trains a head of one or two layers on all rows of a client at once, as `LocalTrainer` does, to rounding.
+class SmallModel(ABC):
+    """Trains a small model on all training rows of a client at once, as `LocalTrainer` does, to rounding.
 
     Whether it does depends on sizes and options alone, so that the numbers are the same on any hosts.
     """
 
-    def __init__(self, model: FlatModel) -> None:
-        """Of a model for which `is_small_head` holds."""
-        head: Any = model.module.head
-        first, *others = head.linears
-        self._features, self._hidden = first.in_features, first.out_features if others else 0
-        self._classes: int = head.linears[-1].out_features
-        self._dropout: float = head.dropout if others else 0.0
+    hidden: int
+    classes: int
 
-    def takes(self, rows: int, options: TrainOptions) -> bool:
-        """Whether it trains a client of so many rows."""
-        width = self._hidden * (self._features + self._classes) if self._hidden else self._features * self._classes
-        whole = options.batch_size is None or options.batch_size >= rows
-        return whole and not options.momentum and rows * width <= MOST_PRODUCTS
+    def __init__(self, dropout: float) -> None:
+        self._dropout = dropout
+
+    @abstractmethod
+    def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
+        """Whether it trains a client that reads these inputs for its training rows."""
+
+    @abstractmethod
+    def dropped_rows(self, inputs: Inputs) -> int:
+        """Hidden rows of which a step drops entries."""
+
+    @abstractmethod
+    def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
+        """The compiled call, see `fit`.
+
+        Behind labels come parameters, both moments `[P]`, empty for SGD, what dropout keeps `[E, N, H]`, of no step
+        where nothing is dropped, E, Adam's steps before, dropout, rate and decay.
+        """
 
     def fit(self, own: ClientModel, label_N: Tensor, moments: Tree, options: TrainOptions) -> tuple[float, float]:
         """Changes a client's parameters and Adam's moments in place; gives the loss before the last step and the first.
 
-        Dropout draws what `HeadGradients` draws. An IndexError for a label that is not one of the classes.
+        Dropout draws what the formulas of single steps draw. An IndexError for a label that is not one of the classes.
         """
         inputs = own.gathered("train")
-        assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        (x_NF,) = inputs
-        assert isinstance(x_NF, Tensor)
         if not own.module.training:
             own.module.train()
         w, kept_ENH = own.flat.w.detach(), NO_STEP
         if self._dropout:
             seed_default(w.device, own.random("train"))
-            kept_ENH = np.empty((options.epochs, len(label_N), self._hidden), dtype=np.float32)
+            kept_ENH = np.empty((options.epochs, self.dropped_rows(inputs), self.hidden), dtype=np.float32)
             for kept_NH in torch.from_numpy(kept_ENH):
                 fill_kept(kept_NH, self._dropout)
         adam = options.optimizer == "adam"
@@ -72,13 +78,50 @@ class SmallHead:
         if adam:
             mean_P, square_P = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
             before = int(moments["step"])
-        losses: tuple[float, float] = _train(
-            x_NF.float().contiguous().numpy(), label_N.numpy(), w.numpy(), mean_P, square_P, kept_ENH, self._hidden,
-            self._classes, options.epochs, before, self._dropout, options.lr, options.weight_decay,
+        losses = self.train(
+            inputs, label_N, w.numpy(), mean_P, square_P, kept_ENH, options.epochs, before, self._dropout, options.lr,
+            options.weight_decay,
         )  # fmt: skip
         if adam:
             moments["step"] = moments["step"] + options.epochs
         return losses
+
+
+class SmallHead(SmallModel):
+    """A head of one or two layers."""
+
+    def __init__(self, model: FlatModel) -> None:
+        """Of a model for which `is_small_head` holds."""
+        head: Any = model.module.head
+        first, *others = head.linears
+        super().__init__(head.dropout if others else 0.0)
+        self._features, self.hidden = first.in_features, first.out_features if others else 0
+        self.classes = head.linears[-1].out_features
+
+    def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
+        return self.takes_rows(self.dropped_rows(inputs), options)
+
+    def takes_rows(self, rows: int, options: TrainOptions) -> bool:
+        """Whether it trains a client of so many rows."""
+        width = self.hidden * (self._features + self.classes) if self.hidden else self._features * self.classes
+        return in_one_batch(rows, options) and rows * width <= MOST_PRODUCTS
+
+    def dropped_rows(self, inputs: Inputs) -> int:
+        assert not isinstance(inputs, Neighbourhood | ItemBatch)
+        return len(inputs[0])
+
+    def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
+        assert not isinstance(inputs, Neighbourhood | ItemBatch)
+        (x_NF,) = inputs
+        assert isinstance(x_NF, Tensor)
+        x = x_NF.float().contiguous().numpy()
+        losses: tuple[float, float] = _train(x, label_N.numpy(), self.hidden, self.classes, *trained)
+        return losses
+
+
+def in_one_batch(rows: int, options: TrainOptions) -> bool:
+    """Whether a step reads all rows, and is one that the compiled calls have."""
+    return not options.momentum and (options.batch_size is None or options.batch_size >= rows)
 
 
 def is_small_head(model: FlatModel) -> bool:
@@ -90,10 +133,10 @@ def is_small_head(model: FlatModel) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _train(
-    x: np.ndarray, label: np.ndarray, w: np.ndarray, mean: np.ndarray, square: np.ndarray, kept: np.ndarray,
-    hidden: int, classes: int, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
+    x: np.ndarray, label: np.ndarray, hidden: int, classes: int, w: np.ndarray, mean: np.ndarray, square: np.ndarray,
+    kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """See `SmallHead.fit`; moments are empty for SGD, `kept` `[E, N, H]` has no step where nothing is dropped."""
+    """See `SmallModel.train`."""
     rows, features = x.shape
     gradient = np.empty_like(w)
     below, of_below = np.empty((rows, hidden), np.float32), np.empty((rows, hidden), np.float32)
@@ -120,9 +163,9 @@ def _train(
             _of_input(logits, last, below, of_below, factor)
             _of_parameters(of_below, x, gradient[:split])
         if len(mean):
-            _adam(w, gradient, mean, square, before + epoch + 1, lr, weight_decay)
+            adam(w, gradient, mean, square, before + epoch + 1, lr, weight_decay)
         else:
-            _sgd(w, gradient, np.float32(lr), np.float32(weight_decay))
+            sgd(w, gradient, np.float32(lr), np.float32(weight_decay))
     return loss, first
 
 
@@ -166,13 +209,14 @@ def _of_input(out: np.ndarray, w: np.ndarray, x: np.ndarray, gradient: np.ndarra
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _sgd(w: np.ndarray, gradient: np.ndarray, lr: np.float32, weight_decay: np.float32) -> None:
+def sgd(w: np.ndarray, gradient: np.ndarray, lr: np.float32, weight_decay: np.float32) -> None:
     for i in range(len(w)):
         w[i] -= lr * (gradient[i] + weight_decay * w[i])
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _adam(
+# Divisions that raise nothing become vector code.
+@numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+def adam(
     w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, step: int, lr: float, weight_decay: float
 ) -> None:
     """Step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""

@@ -94,7 +94,7 @@ def test_nan_in_any_weight_is_nan_in_the_loss(layers: int, make_view: MakeView, 
     ],
 )
 def test_what_one_call_takes(layers: int, rows: int, options: dict[str, Any], takes: bool) -> None:
-    assert SmallHead(head(layers)).takes(rows, TrainOptions(**options)) is takes
+    assert SmallHead(head(layers)).takes([torch.zeros(rows, FEATURES)], TrainOptions(**options)) is takes
 
 
 def test_small_heads_have_two_layers_at_most_and_read_dense_rows() -> None:

@@ -1,0 +1,166 @@
+"""GCN and GraphSAGE trained in one call beside autograd's steps, visit for visit and round for round."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.fixtures import MakeView
+from support.user_graph import sparse_features
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.choice import analytic, at_once
+from shoal.algorithms.training.analytic.small_graphs import SmallGraph
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.graph.rows import CsrRows
+from shoal.storage.graph.sparse_matrix import FEW
+from shoal.storage.store.view import View
+
+NODES, FEATURES, CLASSES = 30, 11, 3
+TRAIN = [2, 4, 5, 11, 17, 20, 26, 29]
+SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.3}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": SGD,
+    "sgd, decay, a batch of all": {**SGD, "weight_decay": 0.1, "batch_size": len(TRAIN)},
+    "adam": {"weight_decay": 0.1},
+    "adam, reset": {"opt_state": "reset", "epochs": 5},
+}
+ELSE: dict[str, dict[str, Any]] = {
+    "head: linear": {"head": "linear"},
+    "three layers": {"layers": 3},
+    "jumping": {"jumping": "max"},
+}
+
+
+def model_of(name: str, dropout: float = 0.0, sparse: bool = True, **options: Any) -> FlatModel:
+    module = build(name, FEATURES, CLASSES, 0, dropout, {"hidden": 6, "layers": 2, "head": "conv", **options})
+    model = FlatModel(module, sparse=sparse)
+    model.initial(1)
+    # Biases start at zero.
+    model.load(model.w.detach() + 0.1 * torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)))
+    return model
+
+
+def view_of(make_view: MakeView, weighted: bool = False) -> View:
+    """Thirty nodes with sparse features, of which the fifth has no neighbour, and eight are trained on."""
+    rng = np.random.default_rng(3)
+    edges = np.argwhere(np.triu(rng.random((NODES, NODES)) < 0.1, 1))
+    edges = edges[(edges != 4).all(1)]
+    x = rng.standard_normal((NODES, FEATURES)).astype(np.float32)
+    kept = rng.random((NODES, FEATURES)) < 0.4
+    # A feature that no node has, and a node that has none.
+    kept[:, 7] = kept[11] = False
+    starts = np.append(0, kept.sum(1).cumsum()).astype(np.int32)
+    rows = CsrRows(starts, np.nonzero(kept)[1].astype(np.int32), x[kept], FEATURES)
+    half = rng.random((NODES, NODES)).astype(np.float32) + 0.1
+    return make_view(NODES, edges, [0, 1, 2] * 10, TRAIN, CLASSES, rows, half + half.T if weighted else None)
+
+
+def client_of(model: FlatModel, view: View) -> Client:
+    random = partial(key, 0, 1, view.client)
+    own = ClientModel(model, view, random)
+    return Client(ClientInfo(view.client, view.nodes, len(TRAIN), CLASSES), view, {MODEL: own}, {}, {}, random)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("case", ["gcn", "gcn weighted", "sage"])
+def test_visits_are_those_of_autograd(case: str, dropout: float, options: str, make_view: MakeView) -> None:
+    name, *weighted = case.split()
+    train = TrainOptions(**{"weight_decay": 0.0, **OPTIONS[options]})
+    view, found = view_of(make_view, bool(weighted)), list[tuple[list[float], dict[str, Tensor], Tensor]]()
+    for in_one_call in (False, True):
+        client = client_of(model_of(name, dropout), view)
+        flat = client.model.flat
+        trainer = LocalTrainer({MODEL: flat}, train, Algorithm(), analytic(flat) if in_one_call else None)
+        assert flat.w.grad is not None
+        flat.w.grad.fill_(torch.nan)
+        found.append(([trainer.fit(client, {}) for _ in range(2)], client.state, client.model.w.clone()))
+        # The gradient's memory tells which way was taken.
+        assert bool(flat.w.grad.isnan().all()) == in_one_call
+    (expected, moments, w), (losses, own_moments, own_w) = found
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(own_w, w, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own_moments, moments, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_bits_depend_on_no_threads(name: str, make_view: MakeView) -> None:
+    ends = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        client = client_of(model_of(name, 0.4), view_of(make_view))
+        SmallGraph(client.model.flat).fit(client.model, client.data.train_label, {}, TrainOptions())
+        ends.append(client.model.w.clone())
+    torch.set_num_threads(1)
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_nan_in_any_weight_that_is_read_is_nan_in_the_loss(name: str, make_view: MakeView) -> None:
+    view = view_of(make_view)
+    for parameter in dict(model_of(name).module.named_parameters()):
+        client = client_of(model_of(name), view)
+        client.model.module.get_parameter(parameter).data[0] = torch.nan
+        last, first = SmallGraph(client.model.flat).fit(client.model, view.train_label, {}, TrainOptions())
+        assert np.isnan([last, first]).all(), parameter
+
+
+def test_a_label_that_is_no_class_is_refused(make_view: MakeView) -> None:
+    client = client_of(model_of("gcn"), view_of(make_view))
+    with pytest.raises(IndexError):
+        SmallGraph(client.model.flat).fit(client.model, client.data.train_label + 1, {}, TrainOptions())
+
+
+def test_what_one_call_takes(make_view: MakeView) -> None:
+    view = view_of(make_view)
+    client, small = client_of(model_of("gcn"), view), SmallGraph(model_of("gcn"))
+    field = client.model.gathered("train")
+    assert isinstance(field, Neighbourhood)
+    assert small.takes(field, TrainOptions(batch_size=8))
+    assert not small.takes(field, TrainOptions(batch_size=7))
+    assert not small.takes(field, TrainOptions(optimizer="sgd", momentum=0.1))
+    # The rows of a whole graph are asked for, dense ones are another kernel's.
+    assert not small.takes(all_nodes(view, "symmetric", 2)._replace(rows=view.train), TrainOptions())
+    assert not small.takes(field._replace(x_NF=field.x_NF.to_dense()), TrainOptions())
+    entries = len(field.x_NF.arrays[1])  # type: ignore[union-attr]
+    wide = (FEW - 1) // entries
+    assert SmallGraph(model_of("gcn", hidden=wide)).takes(field, TrainOptions())
+    assert not SmallGraph(model_of("gcn", hidden=wide + 1)).takes(field, TrainOptions())
+
+
+def test_small_graphs_have_one_layer_before_a_classifier_that_passes_messages() -> None:
+    assert all(isinstance(at_once(model_of(name)), SmallGraph) for name in ("gcn", "sage"))
+    for options in ELSE.values():
+        assert at_once(model_of("gcn", **options)) is None, options
+    assert at_once(model_of("gcn", sparse=False)) is None
+    assert at_once(model_of("gin", head="linear")) is None
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_whole_rounds(model: str, start: Callable[..., Server], graphs: Mapping[str, Path], tmp_path: Path) -> None:
+    """Losses are those of autograd, and no bit depends on the cells that clients come in."""
+    arrays = {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
+    np.savez(tmp_path / "graph.npz", **{**arrays, "x": sparse_features(len(arrays["y"]), 40, 0.1)})
+    keys = {"data.path": str(tmp_path / "graph.npz"), "data.layout": "sparse", "data.store": str(tmp_path / "store")}
+    keys |= {"model": {"name": model, "hidden": 8}, "train.dropout": 0.3}
+    ways: list[dict[str, Any]] = [{"engine.trainer": "autograd"}, {"engine.trainer": "analytic"}]
+    ways.append({"engine.trainer": "analytic", "engine.cell_size": 1})
+    servers = [start({**keys, **way}) for way in ways]
+    expected, *losses = [[server.round()["loss"] for _ in range(3)] for server in servers]
+    np.testing.assert_allclose(losses, [expected, expected], rtol=1e-5)
+    by_autograd, found, by_cells = (server.state.server["w"] for server in servers)
+    assert torch.equal(found, by_cells)
+    # Rounding tells which way was taken.
+    assert not torch.equal(found, by_autograd)
