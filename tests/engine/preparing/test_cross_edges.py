@@ -1,5 +1,8 @@
 """Edges between clients, and hops over them, against a dense computation in float64 on the whole graph."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -8,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integration.runs import ROUNDS, assert_same_numbers
@@ -16,7 +20,7 @@ from support.shards import flip
 from typer.testing import CliRunner
 
 from shoal.engine.cli.cli import app
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing import cross_edges
@@ -230,6 +234,49 @@ def test_an_interrupted_exchange_goes_on(make_config: Make, monkeypatch: pytest.
     assert store.manifest.hops == whole.manifest.hops
     assert store.manifest.boundaries == whole.manifest.boundaries
     assert not list(store.path.rglob("*scratch*"))
+
+
+# A prepare that kills itself after some results of one function: with a hop, of those of that hop.
+KILLED = """
+import os, signal, sys
+from shoal.engine.cli.main import main
+from shoal.engine.preparing import cross_edges
+
+name, hop, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+plain = getattr(cross_edges, name)
+
+def killed(given, several):
+    global left
+    for found in plain(given, several):
+        left -= hop < 0 or given[1] == hop
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield found
+
+setattr(cross_edges, name, killed)
+sys.argv[1:] = ["prepare", sys.argv[4]]
+main()
+"""
+
+
+def test_a_prepare_killed_in_each_exchange_makes_the_same_files(plain: Any, tmp_path: Path) -> None:
+    """SIGKILL among edges between clients, features, each hop's sums, and the files of hops; each time it goes on."""
+    values = plain(data__cross_edges="hops", propagation__hops=2, data__store=str(tmp_path / "killed"))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    kills = [("write_boundaries", -1, 1), *(("write_hop", hop, 3) for hop in range(3)), ("write_cross_hops", -1, 1)]
+    for name, hop, left in kills:
+        command = [sys.executable, "-c", KILLED, name, str(hop), str(left), str(tmp_path / "config.yaml")]
+        ended = subprocess.run(command, capture_output=True)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+        unfinished = {path.name for path in (tmp_path / "killed").rglob("unfinished-*.npy")}
+        assert unfinished == ({f"unfinished-hop{hop}.npy"} if hop >= 0 else set())
+    config = parse_config(values, "test")
+    stores = prepare(config), prepare(replace_store(config, tmp_path / "calm"))
+    files = [{path.relative_to(s.path): path.read_bytes() for path in s.path.rglob("*.arrow")} for s in stores]
+    assert {path.parts[0] for path in files[0]} >= {"boundaries", "hops"}
+    assert files[0] == files[1]
+    assert not list(stores[0].path.rglob("*scratch*"))
+    assert (verify(stores[0]), unnamed_files(stores[0])) == ([], [])
 
 
 @pytest.mark.slow
