@@ -216,9 +216,7 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
             f"{config.algorithm.name} with its options reads {edges}, found {config.data.cross_edges}; set it, or "
             f"algorithm.{'hops' if hasattr(algorithm, 'hops') else 'cross_edges'}",
         )
-    if getattr(algorithm, "cross_edges", False) and (
-        config.data.cross_min_neighbours > 1 or config.propagation.rows != "all"
-    ):
+    if edges == "hops" and (config.data.cross_min_neighbours > 1 or config.propagation.rows != "all"):
         raise ShoalError(
             "algorithm.cross_edges",
             "labels propagate over all edges that hops run over; set data.cross_min_neighbours to 1 and "
