@@ -1,7 +1,8 @@
-"""Two figures of the docs, from tables in docs/results/data: `python benchmarks/page_figures.py docs/figures`."""
+"""Figures of the docs, from tables in docs/results/data: `python benchmarks/page_figures.py docs/figures`."""
 
 import csv
 import sys
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -68,9 +69,34 @@ def participation() -> Figure:
     return figure
 
 
+def cross_edges() -> Figure:
+    """Test accuracy over the share of the edges between clients that hops run over, by graph and partition."""
+    rows = [row for row in table("cross-edges") if row["model"] == "sgc"]
+    graphs = list(dict.fromkeys(row["graph"] for row in rows))
+    partitions = {"random": "-", "louvain": "--", "metis": ":"}
+    figure, axes = plt.subplots(1, len(graphs), figsize=(2.4 * len(graphs), 2.8))
+    for (method, label), (colour, mark) in zip(list(METHODS.items())[:3], STYLES):
+        axes[0].plot([], [], color=colour, marker=mark, linestyle="", label=label)
+        for (graph, ax), (partition, dashes) in product(zip(graphs, axes), partitions.items()):
+            line = [
+                row for row in rows if (row["graph"], row["partition"], row["method"]) == (graph, partition, method)
+            ]
+            numbers = ("share_of_edges_between_clients", "deployed_test", "deployed_test_sd")
+            shares, mean, deviation = ([float(row[key]) for row in line] for key in numbers)
+            ax.errorbar(shares, mean, deviation, color=colour, marker=mark, markersize=4, linestyle=dashes)
+            ax.set_title(graph, fontsize=10)
+            ax.set_xlabel("share of cut edges", fontsize=9)
+            ax.spines[["top", "right"]].set_visible(False)
+    for partition, dashes in partitions.items():
+        axes[0].plot([], [], color="0.3", linestyle=dashes, label=partition)
+    axes[0].set_ylabel("test accuracy, %")
+    figure.legend(frameon=False, fontsize=8, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.02))
+    return figure
+
+
 def main(folder: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "shoal"
-    for draw in (peers, participation):
+    for draw in (peers, participation, cross_edges):
         draw().savefig(folder / f"{draw.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
 
 

@@ -36,7 +36,7 @@ class FedGCN(FedAvg):
     hops: Literal[0, 1, 2] = 2
 
     @property
-    def cross_edges(self) -> str:
+    def edges_read(self) -> str:
         """What `data.cross_edges` has to be."""
         return ("drop", "one_hop", "two_hop")[self.hops]
 

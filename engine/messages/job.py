@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,7 +219,10 @@ class Job:
         edges = None
         if propagation is not None and propagation.first_layer:
             edges = store.all_edges(propagation.name, client)
-        return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation, edges, flipped)
+        cross = None if propagation is None else propagation.boundaries
+        boundary = None if cross is None else partial(store.boundary, cross, client)
+        classes = store.manifest.classes
+        return View(name, shard, split, hops, classes, cache, device, propagation, edges, flipped, boundary)
 
     def infos(self, store: Store) -> ClientTable:
         """Sizes of all clients."""

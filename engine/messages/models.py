@@ -209,12 +209,18 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
 
 def require_supported(config: Config, algorithm: Algorithm) -> None:
     """Raises a ShoalError if a method is not for the task of a config, or reads other edges between clients."""
-    edges = getattr(algorithm, "cross_edges", config.data.cross_edges)
-    if edges != config.data.cross_edges:
+    edges = getattr(algorithm, "edges_read", None)
+    if edges not in (None, config.data.cross_edges):
         raise ShoalError(
             "data.cross_edges",
-            f"{config.algorithm.name} of {algorithm.hops} hops reads {edges}, found "  # type: ignore[attr-defined]
-            f"{config.data.cross_edges}; set it, or algorithm.hops",
+            f"{config.algorithm.name} with its options reads {edges}, found {config.data.cross_edges}; set it, or "
+            f"algorithm.{'hops' if hasattr(algorithm, 'hops') else 'cross_edges'}",
+        )
+    if edges == "hops" and (config.data.cross_min_neighbours > 1 or config.propagation.rows != "all"):
+        raise ShoalError(
+            "algorithm.cross_edges",
+            "labels propagate over all edges that hops run over; set data.cross_min_neighbours to 1 and "
+            "propagation.rows to all",
         )
     if config.task not in algorithm.supports:
         tasks = " and ".join(sorted(algorithm.supports & TASKS))

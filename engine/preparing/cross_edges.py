@@ -14,6 +14,7 @@ from shoal.engine.screen.progress import progress
 from shoal.storage.files.disk import require_disk
 from shoal.storage.files.mapped import ROWS, read, row_blocks
 from shoal.storage.graph.cross_edges import ENTRIES_A_BLOCK, ENTRY_BYTES, Boundary, boundaries, cross_hop
+from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.propagation import require_held
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import CrossEdges, CrossPropagation, PropagationOptions
@@ -29,7 +30,7 @@ class BoundarySource:
     """What the edges between clients are read from; arrays are as `boundaries` takes them."""
 
     shards: Store
-    graph: tuple[np.ndarray, np.ndarray]
+    graph: tuple[np.ndarray, np.ndarray, np.ndarray | None]
     assignment: np.ndarray
     row_of: np.ndarray
     cut: np.ndarray
@@ -181,13 +182,17 @@ class Exchange:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _degrees(self) -> None:
-        """Writes the degree of every row over all edges that hops run over, and itself, int32 `[N]`."""
+        """Writes the degree of every row over all edges that hops run over, and itself, `[N]`.
+
+        It is int32, and float64 where edges have weights.
+        """
         if (self.folder / "degree.npy").exists():
             return
-        degree = np.empty(self.first[-1], dtype=np.int32)
+        degree = np.empty(self.first[-1], dtype=np.float64 if self.store.manifest.weighted else np.int32)
         for client in range(self.store.clients):
-            shard, row = self.store.shard(client), self.boundary(client).row
-            own = np.diff(shard.indptr) + np.bincount(row, minlength=shard.nodes) + 1
+            shard, boundary = self.store.shard(client), self.boundary(client)
+            own = degrees(shard.indptr, shard.edge_weight)
+            own += np.bincount(boundary.row, boundary.weight, minlength=shard.nodes)
             degree[self.first[client] : self.first[client + 1]] = own
         unfinished = _unfinished(self.folder / "degree.npy")
         np.save(unfinished, degree)
@@ -220,7 +225,8 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
             scalings = both**-r, both[: shard.nodes] ** (r - 1)
             neighbours = pointer, (place + shard.nodes).astype(np.int64)
             csr, means = (shard.indptr, shard.indices), exchange.propagation.form == "mean"
-            rows, peak = cross_hop(csr, neighbours, x, scalings, "float64" if means else dtype)
+            weights = shard.edge_weight, boundary.weight
+            rows, peak = cross_hop(csr, neighbours, x, scalings, "float64" if means else dtype, weights)
             if means:
                 # A hop is the mean over a node and its neighbours; this one is over neighbours alone.
                 count = both[: shard.nodes, None] - 1

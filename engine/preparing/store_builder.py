@@ -66,8 +66,6 @@ from shoal.storage.store.store import (
 ASSIGNMENT = Path("assignment.npy")
 # Tasks of a machine that each read the whole graph; more would read more than they compute.
 READERS = 16
-# Of an edge between clients, while a client's are gathered.
-ENTRY_BYTES = 12
 
 
 class LazyGraph:
@@ -211,17 +209,14 @@ class StoreBuilder(StoreSteps):
     def _boundaries(self, shards: Store, propagation: Any) -> BoundaryRecord:
         # For edges between clients alone.
         from shoal.engine.preparing.cross_edges import BoundarySource, cut_entries, rows_in_shards, write_boundaries
+        from shoal.storage.graph.cross_edges import ENTRY_BYTES
 
         graph, edges, pack = self.lazy.graph, propagation.cross, shards.manifest.pack
-        if graph.edge_weight is not None:
-            raise ShoalError(
-                "data.cross_edges", "hops count edges, and those here have weights; set data.edge_weights=drop"
-            )
         assignment, (row_of, label) = self._assignment(graph), rows_in_shards(shards)
         cut = cut_entries(shards, graph.indptr, assignment)
         place, packs = partial(boundary_path, edges.name), ranges(shards.clients, pack)
         missing = frozenset(self._missing(place, shards.clients, pack))
-        csr = graph.indptr, graph.indices
+        csr = graph.indptr, graph.indices, graph.edge_weight
         source = BoundarySource(shards, csr, assignment, row_of, cut, edges, missing, label)
         here = runner(int(cut.sum()) * ENTRY_BYTES, self.path, files_of(graph))
         fixed = 3 * row_of.nbytes + BLOCK_BYTES

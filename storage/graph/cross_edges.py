@@ -14,16 +14,21 @@ from shoal.storage.options.propagation import CrossEdges
 ENTRIES_A_BLOCK = 1 << 22
 # Of a row that is computed, in float64.
 ROWS_A_BLOCK = 1 << 14
-ENTRY_BYTES = 12
+ENTRY_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Edges of a client's rows to rows of other clients, by row, client and row there, int32 `[M]` each."""
+    """Edges of a client's rows to rows of other clients, by row, client and row there, int32 `[M]` each.
+
+    Attributes:
+        weight: Of every edge, float32 `[M]`; None: edges have none.
+    """
 
     row: np.ndarray
     client: np.ndarray
     other: np.ndarray
+    weight: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -35,7 +40,7 @@ class Boundary:
 
 
 def boundaries(
-    graph: tuple[np.ndarray, np.ndarray],
+    graph: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     assignment: np.ndarray,
     row_of: np.ndarray,
     cut: np.ndarray,
@@ -44,31 +49,33 @@ def boundaries(
 ) -> Iterator[Boundary]:
     """Edges of some clients to others, in one pass over all edges.
 
-    In memory are 12 bytes for each of their edges, and what is given.
+    In memory are 16 bytes for each of their edges, and what is given.
 
     Args:
-        graph: Row starts and neighbours of the whole graph, which may be memory maps, read front to back.
+        graph: Row starts, neighbours and weights, if any, of the whole graph, which may be memory maps, read front to
+            back.
         assignment: Client of every node, int32 `[N]`; -1: none has it.
         row_of: Row of every node in its client's shard, int32 `[N]`.
         cut: Edges to others of every client, before any is left out, int64 `[clients]`.
     """
-    indptr, indices = graph
+    indptr, indices, weight = graph
     ends = np.concatenate([[0], np.cumsum(cut[list(clients)])])
     slot = np.full(len(cut), -1, dtype=np.int32)
     slot[list(clients)] = np.arange(len(clients))
     found = tuple(np.empty(ends[-1], dtype=np.int32) for _ in range(3))
+    weights = np.empty(0 if weight is None else ends[-1], dtype=np.float32)
     cursor = ends[:-1].copy()
     key = key_of(edges.seed, "cross edges")
     for first, pointer, low, high in row_blocks(indptr, ENTRIES_A_BLOCK):
         block = first, pointer, read(indices, low, high)
-        _cut_entries(block, assignment, slot, row_of, key, edges.share, cursor, found)
+        of_block = None if weight is None else read(weight, low, high)
+        _cut_entries(block, of_block, assignment, slot, row_of, key, edges.share, cursor, found, weights)
     for start, end in zip(ends, cursor):
         row, client, other = (column[start:end] for column in found)
         order = np.lexsort((other, client, row))
-        boundary = Boundary(row[order], client[order], other[order])
-        counts = boundary.sums()
-        kept = np.repeat(counts >= edges.min_neighbours, counts)
-        yield Boundary(boundary.row[kept], boundary.client[kept], boundary.other[kept])
+        counts = Boundary(row[order], client[order], other[order]).sums()
+        kept = order[np.repeat(counts >= edges.min_neighbours, counts)]
+        yield Boundary(row[kept], client[kept], other[kept], None if weight is None else weights[start:end][kept])
 
 
 def cross_hop(
@@ -77,6 +84,7 @@ def cross_hop(
     x: np.ndarray,
     scalings: tuple[np.ndarray, np.ndarray],
     dtype: str,
+    weights: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> tuple[np.ndarray, float]:
     """A hop of a client's rows, of `dtype` `[N, F]`, and its largest absolute value before it was rounded.
 
@@ -86,13 +94,14 @@ def cross_hop(
         x: The client's rows, and behind them those of its neighbours at other clients, float32 `[N + U, F]`.
         scalings: What a row's values are multiplied by when they are sent, float64 `[N + U]`, and where they arrive,
             float64 `[N]`.
+        weights: Of the edges of both, float32, where edges have any.
     """
     nodes = len(csr[0]) - 1
     found, peak = np.empty((nodes, x.shape[1]), dtype=dtype), 0.0
     for start in range(0, nodes, ROWS_A_BLOCK):
         stop = min(start + ROWS_A_BLOCK, nodes)
         total = np.zeros((stop - start, x.shape[1]))
-        _sum_rows(start, *csr, *boundary, x, *scalings, total)
+        _sum_rows(start, *csr, weights[0], *boundary, weights[1], x, *scalings, total)
         peak = max(peak, float(np.abs(total).max(initial=0)))
         with np.errstate(over="ignore"):
             found[start:stop] = total
@@ -106,6 +115,7 @@ def _changes(values: np.ndarray) -> np.ndarray:
 @numba.njit(cache=True)
 def _cut_entries(
     block: tuple[int, np.ndarray, np.ndarray],
+    weight: np.ndarray | None,
     assignment: np.ndarray,
     slot: np.ndarray,
     row_of: np.ndarray,
@@ -113,6 +123,7 @@ def _cut_entries(
     share: float,
     cursor: np.ndarray,
     out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    weights: np.ndarray,
 ) -> None:
     (first, pointer, indices), (row, client, other) = block, out
     for v in range(len(pointer) - 1):
@@ -131,6 +142,8 @@ def _cut_entries(
             ends = (np.uint64(min(node, neighbour)) << np.uint64(32)) | np.uint64(max(node, neighbour))
             if share >= 1 or uniform_at(key, ends) < share:
                 row[at], client[at], other[at] = row_of[node], owner, row_of[neighbour]
+                if weight is not None:
+                    weights[at] = weight[e]
                 at += 1
         cursor[s] = at
 
@@ -140,8 +153,10 @@ def _sum_rows(
     start: int,
     indptr: np.ndarray,
     indices: np.ndarray,
+    weight: np.ndarray | None,
     pointer: np.ndarray,
     places: np.ndarray,
+    weight_there: np.ndarray | None,
     x: np.ndarray,
     sent: np.ndarray,
     received: np.ndarray,
@@ -153,11 +168,13 @@ def _sum_rows(
             total[f] = sent[row] * x[row, f]
         for e in range(indptr[row], indptr[row + 1]):
             j = indices[e]
+            scale = sent[j] if weight is None else sent[j] * weight[e]
             for f in range(x.shape[1]):
-                total[f] += sent[j] * x[j, f]
+                total[f] += scale * x[j, f]
         for e in range(pointer[row], pointer[row + 1]):
             j = places[e]
+            scale = sent[j] if weight_there is None else sent[j] * weight_there[e]
             for f in range(x.shape[1]):
-                total[f] += sent[j] * x[j, f]
+                total[f] += scale * x[j, f]
         for f in range(x.shape[1]):
             total[f] *= received[row]

@@ -18,6 +18,7 @@ from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 
 if TYPE_CHECKING:
+    from shoal.storage.graph.cross_edges import Boundary
     from shoal.storage.store.computed_hops import ComputedHops
 
 PAGE = 4096
@@ -65,6 +66,7 @@ class View:
         propagation: PropagationOptions | None = None,
         all_edges: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
         flipped: bool = False,
+        boundary: "Callable[[], Boundary] | None" = None,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -75,6 +77,7 @@ class View:
             device: The processor, where tensors use the memory of the map, or a GPU.
             all_edges: Neighbours at all clients, see `Store.all_edges`.
             flipped: Training labels y are C - 1 - y (Fang et al., USENIX Security 2020), all others as they are.
+            boundary: Opens its edges to other clients; None: hops do not run over them.
         """
         self.client = shard.client
         self.classes = classes
@@ -83,7 +86,7 @@ class View:
         self.device = device
         self.propagation = propagation
         self.all_edges = all_edges
-        self._key, self._flipped = key, flipped
+        self._key, self._flipped, self._boundary = key, flipped, boundary
         self._shard = shard
         self._cache = cache
         parts = [torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)]
@@ -329,6 +332,12 @@ class View:
         """Weight of every entry of `csr`, float32 `[E]`, in the map, read-only; None: edges have none."""
         weight = self._shard.edge_weight
         return None if weight is None else _read_only(weight)
+
+    @cached_property
+    def boundary(self) -> "Boundary":
+        """Its edges to other clients, in the map, where hops run over these."""
+        assert self._boundary is not None
+        return self._boundary()
 
     @property
     def edges(self) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.label_propagation import with_training_labels
-from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, sketch_labels
+from shoal.algorithms.methods.fedgta.label_sketch import Sketch, SketchForm, sketch_labels
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.options.types import Positive, Share
 
@@ -50,6 +50,11 @@ class FedGTA(Algorithm):
     other nodes in moments of high order, and its term of eq. 4, which is no entropy any more, has no upper bound. No
     term of eq. 4 is negative for any row (see `confidence`), so that h still is a weight.
 
+    With `cross_edges`, which the paper does not have, A of eq. 3 has the edges to clients of the cohort, too, and so
+    does the degree of eqs. 3 and 4. In each of the k steps a client sends, for every row of another client with
+    neighbours here, the sum over these of d^{-1/2} y; the server adds up what a row gets. Edges to other clients are
+    left out in that round. One that fails after it was asked sends zeros from then on, and its edges still count.
+
     Attributes:
         eps: Threshold of the similarity; the paper tunes it in [0, 1].
         lp_steps: k of eq. 3.
@@ -64,6 +69,7 @@ class FedGTA(Algorithm):
         confidence: `paper` (eq. 4), `normalized` (1 - entropy / log C, our ablation, for stochastic rows only), or
             `uniform` (the ablation "w/o Conf.").
         cold_start: Where a newcomer starts after round 1: `warm` or `init`.
+        cross_edges: Labels also propagate over edges between clients of the cohort, by one exchange a step, see below.
         sketch_every: r: labels are propagated at the first and then every r-th time that a client takes part; in
             between it sends h and m as they were.
     """
@@ -85,17 +91,31 @@ class FedGTA(Algorithm):
     confidence: Literal["paper", "normalized", "uniform"] = "paper"
     cold_start: Literal["warm", "init"] = "warm"
     sketch_every: Positive = 1
+    cross_edges: bool = False
 
     def __post_init__(self) -> None:
+        if self.cross_edges and (self.rows == "softmax" or self.sketch_every > 1):
+            raise ValueError("cross_edges: true is for rows: stochastic or raw, and for sketch_every: 1")
         if self.rows == "raw" and self.confidence == "normalized":
             raise ValueError("confidence: normalized is of entropies, which raw rows have not; set rows: stochastic")
+
+    @property
+    def edges_read(self) -> str | None:
+        """What `data.cross_edges` has to be; None: anything."""
+        return "hops" if self.cross_edges else None
 
     def setup(self, ctx: Context) -> Tree:
         return {"warm": ctx.initial, "met": torch.zeros(len(ctx.clients), dtype=torch.bool)}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         newcomers = {i: {"w": server["warm"]} for i in cohort if not server["met"][i]}
-        got = yield Ask("train", {"w": Reduce.MIX, "h": Reduce.STACK, "m": Reduce.STACK}, private=newcomers)
+        if self.cross_edges:
+            from shoal.algorithms.methods.fedgta.cross_labels import exchange
+
+            trained, got = yield from exchange(cohort, newcomers, self.lp_steps)
+        else:
+            got = yield Ask("train", {"w": Reduce.MIX, "h": Reduce.STACK, "m": Reduce.STACK}, private=newcomers)
+            trained = got.ids
         rows = mixing_rows(got["m"], got["h"], self.eps)
         ctx.notes["set size"] = float((rows > 0).sum(1).float().mean())
         # A set of ten in which one weighs nearly all counts as one.
@@ -104,8 +124,8 @@ class FedGTA(Algorithm):
         ctx.record_mixing(got.ids, got.ids, rows)
         server["met"][got.ids] = True
         if self.cold_start == "warm":
-            server["warm"] = yield Mix("w", (got["h"] / got["h"].sum()).float())
-        yield Mix("w", rows, dst=got.ids)
+            server["warm"] = yield Mix("w", among((got["h"] / got["h"].sum()).float(), got.ids, trained))
+        yield Mix("w", among(rows, got.ids, trained), dst=got.ids)
 
     def receive(self, client: Client, down: Tree) -> Received:
         if "w" not in client.inbox:
@@ -114,6 +134,8 @@ class FedGTA(Algorithm):
         return down
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        if self.cross_edges:
+            return self._upload_across(client, received, phase)
         if self.sketch_every == 1:
             h, m = self._sketch(client)
             return Upload({"w": client.model.w, "h": h, "m": m})
@@ -126,15 +148,40 @@ class FedGTA(Algorithm):
 
     def _sketch(self, client: Client) -> tuple[Tensor, Tensor]:
         """Confidence h and moments m of what the client predicts now."""
+        return self._sent(client, sketch_labels(client.data, self._seed(client), self._form))
+
+    def _upload_across(self, client: Client, received: Received, phase: str) -> Upload:
+        from shoal.algorithms.methods.fedgta.cross_labels import first_sums, next_sums
+
+        if phase == "train":
+            return Upload({"w": client.model.w, **first_sums(client, received, self._seed(client))})
+        found = next_sums(client, received, phase, self._form)
+        return found if isinstance(found, Upload) else Upload(dict(zip("hm", self._sent(client, found))))
+
+    @property
+    def _form(self) -> SketchForm:
+        return SketchForm(*(getattr(self, name) for name in SketchForm._fields))
+
+    def _seed(self, client: Client) -> Tensor:
         seed_NC = F.softmax(client.model.logits(), dim=1)
-        if self.lp_seed == "labels":
-            seed_NC = with_training_labels(client.data, seed_NC)
-        form = SketchForm(*(getattr(self, name) for name in SketchForm._fields))
-        sketch = sketch_labels(client.data, seed_NC, form)
+        return with_training_labels(client.data, seed_NC) if self.lp_seed == "labels" else seed_NC
+
+    @staticmethod
+    def _sent(client: Client, sketch: Sketch) -> tuple[Tensor, Tensor]:
         h = sketch.confidence if client.info.train else 0.0
         # Stays on the device: reading it would synchronise.
         h = h.clamp_min(LEAST).float() if isinstance(h, Tensor) else torch.tensor(max(h, LEAST))
         return h, sketch.moments_SC.flatten()
+
+
+def among(rows: Tensor, ids: Sequence[int], trained: Sequence[int]) -> Tensor:
+    """Rows over the clients that trained, `[…, trained]`, zero at those that failed later and are not in `ids`."""
+    if len(ids) == len(trained):
+        return rows
+    there = torch.isin(torch.tensor(trained), torch.tensor(ids))
+    found = rows.new_zeros(*rows.shape[:-1], len(trained))
+    found[..., there] = rows
+    return found
 
 
 def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:

@@ -178,7 +178,7 @@ def moments(y_SNC: Tensor, orders: int, kind: str) -> Tensor:
         sum_SOKC = torch.stack(sums, 2)
         total_SOKC = sum_SOKC if total_SOKC is None else total_SOKC + sum_SOKC
     assert total_SOKC is not None
-    return total_SOKC.flatten(1, 2) / nodes
+    return total_SOKC.flatten(1, 2) / max(nodes, 1)
 
 
 def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:

@@ -112,7 +112,7 @@ def test_a_resume_and_other_cells_change_no_bit(run: Start, start: Start, hops: 
 
 
 def test_other_edges_and_models_are_refused(configure: Any, start: Start) -> None:
-    with refused("data.cross_edges", says="fedgcn of 2 hops reads two_hop, found one_hop"):
+    with refused("data.cross_edges", says="fedgcn with its options reads two_hop, found one_hop"):
         RunPlan.of(configure({**keys(2), "data.cross_edges": "one_hop"}))
     with refused("data.cross_edges", says="reads drop"):
         RunPlan.of(configure({**keys(0), "data.cross_edges": "two_hop"}))

@@ -1,5 +1,8 @@
 """Edges between clients, and hops over them, against a dense computation in float64 on the whole graph."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -8,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integration.runs import ROUNDS, assert_same_numbers
@@ -16,11 +20,12 @@ from support.shards import flip
 from typer.testing import CliRunner
 
 from shoal.engine.cli.cli import app
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing import cross_edges
 from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.cross_edges import exchange_bytes
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
@@ -63,7 +68,7 @@ def cross(store: Store, name: str) -> np.ndarray:
 
 
 def one_hop(edges: np.ndarray, x: np.ndarray, r: float) -> np.ndarray:
-    with_loops = edges + np.eye(NODES)
+    with_loops = edges.astype(np.float64) + np.eye(len(edges))
     degree = with_loops.sum(1)
     return np.diag(degree ** (r - 1)) @ with_loops @ np.diag(degree**-r) @ x.astype(np.float64)
 
@@ -73,6 +78,37 @@ def assert_rounded(found: np.ndarray, exact: np.ndarray) -> None:
     expected = exact.astype(found.dtype)
     np.testing.assert_allclose(found, expected, rtol=np.finfo(found.dtype).eps, atol=1e-9)
     assert (found == expected).mean() > 0.99
+
+
+@pytest.mark.parametrize(("edges", "model", "hops"), [("hops", "sgc", 2), ("one_hop", "gcn", 1)])
+def test_hops_weigh_edges(
+    configure: Any, weighted: dict[str, Any], tmp_path: Path, edges: str, model: str, hops: int
+) -> None:
+    places = {**weighted, "data.store": str(tmp_path / "store")}
+    config = configure({**places, "data.cross_edges": edges, "model.name": model, "propagation.hops": hops})
+    store, name = prepare(config), config.kernel().name
+    source, target = np.load(Path(weighted["data.path"]) / "edge_index.npy")
+    x = np.load(Path(weighted["data.path"]) / "x.npy")
+    whole = np.zeros((len(x), len(x)), dtype=np.float32)
+    whole[source, target] = whole[target, source] = np.load(Path(weighted["data.path"]) / "edge_weight.npy")
+    np.fill_diagonal(whole, 0)
+    own = np.load(store.path / "assignment.npy")
+    for client in range(store.clients):
+        boundary, node = store.boundary(config.kernel().cross.name, client), store.shard(client).node
+        assert boundary.weight is not None
+        found = np.zeros_like(whole)
+        others = [store.shard(c).node[row] for c, row in zip(boundary.client, boundary.other)]
+        found[node[boundary.row], others] = boundary.weight
+        np.testing.assert_array_equal(found, np.where((own[:, None] == client) & (own != client), whole, 0))
+    before, *all_hops = of_nodes(store, name)
+    assert len(all_hops) == hops
+    for hop in all_hops:
+        assert_rounded(hop, one_hop(whole, before, 0.5))
+        before = hop
+    assert (verify(store), unnamed_files(store)) == ([], [])
+    exchanged = exchange_bytes(store, config.kernel())
+    sums = store.manifest.boundaries[config.kernel().cross.name].counts[:, 1].sum()
+    assert exchanged == 8 * hops * x.shape[1] * sums
 
 
 @pytest.mark.parametrize("several", [1, 2])
@@ -142,21 +178,24 @@ def test_a_share_of_the_edges_and_sums_over_too_few(make_config: Make) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 30), st.integers(1, 5), st.floats(0, 1))
-def test_any_graph_and_any_clients(seed: int, nodes: int, clients: int, r: float) -> None:
+@given(st.integers(0, 10**6), st.integers(2, 30), st.integers(1, 5), st.floats(0, 1), st.booleans())
+def test_any_graph_and_any_clients(seed: int, nodes: int, clients: int, r: float, weighted: bool) -> None:
     """Clients without nodes, nodes without a client and isolated nodes among them; in float64 to rounding."""
     rng = np.random.default_rng(seed)
     upper = np.triu(rng.random((nodes, nodes)) < rng.random(), 1)
     edges, own = upper | upper.T, rng.integers(-1, clients, nodes).astype(np.int32)
+    drawn = np.triu(rng.uniform(0.05, 4, edges.shape) if weighted else np.ones(edges.shape)).astype(np.float32)
+    weights = edges * (drawn + drawn.T)
     csr = np.concatenate([[0], edges.sum(1).cumsum()]), np.nonzero(edges)[1].astype(np.int32)
+    entries = weights[edges] if weighted else None
     members = [np.flatnonzero(own == client) for client in range(clients)]
     row_of = np.full(nodes, -1, dtype=np.int32)
     for each in members:
         row_of[each] = np.arange(len(each))
     cut = np.array([edges[own == client].sum() for client in range(clients)])
     asked = list(range(clients))
-    found = list(boundaries(csr, own, row_of, cut, asked, CrossEdges()))
-    seen = edges & (own >= 0) & (own >= 0)[:, None]
+    found = list(boundaries((*csr, entries), own, row_of, cut, asked, CrossEdges()))
+    seen = (weights * ((own >= 0) & (own >= 0)[:, None])).astype(np.float64)
     degree = 1.0 + seen.sum(1)
     x = rng.standard_normal((nodes, 3)).astype(np.float32)
     expected = (degree ** (r - 1))[:, None] * ((seen + np.eye(nodes)) @ ((degree**-r)[:, None] * x))
@@ -168,7 +207,8 @@ def test_any_graph_and_any_clients(seed: int, nodes: int, clients: int, r: float
         pointer, place = np.searchsorted(boundary.row, np.arange(len(mine) + 1)), len(mine) + np.arange(len(theirs))
         both = np.concatenate([mine, theirs])
         scalings = degree[both] ** -r, degree[mine] ** (r - 1)
-        hop, peak = cross_hop(own_csr, (pointer, place), x[both], scalings, "float64")
+        of_edges = (weights[np.ix_(mine, mine)][of_own], boundary.weight) if weighted else (None, None)
+        hop, peak = cross_hop(own_csr, (pointer, place), x[both], scalings, "float64", of_edges)
         np.testing.assert_allclose(hop, expected[mine], rtol=1e-12, atol=1e-12)
         assert peak == np.abs(hop).max(initial=0)
 
@@ -194,6 +234,49 @@ def test_an_interrupted_exchange_goes_on(make_config: Make, monkeypatch: pytest.
     assert store.manifest.hops == whole.manifest.hops
     assert store.manifest.boundaries == whole.manifest.boundaries
     assert not list(store.path.rglob("*scratch*"))
+
+
+# A prepare that kills itself after some results of one function: with a hop, of those of that hop.
+KILLED = """
+import os, signal, sys
+from shoal.engine.cli.main import main
+from shoal.engine.preparing import cross_edges
+
+name, hop, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+plain = getattr(cross_edges, name)
+
+def killed(given, several):
+    global left
+    for found in plain(given, several):
+        left -= hop < 0 or given[1] == hop
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield found
+
+setattr(cross_edges, name, killed)
+sys.argv[1:] = ["prepare", sys.argv[4]]
+main()
+"""
+
+
+def test_a_prepare_killed_in_each_exchange_makes_the_same_files(plain: Any, tmp_path: Path) -> None:
+    """SIGKILL among edges between clients, features, each hop's sums, and the files of hops; each time it goes on."""
+    values = plain(data__cross_edges="hops", propagation__hops=2, data__store=str(tmp_path / "killed"))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    kills = [("write_boundaries", -1, 1), *(("write_hop", hop, 3) for hop in range(3)), ("write_cross_hops", -1, 1)]
+    for name, hop, left in kills:
+        command = [sys.executable, "-c", KILLED, name, str(hop), str(left), str(tmp_path / "config.yaml")]
+        ended = subprocess.run(command, capture_output=True)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+        unfinished = {path.name for path in (tmp_path / "killed").rglob("unfinished-*.npy")}
+        assert unfinished == ({f"unfinished-hop{hop}.npy"} if hop >= 0 else set())
+    config = parse_config(values, "test")
+    stores = prepare(config), prepare(replace_store(config, tmp_path / "calm"))
+    files = [{path.relative_to(s.path): path.read_bytes() for path in s.path.rglob("*.arrow")} for s in stores]
+    assert {path.parts[0] for path in files[0]} >= {"boundaries", "hops"}
+    assert files[0] == files[1]
+    assert not list(stores[0].path.rglob("*scratch*"))
+    assert (verify(stores[0]), unnamed_files(stores[0])) == ([], [])
 
 
 @pytest.mark.slow
@@ -278,8 +361,8 @@ def test_dry_run_counts_the_scratch_files(make_config: Make) -> None:
 
 
 def test_what_cannot_be_is_refused(make_config: Make, weighted: dict[str, Any], configure: Any) -> None:
-    with refused("data.cross_edges", says="data.edge_weights=drop"):
-        prepare(configure({**weighted, "data.cross_edges": "hops", "model.name": "sgc"}))
+    with refused("data.cross_edges", says="two_hop leaves out; take one_hop, or set data.edge_weights to drop"):
+        prepare(configure({**weighted, "data.cross_edges": "two_hop", "model.name": "gcn"}))
     config = make_config(data__cross_edges="hops")
     store = prepare(config)
     assert make_job(config, store, "test").propagation == config.kernel().name

@@ -10,6 +10,7 @@ ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
 # Adam makes of roundings what it will where a gradient is next to nothing.
 MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
 LINEAR = {"model.head": "linear"}
+CROSS = {"data.cross_edges": "hops", "model.name": "sgc"}
 EXTRACTOR = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
 FGGP = {"algorithm.name": "fggp", "algorithm.hidden": 6, **EXTRACTOR}
 GCFL_PLUS = {"algorithm.name": "gcfl_plus", "algorithm.eps1": 9.0, "algorithm.eps2": 0.0, "algorithm.window": 1}
@@ -32,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedopt, momentum": {"algorithm.name": "fedopt", "algorithm.optimizer": "momentum"},
     "fpl, as published": {"algorithm.name": "fpl", "algorithm.cluster_from": 1},
     "fedgta, batched": {"algorithm.name": "fedgta", "engine.trainer": "batched", "model.name": "mlp"},
+    "fedgta, cross edges": {**CROSS, "algorithm.name": "fedgta", "algorithm.cross_edges": True},
     "local": {"algorithm.name": "local", "model.init": "own"},
     "fml": {"algorithm.name": "fml", **MOMENTUM},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn", **MOMENTUM},
@@ -106,7 +108,8 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
-    "fedgta", "fedgta, batched", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published",
+    "fedgta", "fedgta, batched", "fedgta, cross edges", "fml", "fedkd", "fedgkc", "fedgkc, coupled",
+    "fedopt, momentum", "fpl, as published",
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
     "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub",
     "fedpub, coupled", "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
