@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from shoal.algorithms.base import TASKS, Algorithm
+from shoal.algorithms.base import NEWCOMERS, TASKS, Algorithm
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.method_errors import ProtocolError, code_of
@@ -215,6 +215,11 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
             "data.cross_edges",
             f"{config.algorithm.name} of {algorithm.hops} hops reads {edges}, found "  # type: ignore[attr-defined]
             f"{config.data.cross_edges}; set it, or algorithm.hops",
+        )
+    if config.data.newcomers and NEWCOMERS not in algorithm.supports:
+        raise ShoalError(
+            "data.newcomers",
+            f"{config.algorithm.name} has nothing to give to a client that comes later; set 0, or take another method",
         )
     if config.task not in algorithm.supports:
         tasks = " and ".join(sorted(algorithm.supports & TASKS))
