@@ -46,7 +46,10 @@ A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 - `rows`: weighted by the number of scored items, which is the share of right answers among all of them.
 - `clients`: the plain mean, in which every client counts the same.
 """
-WORDS_OF_SCORES = ("trained", "deployed", "served", "domains", "newcomers", "newcomers_trained", "final", "last", "best", "test", "rows")
+WORDS_OF_SCORES = (
+    *("trained", "deployed", "served", "domains", "newcomers", "newcomers_trained"),
+    *("final", "last", "best", "test", "rows"),
+)
 # What keys can name, beside files of the user's own.
 NAMES = {
     "algorithm": METHODS,

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from shoal.engine.cluster.open_backend import open_backend
+from shoal.engine.hosts.backend import Backend
 from shoal.engine.past.fork import begin, forked
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.client_scores import read_client_scores
@@ -108,16 +109,16 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
         raise ShoalError(path, "--scope", f"{scope} is none of its scopes; there are {', '.join(known)}")
     before, found = _test_counts(path, scope, number), list[Influence]()
     ordered = sorted(set(clients) or range(number), key=lambda client: (first.get(client, 0), client))
-    command = f"shoal influence {shlex.quote(str(path))}"
+    asked = f" --clients {','.join(map(str, clients))}" if clients else ""
+    command = f"shoal influence {shlex.quote(str(path))} --scope {scope}{asked}"
     with closing(open_backend(past.config)) as backend:
         for place, client in enumerate(ordered, 1):
-            folder, shared = path, len(past.lines)
-            if client in first:
-                shared, left_out = first[client] - 1, sorted({*past.config.participation.without, client})
-                changes = [f"participation.without={left_out}", f"name={path.name}-without-{client}"]
-                plan = forked(past, changes, shared)
-                begin(past, plan, shared)
-                folder = run(plan, resume=started(plan.folder), backend=backend, go_on=command)
+            shared = first[client] - 1 if client in first else len(past.lines)
+            try:
+                folder = _without(past, client, shared, backend, command) if client in first else path
+            except KeyboardInterrupt:
+                say(f"continue with: {command}")
+                raise
             after, trained = _test_counts(folder, scope, number), len(read_metrics(folder)) - shared
             gain_N, items_N = before[:, 1] - after[:, 1], before[:, 0]
             others = _points(gain_N.sum() - gain_N[client], items_N.sum() - items_N[client])
@@ -125,6 +126,15 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
             found.append(Influence(client, first.get(client, 0), trained, folder, *own))
             say(f"[{place}/{len(ordered)}] without client {client}: {trained} rounds trained, {others:+.2f} on others")
     return Influences(scope, len(past.lines), found)
+
+
+def _without(past: PastRun, client: int, shared: int, backend: Backend, command: str) -> Path:
+    """Runs a run without a client to its end, from its first rounds, which are shared; gives the folder."""
+    left_out = sorted({*past.config.participation.without, client})
+    changes = [f"participation.without={left_out}", f"name={past.path.name}-without-{client}"]
+    plan = forked(past, changes, shared)
+    begin(past, plan, shared)
+    return run(plan, resume=started(plan.folder), backend=backend, go_on=command)
 
 
 def first_visits(past: PastRun) -> dict[int, int]:
