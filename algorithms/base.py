@@ -24,7 +24,7 @@ ClientModels = Literal["global", "personal", "heterogeneous"]
 Forms = Mapping[str, Mapping[str, Any]]
 
 TASKS = frozenset({"node", "edge", "graph"})
-WEIGHTED = "weighted"
+WEIGHTED, NEWCOMERS = "weighted", "newcomers"
 
 
 class Trainer(Protocol):
@@ -62,7 +62,8 @@ class Algorithm:
         reads_embedding: Reads embeddings or takes models apart at the classifier. Node models then end in a linear
             layer where the config leaves `model.head` open; with other methods some end in message passing.
         supports: Tasks the method can train for, of `node`, `edge` and `graph`; one that reads a client's edges or
-            features itself is for nodes alone. `weighted`: it reads no edges, or reads their weights.
+            features itself is for nodes alone. `weighted`: it reads no edges, or reads their weights. `newcomers`: a
+            client that comes after the last round is given what one in that round would be.
         forms: Options of a named form, which `algorithm.form` takes: `paper` is the paper to the letter, `code` what
             its authors' program does. `recommended` are the defaults. Options that are given come first.
     """
@@ -70,7 +71,7 @@ class Algorithm:
     centralized: ClassVar[bool] = False
     client_models: ClassVar[ClientModels] = "global"
     reads_embedding: ClassVar[bool] = False
-    supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED}
+    supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED, NEWCOMERS}
     forms: ClassVar[Forms] = {}
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:

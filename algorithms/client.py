@@ -464,6 +464,12 @@ class ClientTable(Sequence[ClientInfo]):
         joined = {name: np.concatenate([values, more[name]]) for name, values in self._columns.items()}
         return ClientTable(joined, **self._same)
 
+    def without_training(self, clients: Sequence[int]) -> "ClientTable":
+        """A table in which some clients have no training items."""
+        train = self._columns["train"].copy()
+        train[list(clients)] = 0
+        return ClientTable({**self._columns, "train": train}, **self._same)
+
     @property
     def model(self) -> np.ndarray:
         """Numbers of their models."""

@@ -36,7 +36,7 @@ class ClassMeans(Local):
     """
 
     # It hands on a node with the features of an average one; there is no such graph.
-    supports = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted", "newcomers"})
     hops: Count = 2
     at_least: Positive = 2
     noise: Share = 0.0

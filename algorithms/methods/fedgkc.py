@@ -74,7 +74,7 @@ class FedGKC(WithCopilot):
     """
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
-    supports = frozenset({"node"})
+    supports = frozenset({"node", "newcomers"})
     forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False}}
     alpha: NotNegative = 0.6
     beta: NotNegative = 0.2

@@ -22,7 +22,7 @@ class FedStar(FedAvg):
     """
 
     client_models = "personal"
-    supports = frozenset({"graph"})
+    supports = frozenset({"graph", "newcomers"})
 
     def setup(self, ctx: Context) -> Tree:
         (kind,) = ctx.models[MODEL]

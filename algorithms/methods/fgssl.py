@@ -85,7 +85,7 @@ class FGSSL(FedAvg):
     reads_embedding = True
 
     # Views lack edges between what is predicted, and neighbours are compared by what is predicted of them.
-    supports = frozenset({"node"})
+    supports = frozenset({"node", "newcomers"})
     contrast: NotNegative = 1.0
     structure: NotNegative = 0.1
     tau: AboveZero = 0.1

@@ -37,6 +37,8 @@ A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 - `deployed`: the model that a client would use now, with the newest download applied.
 - `global`: the model of the server. Personal methods, such as `local`, have none.
 - `domains`: the model of the server on each whole graph, where `data.dataset` is a list.
+- `newcomers`: what the method gives to clients that never take part (`data.newcomers`).
+- `newcomers_trained`: that model after their own local training.
 - `final`: after the last round.
 - `best`: after the first round with the highest validation score of the same model.
 - `val`, `test`: the items that are scored. Choose by `val`, report `test`.
@@ -44,7 +46,10 @@ A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 - `rows`: weighted by the number of scored items, which is the share of right answers among all of them.
 - `clients`: the plain mean, in which every client counts the same.
 """
-WORDS_OF_SCORES = ("trained", "deployed", "served", "domains", "final", "last", "best", "test", "rows")
+WORDS_OF_SCORES = (
+    *("trained", "deployed", "served", "domains", "newcomers", "newcomers_trained"),
+    *("final", "last", "best", "test", "rows"),
+)
 # What keys can name, beside files of the user's own.
 NAMES = {
     "algorithm": METHODS,

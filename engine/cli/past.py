@@ -49,9 +49,38 @@ def fork_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The parent.")],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The last round that both share.")],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    without: Annotated[str, typer.Option(metavar="I,J,…", help="Clients that take no part any more.")] = "",
 ) -> None:
     """Go on from a round of a run with other options, in a new run; interrupted, the same command continues it."""
     from shoal.engine.past.fork import fork
     from shoal.engine.screen.tables import show_run
 
-    show_run(fork(possible_path(run), round_number, overrides or ()))
+    left_out = [f"participation.without={_clients('--without', without)}"] if without else []
+    show_run(fork(possible_path(run), round_number, [*(overrides or ()), *left_out]))
+
+
+def influence_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    clients: Annotated[str, typer.Option(metavar="I,J,…", help="Some clients; by default all.")] = "",
+    scope: Annotated[str | None, typer.Option(help="global, deployed or trained models.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+) -> None:
+    """Make a run again without each of its clients: what it changes of the scores; interrupted, it goes on."""
+    from shoal.engine.past.influence import influence
+    from shoal.engine.studies.study_table import on_screen
+    from shoal.storage.files.atomic import output, replacing
+
+    table = influence(possible_path(run), _clients("--clients", clients), scope).table()
+    print(on_screen(table), end="")
+    if out is not None:
+        with replacing(output(out)) as unfinished:
+            unfinished.write_text(table.csv())
+        print(f"written: {out}")
+
+
+def _clients(option: str, text: str) -> list[int]:
+    """Numbers of clients with commas between them."""
+    numbers = text.split(",") if text else []
+    if not all(number.strip().isdecimal() for number in numbers):
+        raise ShoalError(option, f"must be numbers of clients with commas between them, found {text}")
+    return [int(number) for number in numbers]

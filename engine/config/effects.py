@@ -128,7 +128,10 @@ RULES = (
     _one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
     _one_of("train.momentum", "train.optimizer", "sgd"),
     Rule(
-        (*(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace")), "evaluation.clients"),
+        (
+            *(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace", "without")),
+            *("evaluation.clients", "data.newcomers"),
+        ),
         "algorithm.name",
         "with several clients", lambda c: c.algorithm.name != "global",
     ),
@@ -144,6 +147,9 @@ RULES = (
     _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
     _one_of("communication.ratio", "communication.upload", "topk"),
     _one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
+    _one_of("data.newcomers", "data.cross_edges", "drop"),
+    _one_of("data.newcomers", "attack.kind", "none"),
+    Rule(("evaluation.newcomer_epochs",), "data.newcomers", "above 0", lambda c: c.data.newcomers > 0),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
     _one_of("ray.address", "engine.backend", "ray"),

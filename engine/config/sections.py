@@ -45,6 +45,8 @@ TAKEN = frozenset(
         *("part", "roc_auc", "round", "rows", "scope"),
     )
 )
+# Scopes of clients that never take part: what they are given, and after their local training.
+NEWCOMERS, NEWCOMERS_TRAINED = "newcomers", "newcomers_trained"
 # The scope of whole graphs, and its part: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
 # Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
@@ -179,6 +181,8 @@ class DataConfig(SplitOptions, DatasetPlaces):
         cross_share: Share of the edges between clients that hops run over.
         cross_seed: Of what that share is.
         cross_min_neighbours: Fewest neighbours at one client for whose sum it sends; fewer count as cut.
+        newcomers: Share of all clients that never take part, rounded down, drawn by `seed`; what the method gives to
+            such a client is scored as `newcomers`, and after its local training as `newcomers_trained`.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -194,6 +198,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     cross_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
     cross_seed: Seed = 0
     cross_min_neighbours: Positive = 1
+    newcomers: Annotated[Number, Field(ge=0, lt=1)] = 0.0
 
     @property
     def split_name(self) -> str:
@@ -228,12 +233,15 @@ class ParticipationOptions:
         count: Number of clients; wins over `ratio`.
         at_least: A round with fewer clients online does not take place.
         trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
+        without: Clients that never answer: each is drawn as the others are, and left out of its rounds, so that the
+            rounds of others stay as they are. They are still evaluated.
     """
 
     ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
     count: Positive | None = None
     at_least: Positive = 1
     trace: FilePath | None = None
+    without: tuple[Whole, ...] = ()
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -309,12 +317,14 @@ class EvaluationConfig:
         metrics: One or several, of each client's items among themselves; the first chooses the best round, the one
             with its largest value. `accuracy`, which is always there; `f1`, macro-F1; for two classes `roc_auc` or
             `auc`, the area under the ROC curve, and `average_precision`; and functions of your own, `my_file.py:ECE`.
+        newcomer_epochs: Epochs of local training of newcomers (`data.newcomers`); null: those of `train.epochs`.
     """
 
     every: Positive = 5
     clients: Positive | Literal["all", "cohort"] = "all"
     domains: Flag = True
     metrics: Metrics = (ACCURACY,)
+    newcomer_epochs: Positive | None = None
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -19,6 +19,7 @@ from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, 
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
 from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
+from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.local_training import LocalTrainer, bounded_loss
@@ -169,9 +170,8 @@ class OpenedJob:
             )
             self.kinds.append(kind)
 
-    def begin_round(self, number: int) -> None:
-        """Trains with the options of a round from now on; raises a ShoalError if the schedule gives it no rate."""
-        options = self.job.train.in_round(number)
+    def train_with(self, options: TrainOptions) -> None:
+        """Trains with other options from now on."""
         for kind in self.kinds:
             kind.trainer.use(options)
             if kind.batched is not None:
@@ -561,8 +561,8 @@ class Host:
         shared = copied(shared, CPU) if deferred is None else deferred.sent(shared)
         guard = ReadOnly(shared, "download") if opened.guarded else None
         for place, cell in enumerate(cells):
-            if opened.job.train.schedule is not None:
-                opened.begin_round(cell.round)
+            if (options := cell.train_options(opened.job.train)) != opened.kinds[0].trainer.options:
+                opened.train_with(options)
             if deferred is None:
                 self._cache.begin_turn()
             else:

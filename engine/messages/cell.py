@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Tree
+from shoal.algorithms.train_options import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Cell:
         first_loss: The largest loss of the phase's first round; infinite in that round.
         kept: States that are in a cluster's memory, by client; a host has them in `states`.
         rows: Entries of `Reduce.MEAN` come as the tensor and the weight of every client, and are not added up.
+        epochs: Of their local training; None: as the job has them.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
@@ -66,6 +68,12 @@ class Cell:
     kept: Mapping[int, Kept] = field(default_factory=dict)
     places: range = range(0)
     rows: bool = False
+    epochs: int | None = None
+
+    def train_options(self, train: TrainOptions) -> TrainOptions:
+        """The options that its clients train with; raises a ShoalError if the schedule gives its round no rate."""
+        options = train if train.schedule is None else train.in_round(self.round)
+        return options if self.epochs is None else replace(options, epochs=self.epochs)
 
 
 @dataclass

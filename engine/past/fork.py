@@ -36,11 +36,19 @@ def fork(parent: Path, number: int, changes: Sequence[str]) -> Path:
     past = PastRun(parent)
     past.require_round(number)
     plan = forked(past, changes, number)
+    begin(past, plan, number)
+    return run(plan, resume=True)
+
+
+def begin(past: PastRun, plan: RunPlan, number: int) -> None:
+    """Gives a fork that has not begun the first rounds of its parent, maybe none. Raises as `fork`."""
     if plan.config.rounds <= number:
         raise ShoalError("rounds", f"{plan.config.rounds}, and the fork begins after round {number}; set rounds higher")
     if isinstance(plan.place, str):
         raise ShoalError("run.root", f"{plan.config.run.root} is an address; a fork is made in a folder, run.root=runs")
-    of = {"run": str(parent.resolve()), "round": number}
+    of = {"run": str(past.path.resolve()), "round": number}
+    if not number:
+        return
     if not (started(plan.folder) or finished(plan.folder)):
         found = past.after(number)
         assert found is not None
@@ -48,11 +56,10 @@ def fork(parent: Path, number: int, changes: Sequence[str]) -> Path:
         with closing(RunFolder(plan.folder, plan.config.run.log_format)) as folder:
             note_parent(folder.path, of)
             # Files of the fork may be others, of its method for one.
-            bring(parent, replace(found, inputs=found.inputs | plan.inputs), folder)
-        say(f"its first {number} rounds are those of {parent}")
+            bring(past.path, replace(found, inputs=found.inputs | plan.inputs), folder)
+        say(f"its first {number} rounds are those of {past.path}")
     elif parent_of(plan.folder) != of:
         raise ShoalError(plan.folder, "holds another run; give the fork another name, as name=mine")
-    return run(plan, resume=True)
 
 
 def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:

@@ -38,6 +38,7 @@ class PastRun:
         self.store = self.plan.prepare(repair=False)
         self.job = make_job(self.config, self.store, run.name)
         self.trained = 0
+        self._reached: Checkpoint | None = None
 
     def require_round(self, number: int) -> None:
         """Raises ShoalError: the run logged no such round."""
@@ -55,6 +56,9 @@ class PastRun:
         Raises ShoalError: an input changed, or rounds that are trained again are not as the run logged them.
         """
         found = usable(self.path, number)
+        reached = self._reached
+        if reached and (found.state.round if found else 0) < reached.state.round <= number:
+            found = reached
         job, propagation = self.job, self.config.propagation
         read = self.plan.inputs | inputs.of_stores(job.content, job.graphs, job.training, propagation.keep)
         old = found.inputs if found else read_summary(self.path)["inputs"] if finished(self.path) else {}
@@ -64,7 +68,8 @@ class PastRun:
             say(f"the machine or its software changed, last bits may differ: {', '.join(others)}")
         first = found.state.round if found else 0
         self.trained = number - first
-        where = f"from the checkpoint of round {first}" if found else "from the start"
+        kept = "" if found is reached else "the checkpoint of "
+        where = f"from {kept}round {first}" if found else "from the start"
         say(where + (f"; rounds {first + 1} to {number} are trained once more" if self.trained else ""))
         if not self.trained:
             return found
@@ -80,4 +85,5 @@ class PastRun:
                 )
         text = b"".join(read_bytes(self.path / METRICS).splitlines(keepends=True)[:number]).decode()
         known = found.environment if found else environment(job.device)
-        return Checkpoint(backend.state(), known, {**old, **read}, text)
+        self._reached = Checkpoint(backend.state(), known, {**old, **read}, text)
+        return self._reached

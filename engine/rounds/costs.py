@@ -135,6 +135,13 @@ class Meter:
         """The losses of clients that were trained."""
         self._losses.update(zip(outcome.ids, outcome.losses))
 
+    def evaluated(self, other: "Meter") -> None:
+        """Adds work for an evaluation that another meter counted: its time, and clients that were left out."""
+        self._seconds["evaluate"] += sum(other._seconds.values())
+        self._kernels += other._kernels
+        self.waited += other.waited
+        self.failures |= other.failures
+
     def line(self, cohort: Sequence[int], scopes: dict[str, Any] | None) -> dict[str, Any]:
         """The round's line of metrics: clients that took part to the end, accuracies by scope if it was evaluated."""
         total, waited = working_clock() - self._began - self._kernels, self.waited - self._kernels

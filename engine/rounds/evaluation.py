@@ -3,6 +3,7 @@
 A scope holds the newest counts of every client: `trained` those from the end of its last local training, `deployed`
 those of what it would deploy now, `global` those of the server's model, `domains` those of that model on the whole
 graphs that clients come from. A model that is the one of the last evaluation, to the bit, is not evaluated again.
+Newcomers, which never take part, have the scopes `newcomers` and `newcomers_trained` alone (`Server`).
 
 Where an evaluation is of some clients, the counts of others wait as they are: those of `global` are of one model.
 """
@@ -18,13 +19,15 @@ import xxhash
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, only_trains
-from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1
+from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1, NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.scoring import PARTS, by_client, summarize
 from shoal.engine.rounds.state import FederationState, ScoreTable
 
 # As metrics and summaries have them, after a resume too.
-SCOPES = ("trained", "deployed", "global", DOMAINS)
+SCOPES = ("trained", "deployed", "global", DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
+# Those that an evaluation of a sample has whole.
+WHOLE = (DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
 
 
 class Scorer(Protocol):
@@ -46,11 +49,15 @@ class Evaluator:
         infos: Sequence[ClientInfo],
         domains: Domains | None = None,
         metrics: Sequence[str] = (ACCURACY,),
+        newcomers: Sequence[int] = (),
     ) -> None:
-        """Of a method, on clients of these sizes, which may come from several domains, by the metrics of the run."""
+        """Of a method, on clients of these sizes, which may come from several domains, by the metrics of the run.
+
+        Newcomers are evaluated apart.
+        """
         self._keeps_model = algorithm.client_models != "global"
         self._items_N = ClientTable.of(infos).items
-        self._everyone = np.arange(len(infos))
+        self._everyone = np.delete(np.arange(len(infos)), newcomers)
         self._domains, self._metrics = domains, metrics
 
     def evaluate(self, exchange: Scorer, global_model: Tree, only: Sequence[int] | None = None) -> dict[str, Any]:
@@ -63,7 +70,7 @@ class Evaluator:
         asked = self._everyone if only is None else np.array(only, dtype=np.int64)
         touched = np.fromiter(next_state.touched, dtype=np.int64)
         stale = asked[np.isin(asked, touched) | ~np.isin(asked, deployed.clients)]
-        newest_N = np.zeros(len(self._everyone), dtype=np.int64)
+        newest_N = np.zeros(len(self._items_N), dtype=np.int64)
         newest_N[np.fromiter(next_state.newest, dtype=np.int64)] = np.fromiter(next_state.newest.values(), np.int64)
         if "w" in global_model:
             self._evaluate_the_global_model(exchange, global_model, asked)
@@ -128,7 +135,7 @@ def newest(state: FederationState, only: Sequence[int] | None = None) -> dict[st
     found = {scope: counts[scope] for scope in SCOPES if scope in counts}
     if only is None:
         return found
-    return {scope: table if scope == DOMAINS else table.only(np.array(only)) for scope, table in found.items()}
+    return {scope: table if scope in WHOLE else table.only(np.array(only)) for scope, table in found.items()}
 
 
 def _without(touched: Mapping[int, bool], ids: Sequence[int]) -> dict[int, bool]:

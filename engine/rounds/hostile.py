@@ -6,7 +6,7 @@ name in this visit, in a download or its inbox, or the entry itself where it rec
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -42,14 +42,14 @@ def hostile_clients(options: AttackOptions, clients: int, seed: int) -> frozense
     return frozenset(np.random.default_rng(key(seed, "hostile")).choice(clients, size=count, replace=False).tolist())
 
 
-def require_possible(config: Config) -> None:
+def require_possible(config: Config, newcomers: Sequence[int]) -> None:
     """Raises a ShoalError if no client would be hostile, an attack is none, or a cohort is too small."""
     clients, attack = config.partition.clients, config.attack.kind
     if attack != "none":
         hostile_clients(config.attack, clients, config.seed)
         for code in own_among(KIND, [attack]).values():
             own_change(code)
-    require_enough(config.aggregation, len(draw_cohort(clients, config.participation, config.seed, 1)))
+    require_enough(config.aggregation, len(draw_cohort(clients, config.participation, config.seed, 1, None, newcomers)))
 
 
 class HostileUploads:

@@ -28,30 +28,55 @@ def cell_size_of(size: int | str, trainers: Sequence[str]) -> int | str:
     return SMALL_IN_BATCHES if size == ONE_BY_ONE and BATCHED in trainers else size
 
 
+def draw_newcomers(share: float, clients: int, seed: int) -> tuple[int, ...]:
+    """Clients that never take part, `share` of all rounded down, uniform, ascending, keyed by the run's seed alone.
+
+    Raises ShoalError: the share is less than one client.
+    """
+    if not share:
+        return ()
+    count = int(share * clients + 1e-9)
+    if not count:
+        raise ShoalError("data.newcomers", f"{share:g} of {clients} clients is less than one; take more")
+    rng = np.random.default_rng(key(seed, "newcomers"))
+    return tuple(sorted(rng.choice(clients, size=count, replace=False).tolist()))
+
+
 def draw_cohort(
-    clients: int, options: ParticipationOptions, seed: int, round_number: int, online: np.ndarray | None = None
+    clients: int,
+    options: ParticipationOptions,
+    seed: int,
+    round_number: int,
+    online: np.ndarray | None = None,
+    newcomers: Sequence[int] = (),
 ) -> list[int]:
     """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
+
+    Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
 
     Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all drawn, fewer than
     `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: everybody is.
     """
-    size = options.count or max(1, int(clients * options.ratio + 1e-9))
+    size = options.count or max(1, int((clients - len(newcomers)) * options.ratio + 1e-9))
     present = np.arange(clients)
     if online is not None:
         present = np.flatnonzero(online[(round_number - 1) % len(online)])
+    if newcomers:
+        present = present[~np.isin(present, newcomers)]
     if len(present) < options.at_least:
         return []
-    if size >= len(present):
-        return present.tolist()
-    rng = np.random.default_rng(key(seed, round_number, "cohort"))
-    return sorted(rng.choice(present, size=size, replace=False).tolist())
+    drawn = present
+    if size < len(present):
+        drawn = np.sort(
+            np.random.default_rng(key(seed, round_number, "cohort")).choice(present, size=size, replace=False)
+        )
+    return (drawn[~np.isin(drawn, options.without)] if options.without else drawn).tolist()
 
 
 def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, online: np.ndarray | None = None) -> None:
     """Raises a ShoalError, which names the key: more clients are asked for than there are, or in no round is any.
 
-    `online` is as in `draw_cohort`.
+    `clients` are those that may take part, and `online`, as in `draw_cohort`, has a column for each of them.
     """
     if options.count is not None and options.count > clients:
         raise ShoalError("participation.count", f"{options.count} of {clients} clients; choose from 1 to {clients}")
@@ -71,6 +96,16 @@ def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, on
             key,
             f"no round would take place: {options.at_least} clients must be online, and of {clients} there are {most} "
             f"at most in the first {min(rounds, len(online))} rounds of {options.trace}; change one of them",
+        )
+
+
+def require_without(without: Sequence[int], clients: int) -> None:
+    """Raises a ShoalError, which names the key: a client that is left out is none, or all are."""
+    known = set(without) & set(range(clients))
+    if len(known) == clients or known != set(without):
+        raise ShoalError(
+            "participation.without",
+            f"{', '.join(map(str, without))} of clients 0 to {clients - 1}; leave out some of them, not all",
         )
 
 
@@ -112,6 +147,8 @@ class Plan:
         online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
         keep_records: Whether evaluated rounds come with what the method records for a report.
         evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
+        newcomers: Clients that never take part, ascending, and are evaluated apart.
+        newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
     """
 
     rounds: int
@@ -121,6 +158,8 @@ class Plan:
     online: np.ndarray | None = None
     keep_records: bool = False
     evaluated: int | str = "all"
+    newcomers: tuple[int, ...] = ()
+    newcomer_epochs: int | None = None
 
 
 class Schedule:
@@ -129,13 +168,15 @@ class Schedule:
     def __init__(self, plan: Plan, clients: int, seed: int) -> None:
         """Of a plan for so many clients."""
         self._plan, self._clients, self._seed = plan, clients, seed
+        self._members = np.delete(np.arange(clients), plan.newcomers)
         # The last of the drawn rounds from `first` to `drawn` in which a client takes part, none behind `end`.
         self._last_visits: dict[int, int] = {}
         self._first = self._drawn = self._end = 0
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
-        return draw_cohort(self._clients, self._plan.participation, self._seed, round_number, self._plan.online)
+        plan = self._plan
+        return draw_cohort(self._clients, plan.participation, self._seed, round_number, plan.online, plan.newcomers)
 
     def evaluates(self, round_number: int) -> bool:
         """Whether a round ends with an evaluation."""
@@ -144,12 +185,12 @@ class Schedule:
     def sample(self, round_number: int) -> list[int] | None:
         """The clients that are evaluated at the end of a round, ascending, keyed by (seed, round); None: all."""
         which = self._plan.evaluated
-        if which in ("all", self._clients) or round_number == self._plan.rounds:
+        if which in ("all", len(self._members)) or round_number == self._plan.rounds:
             return None
         if which == "cohort":
             return self.cohort(round_number)
         rng = np.random.default_rng(key(self._seed, round_number, "evaluation"))
-        return sorted(rng.choice(self._clients, size=int(which), replace=False).tolist())
+        return sorted(rng.choice(self._members, size=int(which), replace=False).tolist())
 
     def is_last_visit(self, client: int, round_number: int) -> bool:
         """Whether a client takes no part in a later round up to the next evaluation."""
@@ -174,6 +215,7 @@ def evaluation_cell(
     inboxes: Mapping[int, Tree],
     cost: float = 0.0,
     kept: Mapping[int, Kept] | None = None,
+    private: Mapping[int, Tree] = {},
 ) -> Cell:
     """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
     models = {i: {name: t for name, t in states[i].items() if not only_trains(name)} for i in ids if i in states}
@@ -184,7 +226,7 @@ def evaluation_cell(
         phase="",
         up={},
         train=False,
-        private={},
+        private={i: private[i] for i in ids if i in private},
         states=models,
         inboxes={i: inboxes[i] for i in ids if i in inboxes},
         score=frozenset(ids),

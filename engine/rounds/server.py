@@ -18,7 +18,7 @@ from shoal.algorithms.client import ClientTable, FlatModel
 from shoal.algorithms.method_errors import OURS, ProtocolError, raise_named, yield_place
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
 from shoal.algorithms.rng import CPU, creating_on, key, moved
-from shoal.engine.config.sections import EVALUATED
+from shoal.engine.config.sections import EVALUATED, NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
@@ -83,7 +83,9 @@ class Server:
         records = store.manifest.domains
         domains = Domains(records, self.graphs, job.metrics) if records else None
         self._scored = job.infos(store)
-        self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics)
+        self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics, plan.newcomers)
+        # As methods see them: a federation without newcomers has nothing of theirs.
+        self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
         if job.attack is not None or job.aggregation is not None:
@@ -140,6 +142,8 @@ class Server:
             # 4. Clients whose model may have changed are evaluated, where an evaluation is due; all or a sample.
             sample = self.schedule.sample(number)
             due = self.schedule.evaluates(number) and sample != []
+            if due and self.plan.newcomers:
+                self._welcome(next_state, meter)
             scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
             self.state = next_state
@@ -191,6 +195,21 @@ class Server:
         self._hook = ""
         require_finite(server, f"{self._where}: the server's state")
         next_state.server = moved(server, CPU)
+
+    def _welcome(self, next_state: FederationState, meter: Meter) -> None:
+        """Scores newcomers as if a further round, which leaves nothing behind, were theirs alone."""
+        number, newcomers = next_state.round, self.plan.newcomers
+        theirs = replace(next_state.next_state(number), first_losses={})
+        exchange = Welcome(
+            self._visited, self._cell_size, self._pool, next_state, theirs, newcomers,
+            Meter(number, self.infos, self._pool, unwatched), self._batched,
+        )  # fmt: skip
+        exchange.epochs = self.plan.newcomer_epochs
+        self.run_method(exchange, replace(self._context(number), clients=self.infos), lambda client: True)
+        meter.evaluated(exchange.meter)
+        # Where a method trains nobody in this round, it gives nothing new.
+        next_state.scores[NEWCOMERS] = exchange.given or exchange.score(newcomers, {})
+        next_state.scores[NEWCOMERS_TRAINED] = theirs.scores.get("trained", ScoreTable()).only(np.array(newcomers))
 
     def _next(self, requests: Requests, device: torch.device, exchange: "Exchange") -> Ask | Mix | None:
         """The next request, all of it on the processor, in exchange for the reply to the last one; None: the end."""
@@ -249,7 +268,7 @@ class Server:
     def _context(self, round_number: int, records: Tree | None = None) -> Context:
         scheduled = self.job.train.schedule is not None
         return Context(
-            clients=self.infos,
+            clients=self._known,
             scored=self._scored,
             classes=self.infos[0].classes,
             features=self._features,
@@ -286,7 +305,11 @@ class Exchange:
         reply: What the method's last request gave; None before the first.
         predicted: What clients predicted, where a callback asks for it.
         uploads: Phase, client and digest of each upload, where the run keeps digests.
+        meter: Counts the round.
+        epochs: Of local training; None: as the job has them.
     """
+
+    epochs: int | None = None
 
     def __init__(
         self,
@@ -308,7 +331,7 @@ class Exchange:
         """
         self._batched, self._repeats, self._door = batched, repeats, door
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
-        self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
+        self.next_state, self.cohort, self.meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
         # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
         self._held: dict[str, Uploads | None] = {}
@@ -327,7 +350,7 @@ class Exchange:
         next_state, keeps_rows = self.next_state, self._door is not None and self._door.keeps_rows
         if self._door is not None:
             self._door.require_means(ask.up)
-        ids = sorted(set(self.cohort if ask.to is None else ask.to) - self._meter.failures.keys())
+        ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
         again = able[0] if able and next_state.round == 1 else None
@@ -351,10 +374,11 @@ class Exchange:
                 kept=_pick(next_state.kept, cell.ids),
                 places=cell.places,
                 rows=keeps_rows,
+                epochs=self.epochs,
             )
             for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
-        self._meter.sent(ask, ids)
+        self.meter.sent(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
         for outcome in outcomes:
             next_state.keep(outcome.states, outcome.kept)
@@ -363,7 +387,7 @@ class Exchange:
             if ask.train:
                 # Those that come back are evaluated then; should they fail, no older counts stand for this training.
                 trained.change(dict.fromkeys(outcome.ids))
-                self._meter.trained(outcome)
+                self.meter.trained(outcome)
             trained.change(outcome.scores)
         self._take_predicted("trained", outcomes)
         digests = {i: found for outcome in outcomes for i, found in outcome.digests.items()}
@@ -408,15 +432,23 @@ class Exchange:
             require_finite({mix.entry: part} if isinstance(part, Tensor) else {}, "the result of Mix")
         for client, part in zip(mix.dst, parts):
             self.next_state.put_into_inbox(client, mix.entry, part)
-            self._meter.mixed(client, part.nbytes)
+            self.meter.mixed(client, part.nbytes)
         return None
 
-    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> ScoreTable:
-        """Counts of some clients after a download; `fresh` ones have neither state nor inbox."""
+    def score(
+        self, ids: Sequence[int], download: Tree, fresh: bool = False, private: Mapping[int, Tree] | None = None
+    ) -> ScoreTable:
+        """Counts of some clients after a download, and a private one; `fresh` ones have neither state nor inbox."""
         state = FederationState() if fresh else self.next_state
         cells = [
             evaluation_cell(
-                self.next_state.round, cell.ids, state.clients, state.inboxes, self._cost(cell.ids), kept=state.kept
+                self.next_state.round,
+                cell.ids,
+                state.clients,
+                state.inboxes,
+                self._cost(cell.ids),
+                state.kept,
+                private or {},
             )
             for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         ]
@@ -428,10 +460,10 @@ class Exchange:
         """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
         outcomes: dict[int, Outcome] = {}
         sums, tables, counts = Sums(), list[ScoreTable](), dict[int, np.ndarray]()
-        self._meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
+        self.meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
         asked = working_clock()
         for position, outcome in self._pool.run_cells(cells, shared):
-            self._meter.waited += working_clock() - asked
+            self.meter.waited += working_clock() - asked
             outcomes[position] = outcome
             if not cells[position].phase:
                 # Of many clients, maybe all.
@@ -443,9 +475,9 @@ class Exchange:
             for places, part in outcome.sums.items():
                 sums.take(places, part)
             outcome.sums = {}
-            self._meter.ran(len(cells[position].ids), outcome)
+            self.meter.ran(len(cells[position].ids), outcome)
             asked = working_clock()
-        self._meter.waited += working_clock() - asked
+        self.meter.waited += working_clock() - asked
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)
@@ -457,13 +489,29 @@ class Exchange:
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
         """A client that fails takes no further part in the round and is as it was before it."""
-        self._meter.failures[client] = failure
+        self.meter.failures[client] = failure
         if client in self.cohort:
             self.cohort.remove(client)
         self.next_state.restore(client, self._before)
 
     def _cost(self, ids: Sequence[int]) -> float:
         return float(self._infos.cost[np.array(ids)].sum())
+
+
+class Welcome(Exchange):
+    """A round of newcomers: they are scored before the first local training that the method asks of them, too.
+
+    Attributes:
+        given: Counts after the first download with which a newcomer trains, before it does.
+    """
+
+    given: ScoreTable | None = None
+
+    def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
+        """As `Exchange.ask`."""
+        if ask.train and self.given is None:
+            self.given = self.score(self.cohort, {**ask.shared, **ask.score_with}, private=ask.private)
+        return super().ask(ask, is_last_visit)
 
 
 def _pick(trees: Mapping[int, TreeT], ids: Sequence[int]) -> dict[int, TreeT]:

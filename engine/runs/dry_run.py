@@ -28,7 +28,7 @@ from shoal.engine.preparing.checks import read_graph, require_fitting_data, requ
 from shoal.engine.preparing.client_files import shards_bytes
 from shoal.engine.preparing.identity import identity, remote_of, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
-from shoal.engine.rounds.sampling import cell_size_of, draw_cohort, form_cells
+from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
@@ -197,7 +197,7 @@ def expected(plan: RunPlan) -> Expected:
     infos = [
         ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
     ]
-    cohort = draw_cohort(clients, plan.rounds.participation, config.seed, 1, plan.rounds.online)
+    cohort = Schedule(plan.rounds, clients, config.seed).cohort(1)
     shape: dict[str, Any] = {
         "features": of.features,
         "classes": of.classes,

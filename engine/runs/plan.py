@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
@@ -18,7 +20,16 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
 from shoal.engine.rounds.measures import measures_of
-from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace, require_cohorts, require_sample
+from shoal.engine.rounds.sampling import (
+    IN_BATCHES,
+    ONE_BY_ONE,
+    Plan,
+    draw_newcomers,
+    read_trace,
+    require_cohorts,
+    require_sample,
+    require_without,
+)
 from shoal.storage.store.store import Store
 
 
@@ -81,16 +92,23 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     """The rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
+    newcomers = () if centralized else draw_newcomers(config.data.newcomers, config.partition.clients, config.seed)
     if not centralized:
-        require_cohorts(participation, config.partition.clients, config.rounds, online)
-        require_sample(config.evaluation.clients, config.partition.clients)
+        clients = config.partition.clients - len(newcomers)
+        members = online if online is None else np.delete(online, newcomers, axis=1)
+        require_cohorts(participation, clients, config.rounds, members)
+        require_without(participation.without, config.partition.clients)
+        require_sample(config.evaluation.clients, clients)
         if config.attack.kind != "none" or config.aggregation.kind != "mean":
             from shoal.engine.rounds.hostile import require_possible
 
-            require_possible(config)
+            require_possible(config, newcomers)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
-    return Plan(config.rounds, participation, evaluation.every, size, online, config.run.keep_records, sample)
+    return Plan(
+        config.rounds, participation, evaluation.every, size, online, config.run.keep_records, sample,
+        newcomers, evaluation.newcomer_epochs,
+    )  # fmt: skip

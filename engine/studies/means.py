@@ -6,13 +6,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from shoal.engine.config.sections import EVALUATED
+from shoal.engine.config.sections import EVALUATED, NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
 from shoal.engine.studies.groups import Key, Row, grouped, others_of
 
-SCOPES = ("trained", "deployed", "global", "domains")
+SCOPES = ("trained", "deployed", "global", "domains", NEWCOMERS, NEWCOMERS_TRAINED)
 MOMENTS = ("best", "final")
 PARTS = ("val", "test")
 Mean = Literal["nodes", "rows", "clients"]

@@ -29,6 +29,8 @@ MODELS = {
     "deployed": "of deployed models",
     "global": "of the global model",
     "domains": "on whole graphs",
+    "newcomers": "of newcomers",
+    "newcomers_trained": "of newcomers after local training",
 }
 MOMENTS = {"best": "at best validation", "final": "in the final round"}
 SAMPLES = {"test": "test", "val": "validation"}

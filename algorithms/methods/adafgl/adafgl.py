@@ -125,7 +125,7 @@ class AdaFGL(FedAvg):
     """
 
     # Likeness and propagation are of the nodes that are predicted.
-    supports = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted", "newcomers"})
     shared_rounds: Positive | None = None
     most_nodes: Positive = 10_000
     alpha: Share = 0.5

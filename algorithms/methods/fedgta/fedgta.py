@@ -75,7 +75,7 @@ class FedGTA(Algorithm):
     """
 
     # Clients are compared by labels that spread along the edges between what is predicted.
-    supports = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted", "newcomers"})
     forms: ClassVar[Forms] = {
         "paper": {"lp_seed": "predictions", "rows": "raw", "moments": "central", "eps": 0.6},
         "code": {"rows": "softmax", "moments": "raw", "moment_steps": "last", "orders": 13, "eps": 0.65},

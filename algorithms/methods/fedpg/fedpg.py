@@ -198,7 +198,7 @@ class FedPG(Algorithm):
     client_models = "heterogeneous"
     reads_embedding = True
     # All items of a client are compared with each other, and pairs are too many.
-    supports = frozenset({"node", "graph"})
+    supports = frozenset({"node", "graph", "newcomers"})
 
     forms: ClassVar[Forms] = {
         "paper": {"server_loss": "eq4", "alignment": "prototype", "attention": "node", "pseudo_centres": 0.0}

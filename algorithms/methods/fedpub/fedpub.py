@@ -78,7 +78,7 @@ class FedPUB(Algorithm):
     reads_embedding = True
 
     # The proxy graph has nodes and edges, and nothing that pairs or graphs would be pooled from.
-    supports = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted", "newcomers"})
     forms: ClassVar[Forms] = {"paper": {"l1": 1e-3}, "code": {"l1": 0.0, "proximal": 0.0}}
     tau: NotNegative = 10.0
     l1: NotNegative = 0.0

@@ -174,7 +174,7 @@ class FGGP(FedAvg):
     reads_embedding = True
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
-    supports = frozenset({"node"})
+    supports = frozenset({"node", "newcomers"})
     forms: ClassVar[Forms] = {
         "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
         | {"finch_min": 1, "head_mode": "personal", "random_pairs": "all", "reg_form": "literal"},

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, get_args
 
-from shoal.algorithms.base import TASKS, WEIGHTED, Algorithm, ClientModels
+from shoal.algorithms.base import NEWCOMERS, TASKS, WEIGHTED, Algorithm, ClientModels
 from shoal.algorithms.method_errors import code_of, file_of, line_of
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
 from shoal.storage.errors import ShoalError
@@ -179,9 +179,10 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
     if cls.client_models not in (known := get_args(ClientModels)):
         place = f"{name}.client_models"
         raise ShoalError(where, place, f"expected one of {', '.join(known)}, got {cls.client_models!r}")
-    if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED}:
+    if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED, NEWCOMERS}:
         place, found = f"{name}.supports", cls.supports
-        raise ShoalError(where, place, f"expected a frozenset of node, edge, graph and weighted, got {found!r}")
+        wanted = "node, edge, graph, weighted and newcomers"
+        raise ShoalError(where, place, f"expected a frozenset of {wanted}, got {found!r}")
 
 
 def class_place(cls: Any, file: str, source: str) -> str:

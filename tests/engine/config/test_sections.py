@@ -66,7 +66,7 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
         "participation.at_least evaluation.every evaluation.clients engine.hosts engine.threads engine.cell_size "
-        "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours",
+        "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs",
         [0, -1, 2.5, "4", True],
     ),
     ("data.split_seed data.cross_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
@@ -80,7 +80,7 @@ KINDS: list[tuple[str, list[Any]]] = [
         "resources.server_gpus",
         [-0.5, NAN, INF],
     ),
-    ("train.momentum train.dropout", [-0.1, 1.0, NAN, INF]),
+    ("train.momentum train.dropout data.newcomers", [-0.1, 1.0, NAN, INF]),
     ("data.cross_share participation.ratio communication.ratio attack.share", [0.0, 1.1, NAN, True, "1"]),
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
@@ -113,6 +113,7 @@ REFUSED: dict[str, list[Any]] = {
     "train.batch_size": [2**63],
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
     "evaluation.metrics": ["roc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
+    "participation.without": [3, [True], ["0"], [0.5]],
     "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
@@ -152,6 +153,9 @@ TAKEN: dict[str, list[Any]] = {
     "train.dropout": [0.0, 0.999],
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
+    "participation.without": [(), (0, 3)],
+    "data.newcomers": [0.0, 0.999],
+    "evaluation.newcomer_epochs": [None],
     "communication.ratio": [1.0],
     "attack.kind": ["none", "scaled", "/my.py:Own"],
     "attack.share": [1.0],

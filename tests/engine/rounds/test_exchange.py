@@ -125,7 +125,7 @@ def test_those_that_do_not_come_back_are_evaluated_after_training(
         assert not torch.equal(own, w)
         expected = counts_of(server, data[i], w if other else own)
         np.testing.assert_array_equal(next_state.scores["trained"][i], expected)
-    assert exchange._meter._bytes_down == 3 * server._initial.nbytes
+    assert exchange.meter._bytes_down == 3 * server._initial.nbytes
     # A phase that another one of the same training follows has no scores.
     exchange.ask(Ask("p", {}, score=False, score_with={"w": w}) if other else Ask("p", {}, train=False), always)
     assert (next_state.scores["trained"] == {}) == other
@@ -144,12 +144,12 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Start) -> None:
     assert next_state.clients[1] == {"visits": torch.tensor(5.0)}
     assert next_state.inboxes[1] == {"c": torch.tensor(6.0)}
     assert 1 not in next_state.scores["trained"]
-    assert exchange._meter.failures[1][0] == f"round 1, client 1: {PLACE}: RuntimeError: client 1"
+    assert exchange.meter.failures[1][0] == f"round 1, client 1: {PLACE}: RuntimeError: client 1"
     # Nor in a later phase, in which it would not fail.
     assert exchange.ask(Ask("q", UP, to=[1, 3]), never).ids == [3]
     # A client that was no part of the cohort may fail, too.
     exchange.ask(Ask("p", UP, to=[3, 4]), never)
-    assert exchange._meter.failures.keys() == {1, 4}
+    assert exchange.meter.failures.keys() == {1, 4}
     assert exchange.cohort == [0, 3]
     assert 4 not in next_state.clients
     exchange = exchange_of(echo(failing=range(6)), [2, 3], cell_size=2)
@@ -185,11 +185,11 @@ def test_visits_and_bytes_are_counted(echo: Start) -> None:
     assert (seen[-1].bytes_up, seen[-1].bytes_down) == (3 * 16 + 4 * (0 + 1 + 2), 3 * 4 + 16)
     exchange.score([0], {})
     assert (seen[-1].visits, seen[-1].expected) == (1, 1)
-    line = exchange._meter.line(exchange.cohort, None)
+    line = exchange.meter.line(exchange.cohort, None)
     assert line["client_bytes"] == {"up": [16, 20, 24], "down": [4, 20, 4]}
     # Where all have as many, the number stands once.
-    assert exchange._meter.line([0, 2], None)["client_bytes"]["down"] == [4]
-    assert exchange._meter.line([], None)["client_bytes"] == {"up": [], "down": []}
+    assert exchange.meter.line([0, 2], None)["client_bytes"]["down"] == [4]
+    assert exchange.meter.line([], None)["client_bytes"] == {"up": [], "down": []}
     seconds = line["seconds"]
     assert 0 < seconds["wait"] <= seconds["round"]
 
