@@ -80,10 +80,21 @@ class RunPlan:
 def plan_of(config: Config, centralized: bool = False) -> Plan:
     """The rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
-    online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
+    clients, fleet = config.partition.clients, None
+    online = None if participation.trace is None else read_trace(participation.trace, clients)
+    if participation.availability.kind != "always":
+        from shoal.engine.rounds.availability import online_of
+
+        online = online_of(participation.availability, clients, config.rounds, participation.seed)
+    if participation.devices is not None and participation.network is not None:
+        from shoal.engine.clock.schedule import DEVICES, NETWORKS, Fleet, read_classes
+
+        devices = read_classes(participation.devices, "devices", DEVICES)
+        links = read_classes(participation.network, "networks", NETWORKS)
+        fleet = Fleet.of(devices, links, clients, participation.seed)
     if not centralized:
-        require_cohorts(participation, config.partition.clients, config.rounds, online)
-        require_sample(config.evaluation.clients, config.partition.clients)
+        require_cohorts(participation, clients, config.rounds, online)
+        require_sample(config.evaluation.clients, clients)
         if config.attack.kind != "none" or config.aggregation.kind != "mean":
             from shoal.engine.rounds.hostile import require_possible
 
@@ -93,4 +104,6 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
-    return Plan(config.rounds, participation, evaluation.every, size, online, config.run.keep_records, sample)
+    own = own_among("participation.selection", [participation.selection])
+    keeps = config.run.keep_records
+    return Plan(config.rounds, participation, evaluation.every, size, online, keeps, sample, fleet, own)
