@@ -11,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from support.errors import refused
 from support.plain_fedavg import sgd_step
+from support.small_runs import small_run
 
 from shoal.algorithms.rng import key
+from shoal.engine.config.config import parse_config
 from shoal.engine.rounds.selection import OURS, Known
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.plan import RunPlan
 from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]
@@ -155,6 +158,26 @@ def test_own_selection_has_its_state_in_checkpoints(start: Start, tmp_path: Path
     assert [server.round()["cohort"] for _ in range(3)] == [[1, 2, 3], [0, 4, 5], [1, 2, 3]]
     again = start(keys, state=FederationState.from_tensors(*server.state.to_tensors()))
     assert again.round()["cohort"] == server.round()["cohort"] == [0, 4, 5]
+
+
+def test_selection_of_the_guide_takes_who_waited_longest(start: Start, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "participation.md").read_text()
+    (tmp_path / "guide.py").write_text(text.split("```python\n")[1].split("```")[0])
+    server = start({**PLAIN, "participation.selection": f"{tmp_path / 'guide.py'}:Select"})
+    cohorts = [server.round()["cohort"] for _ in range(6)]
+    assert [sorted(one + other) for one, other in zip(cohorts[::2], cohorts[1::2])] == [list(range(6))] * 3
+    assert cohorts[0] == cohorts[2] == cohorts[4]
+
+
+def test_run_is_known_by_the_text_of_its_selection(tmp_path: Path) -> None:
+    def folder(text: str) -> Path:
+        (tmp_path / "mine.py").write_text(text)
+        own = {"selection": f"{tmp_path / 'mine.py'}:Mine"}
+        return RunPlan.of(parse_config(small_run(tmp_path, participation=own), "x")).folder
+
+    one = folder("def Mine(known, count, rng):\n    return [0]\n")
+    assert folder("def Mine(known, count, rng):\n    return [1]\n") != one
+    assert folder("def Mine(known, count, rng):\n    return [0]\n") == one
 
 
 @pytest.mark.parametrize(
