@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES, READ_NO_EDGES
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
+from shoal.engine.config.sections import ParticipationOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -76,6 +77,7 @@ def _reads_sums(config: Any) -> bool:
 # A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
 # machines hosts have, and how they are waited for, may stay in a config that is run in one process to try it.
 CROSS = ("data.cross_edges",)
+PARTICIPATION = [key.replace("ability", "ability.kind") for key in ParticipationOptions.__dataclass_fields__]
 RULES = (
     _one_of("data.path", "data.dataset", "files"),
     Rule(("data.name",), "data.dataset", "files, one graph", lambda c: str(c.data.dataset).lower() == "files"),
@@ -128,15 +130,31 @@ RULES = (
     _one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
     _one_of("train.momentum", "train.optimizer", "sgd"),
     Rule(
-        (
-            *(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace", "without")),
-            *("evaluation.clients", "data.newcomers"),
-        ),
+        (*(f"participation.{key}" for key in PARTICIPATION), "evaluation.clients", "data.newcomers"),
         "algorithm.name",
         "with several clients", lambda c: c.algorithm.name != "global",
     ),
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
-    Rule(("participation.at_least",), "participation.trace", "a file", lambda c: c.participation.trace is not None),
+    Rule(
+        ("participation.at_least",), "participation.trace", "a file, or another availability than always",
+        lambda c: c.participation.trace is not None or c.participation.availability.kind != "always",
+    ),
+    Rule(("participation.availability.kind",), "participation.trace", "null", lambda c: c.participation.trace is None),
+    _one_of(
+        "participation.availability.period participation.availability.share",
+        "participation.availability.kind", "periodic", "weibull",
+    ),
+    _one_of("participation.availability.shape", "participation.availability.kind", "weibull"),
+    Rule(("participation.devices",), "participation.network", "given", lambda c: c.participation.network is not None),
+    Rule(
+        ("participation.network", "participation.deadline", "participation.over_selection"),
+        "participation.devices", "given, with participation.network", lambda c: c.participation.devices is not None,
+    ),
+    Rule(
+        ("participation.seed",), "participation.devices", "given, or participation.availability periodic or weibull",
+        lambda c: c.participation.devices or c.participation.availability.kind in ("periodic", "weibull"),
+    ),
+    _one_of("participation.candidates", "participation.selection", "power_of_choice"),
     Rule(
         ("communication.upload", "attack.kind", "aggregation.kind"), "algorithm.name", "with uploads",
         lambda c: c.algorithm.name not in ("local", "global"),

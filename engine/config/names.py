@@ -19,6 +19,7 @@ PLACES = (
     ("partition", "method"),
     ("data", "dataset"),
     ("attack", "kind"),
+    ("participation", "selection"),
     ("evaluation", "metrics"),
     ("callbacks", "name"),
 )

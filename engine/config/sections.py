@@ -24,6 +24,7 @@ from shoal.storage.options.types import (
     Seed,
     Size,
     Whole,
+    absolute,
     is_own,
 )
 
@@ -224,9 +225,47 @@ class HeterogeneityOptions:
     embedding: Annotated[Positive, Field(le=WIDEST)] | None = None
 
 
+def _or_own(*words: str, table: bool = False) -> AfterValidator:
+    """One of some words, or a function of the user's, or as a `table` a CSV."""
+
+    def check(name: str) -> str:
+        if name not in words and not (is_csv if table else is_own)(name):
+            raise ValueError(f"expected {', '.join(words)} or {'my_file.csv' if table else 'my_file.py:my_function'}")
+        return name
+
+    return AfterValidator(check)
+
+
+def is_csv(name: Any) -> bool:
+    """Whether a name is one of a CSV, and not one of ours."""
+    return isinstance(name, str) and name.endswith(".csv")
+
+
+Table = Annotated[str, BeforeValidator(lambda name: absolute(name) if is_csv(name) else name)]
+
+
+@dataclass(frozen=True, config=CLOSED)
+class AvailabilityOptions:
+    """When clients are online, in rounds; see `shoal.engine.rounds.availability`. A kind alone stands for the section.
+
+    Attributes:
+        kind: In all rounds (`always`); each client in the same part of every period, from a place of its own on
+            (`periodic`); in drawn sessions (`weibull`); or in those of `my_file.csv` with the columns `client`, `from`
+            and `to`, rounds from 1, both of them included.
+        period: Rounds from one session to the next; of `weibull` the mean.
+        share: Of the period that a client is online.
+        shape: Of the Weibull distribution of sessions and of the pauses between them; 1 is exponential.
+    """
+
+    kind: Annotated[Table, _or_own("always", "periodic", "weibull", table=True)] = "always"
+    period: Positive = 24
+    share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+    shape: Annotated[Number, Field(ge=0.2, le=20)] = 1.0
+
+
 @dataclass(frozen=True, config=CLOSED)
 class ParticipationOptions:
-    """The clients of a round, drawn uniformly and without replacement.
+    """The clients of a round: without more keys drawn uniformly and without replacement, and all finish.
 
     Attributes:
         ratio: Share of all clients, rounded down to one or more.
@@ -235,6 +274,16 @@ class ParticipationOptions:
         trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
         without: Clients that never answer: each is drawn as the others are, and left out of its rounds, so that the
             rounds of others stay as they are. They are still evaluated.
+        availability: When clients are online, without a trace.
+        devices: What clients compute with, as of `shoal clock`: `phones`, `hospital` or a CSV.
+        network: Their links, as of `shoal clock`: `consumer`, `institutions` or a CSV.
+        seed: Of availability, devices and links, which runs of another `seed` share.
+        deadline: Seconds of simulated time after which the server waits for no upload.
+        over_selection: So many times the clients are drawn, rounded up; those that finish first take part.
+        dropout: Chance that a drawn client drops out of the round.
+        selection: How clients are drawn: uniformly (`random`), by `loss`, `oort`, `power_of_choice`, or by
+            `my_file.py:Select`; see `shoal.engine.rounds.selection`.
+        candidates: Clients among which `power_of_choice` chooses; null: twice as many as it chooses.
     """
 
     ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
@@ -242,6 +291,25 @@ class ParticipationOptions:
     at_least: Positive = 1
     trace: FilePath | None = None
     without: tuple[Whole, ...] = ()
+    availability: Annotated[AvailabilityOptions, BeforeValidator(by_kind)] = AvailabilityOptions()
+    devices: Table | None = None
+    network: Table | None = None
+    seed: Seed = 0
+    deadline: Annotated[Number, Field(gt=0)] | None = None
+    over_selection: Annotated[Number, Field(ge=1, le=100)] = 1.0
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    selection: Annotated[Name, _or_own("random", "loss", "oort", "power_of_choice")] = "random"
+    candidates: Positive | None = None
+
+    def size(self, clients: int) -> int:
+        """How many clients of all take part in a round where all are online."""
+        return self.count or max(1, int(clients * self.ratio + 1e-9))
+
+    @property
+    def simulates(self) -> bool:
+        """Whether anything but the uniform draw, and a trace, says who takes part, or when a round ends."""
+        usual = self.selection == "random" and not self.dropout and self.devices is None
+        return not usual or self.availability.kind != "always"
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -260,15 +328,6 @@ class CommunicationOptions:
     error_feedback: Flag = True
 
 
-ATTACKS = ("none", "label_flip", "sign_flip", "gaussian", "scaled")
-
-
-def _attack(kind: str) -> str:
-    if kind not in ATTACKS and not is_own(kind):
-        raise ValueError(f"expected {', '.join(ATTACKS)} or my_file.py:my_function")
-    return kind
-
-
 @dataclass(frozen=True, config=CLOSED)
 class AttackOptions:
     """Hostile clients, the same in all rounds; see `shoal.engine.rounds.hostile`. A kind alone stands for the section.
@@ -281,7 +340,7 @@ class AttackOptions:
         scale: See `kind`.
     """
 
-    kind: Annotated[Name, AfterValidator(_attack)] = "none"
+    kind: Annotated[Name, _or_own("none", "label_flip", "sign_flip", "gaussian", "scaled")] = "none"
     share: Annotated[Number, Field(gt=0, le=1)] = 0.2
     scale: Annotated[Number, Field(gt=0)] = 10.0
 

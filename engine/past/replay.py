@@ -182,7 +182,8 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
     """
     past = PastRun(run)
     past.require_round(number)
-    cohort = past.schedule.cohort(number)
+    line = past.lines[number - 1]
+    cohort = sorted({*line["cohort"], *map(int, line.get("failures", ()))})
     digests = [(phase, digest) for phase, i, digest in read_upload_digests(run, number) if i == client]
     if client not in cohort and not digests:
         named = ", ".join(map(str, cohort[:MOST_NAMED])) + (f", … ({len(cohort)})" if len(cohort) > MOST_NAMED else "")

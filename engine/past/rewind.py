@@ -3,7 +3,6 @@
 Nothing is written. What is trained again is compared with what the run logged of it.
 """
 
-from functools import cached_property
 from pathlib import Path
 
 from shoal.engine.config.config import load_config
@@ -15,7 +14,6 @@ from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.rounds.costs import unwatched
-from shoal.engine.rounds.sampling import Schedule
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
@@ -44,11 +42,6 @@ class PastRun:
         """Raises ShoalError: the run logged no such round."""
         if not 1 <= number <= len(self.lines):
             raise ShoalError(self.path, "--round", f"the run has rounds 1 to {len(self.lines)}, and none is {number}")
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The cohorts of all rounds."""
-        return Schedule(self.plan.rounds, self.store.clients, self.config.seed)
 
     def after(self, number: int) -> Checkpoint | None:
         """The run after a round, with what it had logged until then; None: before its first round.

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import read_all
 from shoal.engine.config.run_identity import steering
-from shoal.engine.config.sections import DataConfig
+from shoal.engine.config.sections import DataConfig, is_csv
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own
@@ -35,6 +36,11 @@ def contents(config: Config) -> dict[str, str]:
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
+        **{
+            f"participation.{key}": partial(_of_file, name)
+            for key in ("availability.kind", "devices", "network")
+            if is_csv(name := attrgetter(key)(config.participation))
+        },
     }
     of_callbacks = {
         f"callbacks.{number}.name": read_user_code("callbacks", callback["name"]).identity

@@ -82,7 +82,7 @@ def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str
     taking_part = config.participation
     own, of_all = (f", {text}" if text else "" for text in beside_parameters(config.algorithm.name))
     some = taking_part.ratio < 1 if taking_part.count is None else taking_part.count < summary["clients"]
-    missed = some or taking_part.trace is not None or summary.get("left_out", {}).get("visits")
+    missed = some or taking_part.trace is not None or taking_part.simulates or summary.get("left_out", {}).get("visits")
     return points, (
         f"deployed is the model that each client downloaded in its own last round{own}; "
         f"global is the server's model now, for all clients{of_all}"
@@ -103,6 +103,8 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
         if scope == DOMAINS:
             scopes[scope]["last_five"] = _last_five(scored)
     visits = max(sum(len(line["cohort"]) for line in lines), 1)
+    parts = [line["participation"] for line in lines if "participation" in line]
+    taking_part = {"participation": {name: sum(part[name] for part in parts) for name in parts[0]}} if parts else {}
     sent = {way: sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down")}
     return {
         "dataset": manifest.name,
@@ -133,6 +135,7 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
         "peak_memory_bytes": peak_memory,
         "resident_bytes": _largest(lines),
         "environment": environment(device),
+        **taking_part,
     }
 
 

@@ -69,6 +69,7 @@ class Meter:
 
     Attributes:
         failures: Clients that were left out, with the error's line and the traceback.
+        losses: Of the clients that were trained.
         notes: The method's numbers of the round, by name; None where they are not finite.
         waited: Seconds spent on waiting for hosts.
     """
@@ -78,7 +79,7 @@ class Meter:
         self._number, self._infos, self._pool, self._watch = number, infos, pool, watch
         self.failures: dict[int, tuple[str, str]] = {}
         self.notes: dict[str, float | None] = {}
-        self._losses: dict[int, float] = {}
+        self.losses: dict[int, float] = {}
         self._bytes_up = self._bytes_down = 0
         # By client.
         self._up, self._down = Counter[int](), Counter[int]()
@@ -133,7 +134,7 @@ class Meter:
 
     def trained(self, outcome: Outcome) -> None:
         """The losses of clients that were trained."""
-        self._losses.update(zip(outcome.ids, outcome.losses))
+        self.losses.update(zip(outcome.ids, outcome.losses))
 
     def evaluated(self, other: "Meter") -> None:
         """Adds work for an evaluation that another meter counted: its time, and clients that were left out."""
@@ -180,7 +181,7 @@ class Meter:
 
     def _mean_loss(self) -> float | None:
         """Mean over training rows of the clients that report a loss; None if none does."""
-        finite = [(self._infos[i].train, loss) for i, loss in self._losses.items() if math.isfinite(loss)]
+        finite = [(self._infos[i].train, loss) for i, loss in self.losses.items() if math.isfinite(loss)]
         rows = [(train, loss) for train, loss in finite if train]
         weight = sum(train for train, _ in rows)
         mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf

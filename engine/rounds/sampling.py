@@ -1,9 +1,9 @@
 """Which clients take part in a round, and in which cells."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,11 @@ from shoal.engine.messages.cell import Cell, Kept
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
+from shoal.storage.user_code.user_code import UserCode
+
+if TYPE_CHECKING:
+    # Few runs simulate who takes part.
+    from shoal.engine.clock.schedule import Fleet
 
 # Sizes by name: a share of the clients that are visited, of a host's where they train one by one, and the most clients.
 ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
@@ -57,8 +62,7 @@ def draw_cohort(
     Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all drawn, fewer than
     `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: everybody is.
     """
-    size = options.count or max(1, int((clients - len(newcomers)) * options.ratio + 1e-9))
-    present = np.arange(clients)
+    size, present = options.size(clients - len(newcomers)), np.arange(clients)
     if online is not None:
         present = np.flatnonzero(online[(round_number - 1) % len(online)])
     if newcomers:
@@ -91,11 +95,11 @@ def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, on
         return
     most = int(online[:rounds].sum(1).max())
     if most < options.at_least:
-        key = "participation.at_least" if options.at_least > 1 else "participation.trace"
+        source = "participation.trace" if options.availability.kind == "always" else "participation.availability"
         raise ShoalError(
-            key,
+            "participation.at_least" if options.at_least > 1 else source,
             f"no round would take place: {options.at_least} clients must be online, and of {clients} there are {most} "
-            f"at most in the first {min(rounds, len(online))} rounds of {options.trace}; change one of them",
+            f"at most in the first {min(rounds, len(online))} rounds of {options.trace or source}; change one of them",
         )
 
 
@@ -149,6 +153,8 @@ class Plan:
         evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
         newcomers: Clients that never take part, ascending, and are evaluated apart.
         newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
+        fleet: Devices and links of clients; None: no time is simulated.
+        own: The user's selection, by name.
     """
 
     rounds: int
@@ -160,23 +166,45 @@ class Plan:
     evaluated: int | str = "all"
     newcomers: tuple[int, ...] = ()
     newcomer_epochs: int | None = None
+    fleet: "Fleet | None" = None
+    own: Mapping[str, UserCode] = field(default_factory=dict)
+
+
+class Drawn(NamedTuple):
+    """Who takes part in a round; numbers of it for its line of metrics, and what the user's selection keeps."""
+
+    cohort: list[int]
+    numbers: dict[str, float]
+    state: Tree
 
 
 class Schedule:
     """The cohorts and evaluations of a run: they depend on its seed and plan alone, so that any round is known now."""
 
-    def __init__(self, plan: Plan, clients: int, seed: int) -> None:
-        """Of a plan for so many clients."""
-        self._plan, self._clients, self._seed = plan, clients, seed
+    def __init__(
+        self, plan: Plan, clients: int, seed: int, draw: Callable[[int, Tree, bool], Drawn] | None = None
+    ) -> None:
+        """Of a plan for so many clients; `draw` says who takes part (`Participation.draw`), None: the uniform draw."""
+        self._plan, self._clients, self._seed, self._draw = plan, clients, seed, draw
         self._members = np.delete(np.arange(clients), plan.newcomers)
+        self._newest = 0, Drawn([], {}, {})
         # The last of the drawn rounds from `first` to `drawn` in which a client takes part, none behind `end`.
         self._last_visits: dict[int, int] = {}
         self._first = self._drawn = self._end = 0
 
+    def draw(self, round_number: int, known: Tree | None = None) -> Drawn:
+        """A round, from what the server knows before it (`FederationState.known`); without that, the newest again."""
+        if self._draw is None:
+            plan = self._plan
+            where = self._clients, plan.participation, self._seed, round_number, plan.online, plan.newcomers
+            return Drawn(draw_cohort(*where), {}, {})
+        if known is not None or self._newest[0] != round_number:
+            self._newest = round_number, self._draw(round_number, known or {}, self.evaluates(round_number))
+        return self._newest[1]
+
     def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round, ascending."""
-        plan = self._plan
-        return draw_cohort(self._clients, plan.participation, self._seed, round_number, plan.online, plan.newcomers)
+        """The clients of a round, ascending; with a selection that reads losses, of the newest one alone."""
+        return self.draw(round_number).cohort
 
     def evaluates(self, round_number: int) -> bool:
         """Whether a round ends with an evaluation."""
@@ -193,7 +221,9 @@ class Schedule:
         return sorted(rng.choice(self._members, size=int(which), replace=False).tolist())
 
     def is_last_visit(self, client: int, round_number: int) -> bool:
-        """Whether a client takes no part in a later round up to the next evaluation."""
+        """Whether a client takes no part in a later round up to the next evaluation, or only these rounds tell."""
+        if self._plan.participation.selection != "random":
+            return True
         end = self._next_evaluation(round_number)
         if end != self._end or round_number < self._first:
             self._last_visits, self._first, self._drawn, self._end = {}, round_number, round_number, end

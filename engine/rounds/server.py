@@ -35,9 +35,10 @@ from shoal.engine.rounds.protocol_checks import (
     require_untouched,
 )
 from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
-from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluation_cell, form_cells
+from shoal.engine.rounds.sampling import Drawn, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
 
 TreeT = TypeVar("TreeT")
 # Scope, client, part, and predicted classes and labels `[2, items]`.
@@ -71,7 +72,6 @@ class Server:
         self.algorithm: Algorithm = job.algorithm()
         self.infos, self.graphs = job.infos(job.open_training(store)), job.graph_infos(job.open_graphs(store))
         self._visited = self.infos.followed_by(self.graphs)
-        self.schedule = Schedule(plan, len(self.infos), job.seed)
         self._features = store.manifest.features
         self._built = job.build_models(store, self.algorithm)
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
@@ -100,10 +100,21 @@ class Server:
         # Code of the user's trains.
         self._own = bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
         self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
+        self.schedule = Schedule(plan, len(self.infos), job.seed, self._draw_of(store))
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
         return self.schedule.cohort(round_number)
+
+    def _draw_of(self, store: Store) -> Callable[[int, Tree, bool], Drawn] | None:
+        """What says who takes part, where it is not the uniform draw alone; raises a ShoalError if no client can."""
+        if not self.plan.participation.simulates:
+            return None
+        from shoal.engine.rounds.participation import Participation, unknown
+
+        if self.plan.participation.selection != "random":
+            self.state.known = self.state.known or unknown(len(self.infos))
+        return Participation(self.plan, self.job, store, self.algorithm, self._built[MODEL]).draw
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
         """Runs and commits one round, and gives its line of metrics.jsonl; if it raises, the state is as before.
@@ -117,7 +128,8 @@ class Server:
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:
             # 1. The cohort, and a copy of the state that the round may change.
-            cohort, next_state = self.cohort(number), self.state.next_state(number)
+            drawn, next_state = self.schedule.draw(number, self.state.known), self.state.next_state(number)
+            cohort = drawn.cohort
             meter = Meter(number, self.infos, self._pool, watch)
             exchange = Exchange(
                 self._visited, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched,
@@ -146,10 +158,16 @@ class Server:
                 self._welcome(next_state, meter)
             scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
+            if next_state.known:
+                from shoal.engine.rounds.participation import noted
+
+                next_state.known = noted(drawn.state, meter.losses, exchange.cohort, number)
             self.state = next_state
         except BaseException as error:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
         line = meter.line(exchange.cohort, scopes)
+        if drawn.numbers:
+            line["participation"] = drawn.numbers
         if scopes is not None and sample is not None:
             line[EVALUATED] = len(sample)
         if exchange.predicted:

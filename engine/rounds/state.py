@@ -161,6 +161,7 @@ class FederationState:
             `trained` are from the end of that visit.
         evaluated: Digest of the server's model that the counts of scope `global` are of; empty: there are none.
         first_losses: Largest loss of a client in the first round of each phase that trained.
+        known: What a selection of clients reads, see `shoal.engine.rounds.selection`; empty of a random one.
         on_disk: Rounds whose models, among `downloads`, are in files that are mapped into memory.
     """
 
@@ -175,6 +176,7 @@ class FederationState:
     touched: dict[int, bool] = field(default_factory=dict)
     evaluated: str = ""
     first_losses: dict[str, float] = field(default_factory=dict)
+    known: Tree = field(default_factory=dict)
     on_disk: frozenset[int] = frozenset()
 
     def next_state(self, round_number: int) -> "FederationState":
@@ -243,6 +245,7 @@ class FederationState:
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
         """The state as flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
+        tensors |= {f"known/{name}": t for name, t in self.known.items()}
         for kind, trees in (("client", self.clients), ("inbox", self.inboxes), ("download", self.downloads)):
             for number, tree in trees.items():
                 here = {name: t for name, t in tree.items() if not isinstance(t, Mixed)}
@@ -269,8 +272,8 @@ class FederationState:
         trees = {"client": state.clients, "inbox": state.inboxes, "download": state.downloads}
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")
-            if kind == "server":
-                state.server[rest] = tensor
+            if kind in ("server", "known"):
+                getattr(state, kind)[rest] = tensor
             elif kind in trees:
                 number, _, name = rest.partition("/")
                 trees[kind].setdefault(int(number), {})[name] = tensor

@@ -91,13 +91,24 @@ class RunPlan:
 def plan_of(config: Config, centralized: bool = False) -> Plan:
     """The rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
-    online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
-    newcomers = () if centralized else draw_newcomers(config.data.newcomers, config.partition.clients, config.seed)
+    clients, fleet = config.partition.clients, None
+    newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
+    online = None if participation.trace is None else read_trace(participation.trace, clients)
+    if participation.availability.kind != "always":
+        from shoal.engine.rounds.availability import online_of
+
+        online = online_of(participation.availability, clients, config.rounds, participation.seed)
+    if participation.devices is not None and participation.network is not None:
+        from shoal.engine.clock.schedule import DEVICES, NETWORKS, Fleet, read_classes
+
+        devices = read_classes(participation.devices, "devices", DEVICES)
+        links = read_classes(participation.network, "networks", NETWORKS)
+        fleet = Fleet.of(devices, links, clients, participation.seed)
     if not centralized:
-        clients = config.partition.clients - len(newcomers)
+        require_without(participation.without, clients)
+        clients -= len(newcomers)
         members = online if online is None else np.delete(online, newcomers, axis=1)
         require_cohorts(participation, clients, config.rounds, members)
-        require_without(participation.without, config.partition.clients)
         require_sample(config.evaluation.clients, clients)
         if config.attack.kind != "none" or config.aggregation.kind != "mean":
             from shoal.engine.rounds.hostile import require_possible
@@ -108,7 +119,9 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
+    own = own_among("participation.selection", [participation.selection])
+    keeps = config.run.keep_records
     return Plan(
-        config.rounds, participation, evaluation.every, size, online, config.run.keep_records, sample,
-        newcomers, evaluation.newcomer_epochs,
+        config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
+        evaluation.newcomer_epochs, fleet, own,
     )  # fmt: skip

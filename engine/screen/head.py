@@ -69,8 +69,9 @@ def _data(config: Config, cohort: bool = True) -> str:
     if not cohort:
         return clients
     taking_part = config.participation
-    count = taking_part.count or max(1, int(taking_part.ratio * part.clients))
-    online = " of those online" if taking_part.trace else ""
+    count = taking_part.size(part.clients)
+    some = taking_part.trace or taking_part.availability.kind != "always"
+    online = " of those online" if some else ""
     return f"{clients}, {'all' if count == part.clients else f'{count:,}'}{online} in each round"
 
 

@@ -145,6 +145,9 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         facts["Hosts"] += f", {known.get('cpu', device) if device == 'cpu' else device}"
     took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
     facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
+    if len(rows) == 1 and (visits := summary.get("participation")):
+        out = f"{visits['dropped']:,} dropped out, {visits['late']:,} late, {visits['surplus']:,} not needed"
+        facts["Drawn"] = f"{visits['drawn']:,} times a client, of {visits['online']:,} online; {out}"
     if len(rows) == 1 and (parent := parent_of(rows[0].path)):
         facts["Fork of"] = f"{Path(parent['run']).name}, after round {parent['round']}"
     named = (*METHOD, *MODEL, "data.dataset", "name")

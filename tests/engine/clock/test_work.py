@@ -17,9 +17,10 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.clock.work import Product, Sizes, client_work, forward_work, products_of, training_work
+from shoal.engine.clock.work import Product, Sizes, forward_work, products_of, training_work
 from shoal.engine.config.config import load_config
 from shoal.engine.preparing.identity import store_or_overlay
+from shoal.engine.studies.clock_report import client_work
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import training_path
 
@@ -167,5 +168,5 @@ def test_each_client_has_the_work_of_its_own_model(tmp_path: Path) -> None:
 
 def test_layers_that_read_other_clients_are_refused(tmp_path: Path) -> None:
     run = shoal.run(small_run(tmp_path, data={"cross_edges": "one_hop"}, model={"name": "gcn", "hidden": 4})).path
-    with refused(run, says="data.cross_edges=one_hop"):
+    with refused(run, says="layers that read data.cross_edges"):
         client_work(run)

@@ -65,6 +65,15 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("data.newcomers", 0.2, "data.cross_edges", "hops", "drop"),
     ("data.newcomers", 0.2, "attack.kind", "label_flip", "none"),
     ("evaluation.newcomer_epochs", 2, "data.newcomers", 0.0, 0.2),
+    ("participation.availability.kind", "weibull", "participation.trace", "t.npy", None),
+    ("participation.availability.kind", "weibull", "algorithm", "global", "fedavg"),
+    ("participation.availability.period", 8, "participation.availability.kind", "s.csv", "periodic"),
+    ("participation.availability.share", 0.3, "participation.availability.kind", "always", "weibull"),
+    ("participation.availability.shape", 0.5, "participation.availability.kind", "periodic", "weibull"),
+    ("participation.devices", "phones", "participation.network", None, "consumer"),
+    ("participation.selection", "loss", "algorithm", "global", "fedavg"),
+    ("participation.dropout", 0.1, "algorithm", "global", "fedavg"),
+    ("participation.candidates", 9, "participation.selection", "loss", "power_of_choice"),
     ("evaluation.clients", "cohort", "algorithm", "global", "fedavg"),
     ("communication.upload", "int8", "algorithm", "local", "fedavg"),
     ("communication.ratio", 0.1, "communication.upload", "int8", "topk"),
@@ -80,6 +89,10 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("ray.address", "auto", "engine.backend", "local", "ray"),
     ("ray.runtime_env", {"env_vars": {"A": 1}}, "engine.backend", "local", "ray"),
 ]
+
+
+# Of keys that need devices and their network, or the network devices: these are given.
+FLEET = {"participation__devices": "phones", "participation__network": "consumer"}
 
 
 def with_keys(**values: Any) -> dict[str, Any]:
@@ -131,13 +144,23 @@ def test_layers_that_cannot_read_edges_between_clients_are_refused(
     assert config_from(with_keys(**{**base, section: right})).kernel().boundaries == "share0.5-seed0-min1"
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("deadline", 9.0), ("over_selection", 1.5), ("seed", 1), ("network", "consumer")]
+)
+def test_keys_of_the_clock_need_devices_and_a_network(key: str, value: Any) -> None:
+    with refused("config", f"participation.{key}", says="is for participation.devices given, "):
+        config_from(with_keys(**{f"participation__{key}": value}))
+    config_from(with_keys(**{**FLEET, f"participation__{key}": value}))
+
+
 def test_no_hops_are_needed_where_layers_read_sums() -> None:
     config = config_from(with_keys(model="gcn", data__cross_edges="one_hop", propagation__hops=0))
     assert (config.kernel().hops, config.kernel().first_layer) == (1, "gcn")
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == set()
+    of_clock = {f"participation.{key}" for key in ("deadline", "over_selection", "seed", "network")}
+    assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == of_clock
 
 
 def test_all_idle_keys_of_one_cause_are_named() -> None:

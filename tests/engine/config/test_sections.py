@@ -65,13 +65,18 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     (
         "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
-        "participation.at_least evaluation.every evaluation.clients engine.hosts engine.threads engine.cell_size "
+        "participation.at_least participation.candidates evaluation.every evaluation.clients engine.hosts "
+        "engine.threads engine.cell_size "
         "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs",
         [0, -1, 2.5, "4", True],
     ),
-    ("data.split_seed data.cross_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
     (
-        "partition.alpha partition.resolution train.lr attack.scale aggregation.bound engine.cell_timeout "
+        "data.split_seed data.cross_seed partition.seed heterogeneity.seed participation.seed",
+        [-1, 0.5, 2**63, "3", True],
+    ),
+    (
+        "partition.alpha partition.resolution train.lr attack.scale aggregation.bound participation.deadline "
+        "engine.cell_timeout "
         "run.checkpoint_seconds run.max_seconds",
         [0.0, -1.0, NAN, INF, "1", True],
     ),
@@ -80,12 +85,13 @@ KINDS: list[tuple[str, list[Any]]] = [
         "resources.server_gpus",
         [-0.5, NAN, INF],
     ),
-    ("train.momentum train.dropout data.newcomers", [-0.1, 1.0, NAN, INF]),
+    ("train.momentum train.dropout participation.dropout data.newcomers", [-0.1, 1.0, NAN, INF]),
     ("data.cross_share participation.ratio communication.ratio attack.share", [0.0, 1.1, NAN, True, "1"]),
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
         "train.opt_state communication.upload attack.kind aggregation.kind "
+        "participation.selection "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
@@ -114,6 +120,10 @@ REFUSED: dict[str, list[Any]] = {
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
     "evaluation.metrics": ["roc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
     "participation.without": [3, [True], ["0"], [0.5]],
+    "participation.availability": [0.5, None, ["weibull"]],
+    "participation.devices": [3, True],
+    "participation.network": [3, True],
+    "participation.over_selection": [0.9, 101.0, NAN, True, "2"],
     "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
@@ -156,6 +166,10 @@ TAKEN: dict[str, list[Any]] = {
     "participation.without": [(), (0, 3)],
     "data.newcomers": [0.0, 0.999],
     "evaluation.newcomer_epochs": [None],
+    "participation.over_selection": [1.0, 100.0],
+    "participation.dropout": [0.0, 0.999],
+    "participation.selection": ["random", "oort", "/my.py:Select"],
+    "participation.candidates": [None, 1],
     "communication.ratio": [1.0],
     "attack.kind": ["none", "scaled", "/my.py:Own"],
     "attack.share": [1.0],
@@ -176,6 +190,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "partition.resolution": {"method": "louvain"},
     "data.name": {"dataset": "files"},
     "train.momentum": {"optimizer": "sgd"},
+    "participation.over_selection": {"devices": "phones", "network": "consumer"},
+    "participation.candidates": {"selection": "power_of_choice"},
     "communication.ratio": {"upload": "topk"},
     "attack.share": {"kind": "scaled"},
     "aggregation.share": {"kind": "krum"},
@@ -240,6 +256,21 @@ def test_refused(key: str, value: Any) -> None:
                 ("labels", -0.1, "greater than or equal to 0, found -0.1"),
                 ("seed", -1, "greater than or equal to 0, found -1"),
                 ("seed", 0.5, "valid integer, found 0.5"),
+            ]
+        ),
+        *(
+            (
+                {"participation": {"availability": {"kind": "weibull", key: value}}},
+                f"participation.availability.{key}",
+                says,
+            )
+            for key, value, says in [
+                ("hours", 3, "known here: kind, period, share, shape"),
+                ("kind", "daily", "expected always, periodic, weibull or my_file.csv, found 'daily'"),
+                ("period", 0, "greater than or equal to 1, found 0"),
+                ("share", 0.0, "greater than 0, found 0.0"),
+                ("share", 1.0, "less than 1, found 1.0"),
+                ("shape", 0.1, "greater than or equal to 0.2, found 0.1"),
             ]
         ),
         *(

@@ -74,6 +74,11 @@ def test_replayed_visits_have_the_digests_of_the_run(tmp_path: Path, name: str) 
     require_replayed(run(config_of(name, matrix()[name], graph, run__keep_digests=True)), [3, 4])
 
 
+def test_visits_of_selected_clients_are_replayed(tmp_path: Path) -> None:
+    part = {"count": 2, "selection": "loss", "dropout": 0.1, "devices": "phones", "network": "consumer"}
+    require_replayed(run(small(tmp_path, participation={"ratio": 1.0, **part}, run={"keep": 2})), [2, 4])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in matrix() if name not in QUICK])
 def test_replayed_visits_of_every_golden_run_have_its_digests(tmp_path: Path, name: str) -> None:

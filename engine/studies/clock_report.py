@@ -12,12 +12,15 @@ import pyarrow as pa
 import pyarrow.csv
 
 from shoal.algorithms.methods.registry.names import display_name
+from shoal.algorithms.protocol import MODEL
 from shoal.engine.clock.schedule import DEVICES, NETWORKS, Classes, Clock, Fleet, Round, clock, read_classes
-from shoal.engine.clock.work import client_work
+from shoal.engine.clock.work import ClientWork, work_of
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
+from shoal.engine.messages.job import make_job
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
 from shoal.engine.studies.figures import Drawing
@@ -101,6 +104,15 @@ class ClockedRun:
         rounds = int(at["round"])
         joules, money = (float(values[:rounds].sum()) for values in (self.clock.joules, self.clock.money))
         return {"rounds": rounds, "seconds": at["seconds"], "bytes": at["bytes"], "joules": joules, "money": money}
+
+
+def client_work(run: Path) -> ClientWork:
+    """The work of every client of a run, from its config and its store. Raises as `work_of`."""
+    config = load_config(run)
+    plan = RunPlan.of(config, trains=False)
+    store = plan.prepare()
+    job = make_job(config, store, run.name)
+    return work_of(run, job, store, plan.algorithm, job.sketch_models(store, plan.algorithm)[MODEL])
 
 
 def _round(line: Line) -> Round:
