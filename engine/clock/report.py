@@ -12,12 +12,16 @@ import pyarrow as pa
 import pyarrow.csv
 
 from shoal.algorithms.methods.registry.names import display_name
-from shoal.engine.clock.schedule import DEVICES, NETWORKS, Classes, Clock, Fleet, Round, clock, read_classes
-from shoal.engine.clock.work import client_work
+from shoal.algorithms.models.names import READ_SUMS
+from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
+from shoal.engine.messages.job import make_job
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES
+from shoal.engine.runs.plan import RunPlan
+from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Classes, Clock, Fleet, Round, clock, read_classes
+from shoal.engine.simulation.work import ClientWork, work_of
 from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
 from shoal.engine.studies.figures import Drawing
@@ -101,6 +105,19 @@ class ClockedRun:
         rounds = int(at["round"])
         joules, money = (float(values[:rounds].sum()) for values in (self.clock.joules, self.clock.money))
         return {"rounds": rounds, "seconds": at["seconds"], "bytes": at["bytes"], "joules": joules, "money": money}
+
+
+def client_work(run: Path) -> ClientWork:
+    """The work of every client of a run, from its config and its store.
+
+    Raises ShoalError: the store cannot be opened, or the work of a model is not known."""
+    config = load_config(run)
+    if config.data.cross_edges in READ_SUMS:
+        raise ShoalError(run, f"the work of layers that read data.cross_edges={config.data.cross_edges} is not known")
+    plan = RunPlan.of(config, trains=False)
+    job = make_job(config, plan.prepare(), run.name)
+    store = job.open_store()
+    return work_of(job, store, plan.algorithm, job.sketch_models(store, plan.algorithm)[MODEL], run)
 
 
 def _round(line: Line) -> Round:

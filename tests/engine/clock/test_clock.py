@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 import shoal
 from shoal.engine.cli.cli import app
 from shoal.engine.clock.report import Asked, _interval, _round, clocked
-from shoal.engine.clock.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
-from shoal.engine.clock.work import ClientWork, Work
 from shoal.engine.config.config import SHIPPED
 from shoal.engine.records.metrics import read_metrics
+from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
+from shoal.engine.simulation.work import ClientWork, Work
 
 MICROSECOND = 1e-6
 NOTHING = Work(np.zeros(3), np.zeros(3))

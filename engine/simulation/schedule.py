@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from shoal.algorithms.rng import key
-from shoal.engine.clock.work import ClientWork, Work
 from shoal.engine.config.config import SHIPPED
+from shoal.engine.simulation.work import ClientWork, Work
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.suggestions import did_you_mean

@@ -5,7 +5,7 @@ operations. What is done entry by entry (activations, dropout, losses) is not. F
 passes messages computes all nodes in every step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,18 +14,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import nn
 
+from shoal.algorithms.base import Algorithm
 from shoal.algorithms.methods.registry.names import ONLY_TRAIN, SKETCH_LABELS
 from shoal.algorithms.models.decoupled.fixed_hops import FixedHops
 from shoal.algorithms.models.decoupled.gamlp import GAMLP
 from shoal.algorithms.models.decoupled.sign import SIGN
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.models.names import READ_SUMS
-from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config.config import load_config
-from shoal.engine.messages.job import make_job
-from shoal.engine.runs.plan import RunPlan
+from shoal.engine.messages.job import Job
+from shoal.engine.messages.models import BuiltModel
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -178,37 +176,32 @@ class ClientWork:
     note: str = ""
 
 
-def client_work(run: Path) -> ClientWork:
-    """The work of every client of a run, from its config and its store.
+def work_of(
+    job: Job, store: Store, algorithm: Algorithm, models: Sequence[BuiltModel], place: Path | str
+) -> ClientWork:
+    """The work of every client of a job, from its store and the models of its config.
 
-    Raises ShoalError: the store cannot be opened, or the work of a model is not known.
+    Raises ShoalError: the work of a model is not known; the line begins with `place`.
     """
-    config = load_config(run)
-    if config.data.cross_edges in READ_SUMS:
-        raise ShoalError(run, f"the work of layers that read data.cross_edges={config.data.cross_edges} is not known")
-    plan = RunPlan.of(config, trains=False)
-    opened = plan.prepare()
-    job = make_job(config, opened, run.name)
-    store, method = job.open_store(), config.algorithm.name
-    counts = store.manifest.splits[job.split].counts
+    method, counts = job.method.name, store.manifest.splits[job.split].counts
     found = [Work(np.zeros(store.clients), np.zeros(store.clients)) for _ in range(3)]
-    for number, built in enumerate(job.sketch_models(store, plan.algorithm)[MODEL]):
+    for number, built in enumerate(models):
         module = built.flat.module
         products = products_of(module) if store.manifest.task == "node" else None
         if products is None:
-            raise ShoalError(run, f"the work of {built.spec.name} here is not known; the clock knows {KNOWN}, of nodes")
+            raise ShoalError(place, f"the work of {built.spec.name} here is not known; known are {KNOWN}, of nodes")
         nodes, entries = _sizes(store, module)
         training = job.open_training(store)
         seen = Sizes(training.manifest.splits[job.split].counts[:, 0], *_sizes(training, module))
         # A pass over the whole graph answers for all nodes.
         scored = Sizes(nodes if isinstance(module, Coupled) else counts[:, 1:].sum(1), nodes, entries)
-        steps = training_work(products, len(built.flat.w), seen, config.train)
+        steps = training_work(products, len(built.flat.w), seen, job.train)
         upload = steps.times(0)
         if method in SKETCH_LABELS:
             looped = Sizes(nodes, nodes, store.manifest.clients.count("entries") + nodes)
-            sketch = Product("entries", 1, store.manifest.classes, 1).work(looped).times(plan.algorithm.lp_steps)  # type: ignore
+            sketch = Product("entries", 1, store.manifest.classes, 1).work(looped).times(algorithm.lp_steps)  # type: ignore
             passes = forward_work(products, Sizes(seen.nodes, seen.nodes, seen.entries))
-            upload = (passes + sketch).times(1 / plan.algorithm.sketch_every)  # type: ignore
+            upload = (passes + sketch).times(1 / algorithm.sketch_every)  # type: ignore
         mine = np.array(job.model_of) == number
         for total, work in zip(found, (steps, upload, forward_work(products, scored))):
             total.flops[mine], total.traffic[mine] = work.flops[mine], work.traffic[mine]
