@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES, READ_NO_EDGES
+from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS_THEMSELVES, READ_NO_EDGES
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
+from shoal.engine.config.sections import FEDASYNC, SYNCHRONOUS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -134,6 +135,24 @@ RULES = (
     ),
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
     Rule(("participation.at_least",), "participation.trace", "a file", lambda c: c.participation.trace is not None),
+    Rule(
+        (*(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace")), "communication.upload",
+         "attack.kind", "aggregation.kind", "engine.on_client_error"),
+        "schedule.name", SYNCHRONOUS, lambda c: c.schedule.name == SYNCHRONOUS,
+    ),
+    Rule(
+        ("schedule.name",), "algorithm.name", f"{', '.join(AVERAGE_ONE_MODEL)} or {OWN}",
+        lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name),
+    ),
+    Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
+    _one_of(
+        "schedule.concurrency schedule.staleness schedule.a schedule.b schedule.devices schedule.network schedule.seed",
+        "schedule.name", "fedasync", "fedbuff",
+    ),
+    _one_of("schedule.buffer", "schedule.name", "fedbuff"),
+    _one_of("schedule.mixing", "schedule.name", FEDASYNC),
+    _one_of("schedule.a", "schedule.staleness", "polynomial", "hinge"),
+    _one_of("schedule.b", "schedule.staleness", "hinge"),
     Rule(
         ("communication.upload", "attack.kind", "aggregation.kind"), "algorithm.name", "with uploads",
         lambda c: c.algorithm.name not in ("local", "global"),

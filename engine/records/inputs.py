@@ -35,6 +35,7 @@ def contents(config: Config) -> dict[str, str]:
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
+        **{key: partial(_of_file, file) for key, file in config.schedule.files.items()},
     }
     of_callbacks = {
         f"callbacks.{number}.name": read_user_code("callbacks", callback["name"]).identity

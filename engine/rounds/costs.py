@@ -114,12 +114,15 @@ class Meter:
         self._bytes_down += size
         self._down[client] += size
 
-    def ran(self, visits: int, outcome: Outcome) -> None:
-        """A cell of so many clients came back."""
-        self._visits += visits
+    def uploaded(self, outcome: Outcome) -> None:
+        """The uploads of a cell, or of clients of several, are at the server."""
         self._bytes_up += sum(outcome.bytes_up)
         for client, size in zip(outcome.ids, outcome.bytes_up):
             self._up[client] += size
+
+    def ran(self, visits: int, outcome: Outcome) -> None:
+        """A cell of so many clients came back."""
+        self._visits += visits
         self._halved += outcome.halved
         self._kernels += outcome.kernels / max(self._pool.hosts[0], 1)
         for step, spent in outcome.seconds.items():

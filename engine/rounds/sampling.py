@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from shoal.engine.messages.cell import Cell, Kept
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
+
+if TYPE_CHECKING:
+    # Few runs are not synchronous.
+    from shoal.engine.simulation.events import Asynchronous
 
 # Sizes by name: a share of the clients that are visited, of a host's where they train one by one, and the most clients.
 ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
@@ -112,6 +116,7 @@ class Plan:
         online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
         keep_records: Whether evaluated rounds come with what the method records for a report.
         evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
+        asynchronous: Of a run that is not synchronous.
     """
 
     rounds: int
@@ -121,6 +126,7 @@ class Plan:
     online: np.ndarray | None = None
     keep_records: bool = False
     evaluated: int | str = "all"
+    asynchronous: "Asynchronous | None" = None
 
 
 class Schedule:
@@ -136,6 +142,14 @@ class Schedule:
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
         return draw_cohort(self._clients, self._plan.participation, self._seed, round_number, self._plan.online)
+
+    def needed_after(self, round_number: int) -> list[int]:
+        """Rounds before the next one with whose models clients still train, or will."""
+        return []
+
+    def columns(self, round_number: int, cohort: Sequence[int]) -> dict[str, Any]:
+        """What the line of a round has beside its costs; clients that failed are not in the cohort."""
+        return {}
 
     def evaluates(self, round_number: int) -> bool:
         """Whether a round ends with an evaluation."""

@@ -125,18 +125,27 @@ class Fleet:
     server_up: float
 
     @classmethod
-    def of(cls, devices: Classes, networks: Classes, clients: int, seed: int) -> "Fleet":
-        """Gives every client a device and a link, by the seed; a ShoalError: no row `server` of share 0."""
+    def of(cls, devices: Classes, networks: Classes | None, clients: int, seed: int) -> "Fleet":
+        """Gives every client a device and a link, by the seed; a ShoalError: no row `server` of share 0.
+
+        Without networks messages take no time and no money.
+        """
+        device, speed = devices.drawn(clients, seed, "device")
+        found = {name: column[device] for name, column in devices.columns.items()}
+        compute = (
+            device, GIGA * found["gflops"] * speed, GIGA * found["gb_per_s"] * speed, found["watts"],
+            found["idle_watts"], found["per_hour"],
+        )  # fmt: skip
+        if networks is None:
+            fast, none = np.full(clients, math.inf), np.zeros(clients)
+            return cls(*compute, fast, fast, none, none, math.inf, math.inf)
         link = networks.columns
         server = networks.names.index(SERVER) if SERVER in networks.names else 0
         if networks.names[server] != SERVER or link[SHARE][server]:
             raise ShoalError(networks.path, SERVER, "a row of this class with share 0 must give the server's link")
-        device, speed = devices.drawn(clients, seed, "device")
         network, pace = networks.drawn(clients, seed, "network")
-        found = {name: column[device] for name, column in devices.columns.items()}
         return cls(
-            device, GIGA * found["gflops"] * speed, GIGA * found["gb_per_s"] * speed, found["watts"],
-            found["idle_watts"], found["per_hour"], MBIT * link["down_mbit"][network] * pace,
+            *compute, MBIT * link["down_mbit"][network] * pace,
             MBIT * link["up_mbit"][network] * pace, link["latency_ms"][network] / 1000, link["per_gb"][network] / GIGA,
             MBIT * float(link["down_mbit"][server]), MBIT * float(link["up_mbit"][server]),
         )  # fmt: skip
