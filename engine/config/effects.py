@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS_THEMSELVES, READ_NO_EDGES
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
-from shoal.engine.config.sections import FEDASYNC, SYNCHRONOUS
+from shoal.engine.config.sections import FEDASYNC
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -138,7 +138,7 @@ RULES = (
     Rule(
         (*(f"participation.{key}" for key in ("ratio", "count", "at_least", "trace")), "communication.upload",
          "attack.kind", "aggregation.kind", "engine.on_client_error"),
-        "schedule.name", SYNCHRONOUS, lambda c: c.schedule.name == SYNCHRONOUS,
+        "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
     ),
     Rule(
         ("schedule.name",), "algorithm.name", f"{', '.join(AVERAGE_ONE_MODEL)} or {OWN}",

@@ -238,7 +238,7 @@ class ParticipationOptions:
     trace: FilePath | None = None
 
 
-SYNCHRONOUS, FEDASYNC = "synchronous", "fedasync"
+FEDASYNC = "fedasync"
 
 
 def by_name(value: Any) -> Any:
@@ -277,6 +277,11 @@ class ScheduleOptions:
         "consumer"
     )
     seed: Seed = 0
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether rounds follow one another."""
+        return self.name == "synchronous"
 
     @property
     def in_step(self) -> int:

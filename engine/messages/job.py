@@ -19,7 +19,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among, read_all
-from shoal.engine.config.sections import ACCURACY, SYNCHRONOUS, AggregationOptions, AttackOptions, CommunicationOptions
+from shoal.engine.config.sections import ACCURACY, AggregationOptions, AttackOptions, CommunicationOptions
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
@@ -312,7 +312,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         digests=config.run.keep_digests,
         # Clients of a run that is not synchronous train one by one.
         in_round=(config.participation.count or int(store.clients * config.participation.ratio + 1e-9))
-        if config.schedule.name == SYNCHRONOUS
+        if config.schedule.synchronous
         else 1,
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},

@@ -182,6 +182,9 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
     """
     past = PastRun(run)
     past.require_round(number)
+    if past.plan.rounds.asynchronous is not None:
+        name = past.config.schedule.name
+        raise ShoalError(run, "schedule.name", f"only visits of synchronous rounds are replayed, not those of {name}")
     cohort = past.schedule.cohort(number)
     digests = [(phase, digest) for phase, i, digest in read_upload_digests(run, number) if i == client]
     if client not in cohort and not digests:

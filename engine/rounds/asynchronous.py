@@ -3,65 +3,67 @@
 A round is a step of the server. Its uploads come from clients that began with the model w_v of some earlier step, and
 stand for changes of the newest model w: an upload w_i counts as w + s (w_i - w_v), with FedAsync as w + s (w_i - w),
 where s is the weight of its staleness. The method sees their mean as ever, so that one that averages a single model
-needs no other server part. An upload that is not stale is taken as it is.
+needs no other server part. An upload of weight 1 that is not stale is taken as it is.
 
 Who trains from which model is known ahead. When a step needs an upload that is not there yet, all clients train that
-have begun, on all hosts at once. What they give waits in memory and is no part of the state: after a resume it is made
-again. State and counts of a client are taken with its upload.
+have begun. What they give waits in memory and is no part of the state: after a resume it is made again. State and
+counts of a client are taken with its upload. Clients train one by one, so that no bit depends on who trains together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
-from shoal.algorithms.protocol import Ask, Mix, Reduce, Replies, Tree, Upload
-from shoal.engine.config.sections import FEDASYNC
+from shoal.algorithms.protocol import MODEL, Ask, Mix, Reduce, Replies, Tree, Upload
+from shoal.engine.config.sections import FEDASYNC, ScheduleOptions
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.messages.job import Job
-from shoal.engine.messages.models import BuiltModel
+from shoal.engine.rounds.costs import SIMULATED
 from shoal.engine.rounds.reduction import Sums, combine, merge, reduce_cell
 from shoal.engine.rounds.sampling import Plan, Schedule, form_cells
-from shoal.engine.rounds.server import Exchange
-from shoal.engine.simulation.events import Asynchronous, timeline, weight
+from shoal.engine.rounds.server import Exchange, Server
+from shoal.engine.simulation.events import Timeline, timeline, weight
 from shoal.engine.simulation.work import work_of
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.store import Store
 
 KEY = "schedule.name"
 # Bytes of a number, and of the weight of an upload.
 FLOAT = 4
 
 
-class Visits(Schedule):
-    """The visits of a run that is not synchronous: the cohort of a round are those whose uploads its step takes."""
+class AsynchronousServer(Server):
+    """A server that steps as uploads come."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        asked: Asynchronous,
-        job: Job,
-        store: Store,
-        method: Algorithm,
-        models: Sequence[BuiltModel],
-    ) -> None:
-        """Orders all of them. Raises ShoalError: the work of a client is not known, or the network has no server."""
-        super().__init__(plan, store.clients, job.seed)
-        self.options = asked.options
-        work, fleet = work_of(job, store, method, models, KEY), asked.fleet(store.clients)
-        compute = fleet.seconds(work.train) + fleet.seconds(work.upload)
+    def __init__(self, *args: Any) -> None:
+        """As of `Server`. Raises ShoalError also: the work of a client is not known, or the network has no server."""
+        super().__init__(*args)
+        job, asked, models = self.job, self.plan.asynchronous, self._built[MODEL]
+        assert asked is not None
+        store, options, steps = job.open_store(), asked.options, self.plan.rounds
+        work, fleet = work_of(job, store, self.algorithm, models, KEY), asked.fleet(store.clients)
         size = FLOAT * len(models[0].flat.w)
-        self._time = timeline(self.options, plan.rounds, fleet, compute, (size, size + FLOAT), job.seed)
-        starts = self._time.start.ravel()
+        compute = fleet.seconds(work.train) + fleet.seconds(work.upload)
+        time = timeline(options, steps, fleet, compute, (size, size + FLOAT), job.seed)
+        self.schedule = visits = Visits(self.plan, store.clients, job.seed, time)
+        self._exchange = partial(StepExchange, visits, options, type(self.algorithm).__name__, {})
+
+
+class Visits(Schedule):
+    """The visits of such a run: the cohort of a round are the clients whose uploads its step takes."""
+
+    def __init__(self, plan: Plan, clients: int, seed: int, time: Timeline) -> None:
+        """Of a plan for so many clients, whose visits are in order."""
+        super().__init__(plan, clients, seed)
+        self._time, starts = time, time.start.ravel()
         self._by_start = np.argsort(starts, kind="stable")
         self._bounds = np.searchsorted(starts[self._by_start], np.arange(plan.rounds + 2))
         # The last step that has an upload from the model of a step; behind the last, of those who are not finished.
         self._last = np.zeros(plan.rounds + 1, dtype=np.int64)
-        np.maximum.at(self._last, self._time.start, 1 + np.arange(plan.rounds)[:, None])
-        self._last[self._time.unfinished] = plan.rounds + 1
+        np.maximum.at(self._last, time.start, 1 + np.arange(plan.rounds)[:, None])
+        self._last[time.unfinished] = plan.rounds + 1
 
     def cohort(self, round_number: int) -> list[int]:
         return self._time.client[round_number - 1].tolist()
@@ -84,34 +86,33 @@ class Visits(Schedule):
     def columns(self, round_number: int, cohort: Sequence[int]) -> dict[str, Any]:
         starts = self.starts(round_number)
         stale = [round_number - 1 - starts[i] for i in cohort]
-        mean = sum(stale) / max(len(stale), 1)
-        return {
-            "simulated": float(self._time.seconds[round_number - 1]),
-            "staleness": {"mean": mean, "max": max(stale, default=0), "of_clients": stale},
-        }
+        found = {"mean": sum(stale) / len(stale), "max": max(stale), "of_clients": stale}
+        return {SIMULATED: float(self._time.seconds[round_number - 1]), "staleness": found}
 
 
 class StepExchange(Exchange):
     """The exchange of a step with the clients whose uploads it takes."""
 
-    def __init__(self, visits: Visits, trained: dict[int, Outcome], method: str, *args: Any) -> None:
-        """With what visits of earlier steps gave that wait for theirs; the rest is as of `Exchange`."""
+    def __init__(
+        self, visits: Visits, options: ScheduleOptions, method: str, trained: dict[int, Outcome], *args: Any
+    ) -> None:
+        """With what visits gave to earlier steps that wait for theirs; the rest is as of `Exchange`."""
         super().__init__(*args)
-        self._visits, self._trained, self._method = visits, trained, method
+        self._visits, self._options, self._method, self._trained = visits, options, method, trained
         self._asked = self._ahead = False
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """What the server sees of the uploads of a step, each as it counts for the newest model.
 
         Raises:
-            ShoalError: The method does not average one model in one phase, or no client answered.
+            ShoalError: The method does not average one model in one phase.
         """
         one = dict(ask.up) == {"w": Reduce.MEAN} and ask.shared.keys() == {"w"} and not ask.private
         if self._asked or not one or not ask.train or ask.to is not None or ask.score_with:
             raise self._refused()
         self._asked, ids, number = True, list(self.cohort), self.next_state.round
-        if 0 in self._visits.needed_after(number) and number == 1:
-            self.next_state.downloads[0] = {name: t.clone() for name, t in ask.shared.items()}
+        if number == 1 and 0 in self._visits.needed_after(1):
+            self.next_state.downloads[0] = {"w": ask.shared["w"].clone()}
         if any(i not in self._trained for i in ids):
             self._train(ask)
         self._meter.sent(ask, ids)
@@ -124,7 +125,7 @@ class StepExchange(Exchange):
         raise self._refused()
 
     def _refused(self) -> ShoalError:
-        name = self._visits.options.name
+        name = self._options.name
         return ShoalError(KEY, f"{name} is for methods that average one model, once a round, unlike {self._method}")
 
     def _train(self, ask: Ask) -> None:
@@ -135,20 +136,22 @@ class StepExchange(Exchange):
             score = frozenset(i for i in ids if ask.score and self._visits.is_last_visit(i, steps[i]))
             again = next((i for i in ids if self._repeats and number == 1 and self._infos[i].train), None)
             private = {} if start == number - 1 else dict.fromkeys(ids, self._model_of(start))
-            # Of clients in one batch the last bits would depend on who has trained before a resume.
-            size = 1 if self._batched else self._cell_size
-            for group in form_cells(ids, self._infos, size, self._pool.hosts[1]):
+            for group in form_cells(ids, self._infos, 1):
                 made = self._cell(replace(ask, private=private), start + 1, group, score, again)
                 cells.append(replace(made, rows=True))
         self._ahead = True
         outcomes, _, _ = self._run(cells, ask.shared)
         self._ahead = False
         for outcome in outcomes:
-            self._trained.update((i, _of_client(outcome, place)) for place, i in enumerate(outcome.ids))
+            # What stays after the round must not hold memory of the object store.
+            outcome.tensors = {entry: t.clone() for entry, t in outcome.tensors.items()}
+            outcome.lists = {entry: [t.clone() for t in of] for entry, of in outcome.lists.items()}
+            self._trained[outcome.ids[0]] = outcome
 
     def _model_of(self, start: int) -> Tree:
         if start not in self.next_state.downloads:
-            raise self._refused()
+            reason = f"{self._method} gives no global_model, or a fork changed the schedule"
+            raise ShoalError(KEY, f"clients train from the model of round {start}, which the state lacks: {reason}")
         return self.next_state.downloads[start]
 
     def _ran(self, visits: int, outcome: Outcome) -> None:
@@ -159,12 +162,8 @@ class StepExchange(Exchange):
 
     def _reduced(self, ask: Ask, ids: Sequence[int], found: Outcome) -> Replies:
         """The mean of uploads as they count for the newest model, added up as those of a round."""
-        options, starts, number = (
-            self._visits.options,
-            self._visits.starts(self.next_state.round),
-            self.next_state.round,
-        )
-        newest, uploads = ask.shared["w"], []
+        options, number = self._options, self.next_state.round
+        starts, newest, uploads = self._visits.starts(number), ask.shared["w"], []
         for i, w, of in zip(found.ids, found.tensors["w"], found.lists["w"]):
             base = newest if options.name == FEDASYNC or starts[i] == number - 1 else self._model_of(starts[i])["w"]
             s = weight(options, number - 1 - starts[i])
@@ -176,19 +175,3 @@ class StepExchange(Exchange):
         for places, part in found.sums.items():
             sums.take(places, part)
         return combine([found], found.ids, ask.up, sums)[0]
-
-
-def _of_client(outcome: Outcome, place: int) -> Outcome:
-    """The part of one client of an outcome that keeps rows, without times; its tensors belong to it."""
-    i = outcome.ids[place]
-    found = Outcome(
-        [i],
-        losses=outcome.losses[place : place + 1],
-        bytes_up=outcome.bytes_up[place : place + 1],
-        tensors={entry: t[place : place + 1].clone() for entry, t in outcome.tensors.items()},
-        lists={entry: [of[place]] for entry, of in outcome.lists.items()},
-    )
-    for name in ("states", "kept", "scores", "predicted", "digests"):
-        of = getattr(outcome, name)
-        getattr(found, name).update({i: of[i]} if i in of else {})
-    return found

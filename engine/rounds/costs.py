@@ -17,6 +17,8 @@ from shoal.engine.rounds.reduction import tree_bytes
 ON_HOSTS = ("train", "upload", "evaluate")
 # Key of the bytes of every client in the line of a round.
 CLIENT_BYTES = "client_bytes"
+# Key of the simulated time of a step, in the line of a round that is not synchronous.
+SIMULATED = "simulated"
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,8 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
+        # That of another kind of server is another one.
         self._exchange: Callable[..., Exchange] = Exchange
-        if plan.asynchronous is not None:
-            from shoal.engine.rounds.asynchronous import StepExchange, Visits
-
-            visits = Visits(plan, plan.asynchronous, job, store, self.algorithm, self._built[MODEL])
-            self.schedule = visits
-            self._exchange = partial(StepExchange, visits, {}, type(self.algorithm).__name__)
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
         self._batched = BATCHED in trainers
         self._cell_size = cell_size_of(plan.cell_size, trainers)

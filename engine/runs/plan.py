@@ -11,7 +11,7 @@ from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among
-from shoal.engine.config.sections import SYNCHRONOUS, ParticipationOptions
+from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
@@ -94,7 +94,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
     asynchronous = None
-    if config.schedule.name != SYNCHRONOUS:
+    if not config.schedule.synchronous:
         from shoal.engine.simulation.events import Asynchronous
 
         asynchronous = Asynchronous.of(config.schedule, config.partition.clients)

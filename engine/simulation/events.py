@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.sections import FEDASYNC, ScheduleOptions
-from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Classes, Fleet, read_classes
+from shoal.engine.simulation.schedule import DEVICES, Classes, Fleet, read_classes, read_network
 from shoal.storage.errors import ShoalError
 
 
@@ -29,8 +29,7 @@ class Asynchronous:
         for name, count in (("concurrency", options.concurrency), ("buffer", options.in_step)):
             if count > clients:
                 raise ShoalError(f"schedule.{name}", f"{count} of {clients} clients; choose from 1 to {clients}")
-        network = None if options.network == "none" else read_classes(options.network, "networks", NETWORKS)
-        return cls(options, read_classes(options.devices, "devices", DEVICES), network)
+        return cls(options, read_classes(options.devices, "devices", DEVICES), read_network(options.network))
 
     def fleet(self, clients: int) -> Fleet:
         """Devices and links of so many clients; a ShoalError: the network has no server."""
