@@ -140,15 +140,9 @@ def _rounds(lines: Sequence[Line]) -> list[Round]:
     if SIMULATED not in lines[0]:
         return [_round(line) for line in lines]
     time = np.array([0.0, *(line[SIMULATED] for line in lines)])
-    return [
-        replace(
-            _round(line),
-            scored=False,
-            took=float(time[number] - time[number - 1]),
-            spent=time[number] - time[number - 1 - np.array(line["staleness"]["of_clients"], dtype=int)],
-        )
-        for number, line in enumerate(lines, 1)
-    ]
+    begun = [line["round"] - 1 - np.array(line["staleness"]["of_clients"]) for line in lines]
+    found = zip(map(_round, lines), time[1:], np.diff(time), begun)
+    return [replace(each, scored=False, took=took, spent=end - time[start]) for each, end, took, start in found]
 
 
 def _round(line: Line) -> Round:

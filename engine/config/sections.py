@@ -239,6 +239,8 @@ class ParticipationOptions:
 
 
 FEDASYNC = "fedasync"
+# A name of ours is no path.
+IN_ORDER = Field(union_mode="left_to_right")
 
 
 def by_name(value: Any) -> Any:
@@ -272,10 +274,8 @@ class ScheduleOptions:
     a: Annotated[Number, Field(gt=0)] = 0.5
     b: Count = 4
     mixing: Annotated[Number, Field(gt=0, le=1)] = 0.6
-    devices: Annotated[Literal["phones", "hospital"] | FilePath, Field(union_mode="left_to_right")] = "phones"
-    network: Annotated[Literal["none", "consumer", "institutions"] | FilePath, Field(union_mode="left_to_right")] = (
-        "consumer"
-    )
+    devices: Annotated[Literal["phones", "hospital"] | FilePath, IN_ORDER] = "phones"
+    network: Annotated[Literal["none", "consumer", "institutions"] | FilePath, IN_ORDER] = "consumer"
     seed: Seed = 0
 
     @property

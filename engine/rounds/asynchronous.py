@@ -5,9 +5,9 @@ stand for changes of the newest model w: an upload w_i counts as w + s (w_i - w_
 where s is the weight of its staleness. The method sees their mean as ever, so that one that averages a single model
 needs no other server part. An upload of weight 1 that is not stale is taken as it is.
 
-Who trains from which model is known ahead. When a step needs an upload that is not there yet, all clients train that
-have begun. What they give waits in memory and is no part of the state: after a resume it is made again. State and
-counts of a client are taken with its upload. Clients train one by one, so that no bit depends on who trains together.
+Who trains from which model is known ahead: when a step needs an upload that is not there, all train that have begun, one
+by one, so that no bit depends on who trains together. What they give waits in memory and is no part of the state: after a
+resume it is made again. State and counts of a client are taken with its upload.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -99,14 +99,10 @@ class StepExchange(Exchange):
         """With what visits gave to earlier steps that wait for theirs; the rest is as of `Exchange`."""
         super().__init__(*args)
         self._visits, self._options, self._method, self._trained = visits, options, method, trained
-        self._asked = self._ahead = False
+        self._asked = False
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
-        """What the server sees of the uploads of a step, each as it counts for the newest model.
-
-        Raises:
-            ShoalError: The method does not average one model in one phase.
-        """
+        """What the server sees of the uploads of a step; a ShoalError: the method does not average one model, once."""
         one = dict(ask.up) == {"w": Reduce.MEAN} and ask.shared.keys() == {"w"} and not ask.private
         if self._asked or not one or not ask.train or ask.to is not None or ask.score_with:
             raise self._refused()
@@ -153,12 +149,6 @@ class StepExchange(Exchange):
             reason = f"{self._method} gives no global_model, or a fork changed the schedule"
             raise ShoalError(KEY, f"clients train from the model of round {start}, which the state lacks: {reason}")
         return self.next_state.downloads[start]
-
-    def _ran(self, visits: int, outcome: Outcome) -> None:
-        if self._ahead:
-            self._meter.ran(visits, outcome)
-        else:
-            super()._ran(visits, outcome)
 
     def _reduced(self, ask: Ask, ids: Sequence[int], found: Outcome) -> Replies:
         """The mean of uploads as they count for the newest model, added up as those of a round."""

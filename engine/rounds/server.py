@@ -309,6 +309,8 @@ class Exchange:
         clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`. `door` is a `robust.Door`.
         """
         self._batched, self._repeats, self._door = batched, repeats, door
+        # Whether uploads wait for a later step.
+        self._ahead = False
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
@@ -350,31 +352,16 @@ class Exchange:
         """Clients to ask in round `number`; of these `score` are evaluated, and `again` is visited twice."""
         next_state, ids = self.next_state, group.ids
         return Cell(
-            number,
-            ids,
-            ask.phase,
-            ask.up,
-            ask.train,
-            private=_pick(ask.private, ids),
-            states=_pick(next_state.clients, ids),
-            inboxes=_pick(next_state.inboxes, ids),
-            score=score & frozenset(ids),
-            cost=self._cost(ids),
-            score_with=ask.score_with if score & frozenset(ids) else {},
-            batched=self._batched and ask.train,
-            again=again,
-            first_loss=next_state.first_losses.get(ask.phase, math.inf),
-            kept=_pick(next_state.kept, ids),
-            places=group.places,
+            number, ids, ask.phase, ask.up, ask.train, _pick(ask.private, ids), _pick(next_state.clients, ids),
+            _pick(next_state.inboxes, ids), score & frozenset(ids), self._cost(ids),
+            score_with=ask.score_with if score & frozenset(ids) else {}, batched=self._batched and ask.train,
+            again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
+            kept=_pick(next_state.kept, ids), places=group.places,
             rows=self._door is not None and self._door.keeps_rows,
-        )
+        )  # fmt: skip
 
     def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Takes states, counts and losses of clients that were asked; gives the outcomes that have any.
-
-        Raises:
-            ShoalError: No client answered.
-        """
+        """Takes states, counts and losses; gives the outcomes of clients that answered, a ShoalError if none did."""
         next_state = self.next_state
         for outcome in outcomes:
             next_state.keep(outcome.states, outcome.kept)
@@ -458,17 +445,15 @@ class Exchange:
             for places, part in outcome.sums.items():
                 sums.take(places, part)
             outcome.sums = {}
-            self._ran(len(cells[position].ids), outcome)
+            if not self._ahead:
+                self._meter.uploaded(outcome)
+            self._meter.ran(len(cells[position].ids), outcome)
             asked = working_clock()
         self._meter.waited += working_clock() - asked
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)
         return [outcomes[position] for position in range(len(cells))], sums, [*tables, ScoreTable(counts)]
-
-    def _ran(self, visits: int, outcome: Outcome) -> None:
-        self._meter.uploaded(outcome)
-        self._meter.ran(visits, outcome)
 
     def _take_predicted(self, scope: str, outcomes: Sequence[Outcome]) -> None:
         found = {i: of_parts for outcome in outcomes for i, of_parts in outcome.predicted.items()}

@@ -212,10 +212,7 @@ class FederationState:
         self.touched[client] = False
 
     def deploy(self, model: Tree, clients: Sequence[int], needed: Sequence[int] = ()) -> None:
-        """Some clients are given the server's model of this round; does nothing if there is none.
-
-        Models of the rounds that are `needed` later are kept, too.
-        """
+        """Some clients are given the server's model of this round, if there is one; those of `needed` rounds stay."""
         if not model:
             return
         self.downloads[self.round] = {name: t.clone() for name, t in model.items()}

@@ -105,9 +105,6 @@ def weight(options: ScheduleOptions, staleness: int) -> float:
     """The weight of an upload whose client began so many steps before the newest one, 1 for none (Xie et al., 2019,
     section 5.2: polynomial and hinge; FedBuff's is polynomial with a = 1/2). With fedasync `mixing` times it.
     """
-    found = 1.0
-    if options.staleness == "polynomial":
-        found = (1.0 + staleness) ** -options.a
-    elif options.staleness == "hinge" and staleness > options.b:
-        found = 1 / (options.a * (staleness - options.b) + 1)
-    return found * options.mixing if options.name == FEDASYNC else found
+    later = max(staleness - options.b, 0)
+    forms = {"constant": 1.0, "polynomial": (1.0 + staleness) ** -options.a, "hinge": 1 / (options.a * later + 1)}
+    return forms[options.staleness] * (options.mixing if options.name == FEDASYNC else 1.0)
