@@ -5,9 +5,9 @@ stand for changes of the newest model w: an upload w_i counts as w + s (w_i - w_
 where s is the weight of its staleness. The method sees their mean as ever, so that one that averages a single model
 needs no other server part. An upload of weight 1 that is not stale is taken as it is.
 
-Who trains from which model is known ahead: when a step needs an upload that is not there, all train that have begun, one
-by one, so that no bit depends on who trains together. What they give waits in memory and is no part of the state: after a
-resume it is made again. State and counts of a client are taken with its upload.
+Who trains from which model is known ahead: when a step needs an upload that is not there, all train that have begun,
+one by one, so that no bit depends on who trains together. What they give waits in memory and is no part of the state:
+after a resume it is made again. State and counts of a client are taken with its upload.
 """
 
 from collections.abc import Callable, Iterator, Sequence
