@@ -23,7 +23,8 @@ PACKAGES = {
 LISTED = {
     "shoal": "shoal",
     "engine": """
-        engine cli past studies runs preparing cluster screen callbacks hosts records rounds clock messages config
+        engine cli clock past studies runs preparing cluster screen callbacks hosts records rounds simulation messages
+        config
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods

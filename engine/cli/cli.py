@@ -376,7 +376,7 @@ def clock_command(
     as_json: AsJson = False,
 ) -> None:
     """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
-    from shoal.engine.studies.clock_report import Asked, clocked
+    from shoal.engine.clock.report import Asked, clocked
 
     made = clocked([possible_path(path) for path in paths], Asked.of(devices, network, deadline, target, seed))
     if as_json:

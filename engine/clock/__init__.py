@@ -1,1 +1,1 @@
-"""Simulated time of finished runs: work of clients, schedules of rounds, tables and a page."""
+"""Simulated time of finished runs: tables and a page."""

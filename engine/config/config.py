@@ -40,7 +40,9 @@ from shoal.engine.config.sections import (
     RayConfig,
     ResourcesConfig,
     RunConfig,
+    ScheduleOptions,
     by_kind,
+    by_name,
 )
 from shoal.engine.config.sizes import machine_memory
 from shoal.partition.methods.options import PartitionOptions
@@ -110,6 +112,7 @@ class Config(BaseModel):
     train: TrainOptions = TrainOptions()
     algorithm: Annotated[Named, BeforeValidator(_method)]
     participation: ParticipationOptions = ParticipationOptions()
+    schedule: Annotated[ScheduleOptions, BeforeValidator(by_name)] = ScheduleOptions()
     communication: CommunicationOptions = CommunicationOptions()
     attack: Annotated[AttackOptions, BeforeValidator(by_kind)] = AttackOptions()
     aggregation: Annotated[AggregationOptions, BeforeValidator(by_kind)] = AggregationOptions()

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES, READ_NO_EDGES
+from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS_THEMSELVES, READ_NO_EDGES
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
-from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.config.sections import FEDASYNC, ParticipationOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -155,6 +155,24 @@ RULES = (
         lambda c: c.participation.devices or c.participation.availability.kind in ("periodic", "weibull"),
     ),
     _one_of("participation.candidates", "participation.selection", "power_of_choice"),
+    Rule(
+        (*(f"participation.{key}" for key in PARTICIPATION), "communication.upload", "attack.kind",
+         "aggregation.kind", "data.newcomers", "engine.on_client_error"),
+        "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
+    ),
+    Rule(
+        ("schedule.name",), "algorithm.name", f"{', '.join(AVERAGE_ONE_MODEL)} or {OWN}",
+        lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name),
+    ),
+    Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
+    _one_of(
+        "schedule.concurrency schedule.staleness schedule.a schedule.b schedule.devices schedule.network schedule.seed",
+        "schedule.name", "fedasync", "fedbuff",
+    ),
+    _one_of("schedule.buffer", "schedule.name", "fedbuff"),
+    _one_of("schedule.mixing", "schedule.name", FEDASYNC),
+    _one_of("schedule.a", "schedule.staleness", "polynomial", "hinge"),
+    _one_of("schedule.b", "schedule.staleness", "hinge"),
     Rule(
         ("communication.upload", "attack.kind", "aggregation.kind"), "algorithm.name", "with uploads",
         lambda c: c.algorithm.name not in ("local", "global"),

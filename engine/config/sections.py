@@ -1,5 +1,6 @@
 """Sections of a config whose options belong to the engine."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.types import (
     CLOSED,
+    Count,
     FilePath,
     Flag,
     Name,
@@ -310,6 +312,63 @@ class ParticipationOptions:
         """Whether anything but the uniform draw, and a trace, says who takes part, or when a round ends."""
         usual = self.selection == "random" and not self.dropout and self.devices is None
         return not usual or self.availability.kind != "always"
+
+
+FEDASYNC = "fedasync"
+# A name of ours is no path.
+IN_ORDER = Field(union_mode="left_to_right")
+
+
+def by_name(value: Any) -> Any:
+    """A section given by its name alone."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, config=CLOSED)
+class ScheduleOptions:
+    """When the server steps; see docs/asynchronous.md. A name alone stands for the section.
+
+    Attributes:
+        name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), or with
+            every `buffer` uploads (`fedbuff`), which come in simulated time.
+        concurrency: Clients that train at a time.
+        buffer: Uploads of a step of `fedbuff`.
+        staleness: Weight of an upload by its staleness s, the steps of the server since its client began: 1
+            (`constant`), (1 + s)^-a (`polynomial`), or 1 up to s = b and 1 / (a (s - b) + 1) from there (`hinge`).
+        a: See `staleness`.
+        b: See `staleness`.
+        mixing: Weight of an upload of `fedasync` that is not stale.
+        devices: What clients compute with, `phones`, `hospital` or a CSV as of `shoal clock`.
+        network: Their links, `consumer`, `institutions` or such a CSV; with `none` messages take no time.
+        seed: Of the device and the link of each client.
+    """
+
+    name: Literal["synchronous", "fedasync", "fedbuff"] = "synchronous"
+    concurrency: Positive = 10
+    buffer: Positive = 10
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    a: Annotated[Number, Field(gt=0)] = 0.5
+    b: Count = 4
+    mixing: Annotated[Number, Field(gt=0, le=1)] = 0.6
+    devices: Annotated[Literal["phones", "hospital"] | FilePath, IN_ORDER] = "phones"
+    network: Annotated[Literal["none", "consumer", "institutions"] | FilePath, IN_ORDER] = "consumer"
+    seed: Seed = 0
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether rounds follow one another."""
+        return self.name == "synchronous"
+
+    @property
+    def in_step(self) -> int:
+        """Uploads of a step."""
+        return 1 if self.name == FEDASYNC else self.buffer
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files of the user's own, by key."""
+        named = {"schedule.devices": self.devices, "schedule.network": self.network}
+        return {key: place for key, place in named.items() if os.path.isabs(place)}
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -314,7 +314,8 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         own_attack=own_among("attack.kind", [config.attack.kind]),
         aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
         digests=config.run.keep_digests,
-        in_round=config.participation.size(store.clients),
+        # Clients of a run that is not synchronous train one by one.
+        in_round=config.participation.size(store.clients) if config.schedule.synchronous else 1,
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
     )

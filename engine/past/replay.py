@@ -182,6 +182,9 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
     """
     past = PastRun(run)
     past.require_round(number)
+    if past.plan.rounds.asynchronous is not None:
+        name = past.config.schedule.name
+        raise ShoalError(run, "schedule.name", f"only visits of synchronous rounds are replayed, not those of {name}")
     line = past.lines[number - 1]
     cohort = sorted({*line["cohort"], *map(int, line.get("failures", ()))})
     digests = [(phase, digest) for phase, i, digest in read_upload_digests(run, number) if i == client]

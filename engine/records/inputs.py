@@ -41,6 +41,7 @@ def contents(config: Config) -> dict[str, str]:
             for key in ("availability.kind", "devices", "network")
             if is_csv(name := attrgetter(key)(config.participation))
         },
+        **{key: partial(_of_file, file) for key, file in config.schedule.files.items()},
     }
     of_callbacks = {
         f"callbacks.{number}.name": read_user_code("callbacks", callback["name"]).identity

@@ -17,6 +17,8 @@ from shoal.engine.rounds.reduction import tree_bytes
 ON_HOSTS = ("train", "upload", "evaluate")
 # Key of the bytes of every client in the line of a round.
 CLIENT_BYTES = "client_bytes"
+# Key of the simulated time of a step, in the line of a round that is not synchronous.
+SIMULATED = "simulated"
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,15 @@ class Meter:
         self._bytes_down += size
         self._down[client] += size
 
-    def ran(self, visits: int, outcome: Outcome) -> None:
-        """A cell of so many clients came back."""
-        self._visits += visits
+    def uploaded(self, outcome: Outcome) -> None:
+        """The uploads of a cell, or of clients of several, are at the server."""
         self._bytes_up += sum(outcome.bytes_up)
         for client, size in zip(outcome.ids, outcome.bytes_up):
             self._up[client] += size
+
+    def ran(self, visits: int, outcome: Outcome) -> None:
+        """A cell of so many clients came back."""
+        self._visits += visits
         self._halved += outcome.halved
         self._kernels += outcome.kernels / max(self._pool.hosts[0], 1)
         for step, spent in outcome.seconds.items():

@@ -14,12 +14,12 @@ import torch
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import key
-from shoal.engine.clock.schedule import schedule
-from shoal.engine.clock.work import work_of
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.rounds.sampling import Drawn, Plan, draw_cohort
 from shoal.engine.rounds.selection import KEY, OURS, Known, own_selection
+from shoal.engine.simulation.schedule import schedule
+from shoal.engine.simulation.work import work_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -39,7 +39,7 @@ class Participation:
         self._alone = np.ones(len(self._items))
         self._deadline = math.inf if self._options.deadline is None else self._options.deadline
         if plan.fleet is not None:
-            work, how = work_of("participation.devices", job, store, algorithm, models), job.communication
+            work, how = work_of(job, store, algorithm, models, "participation.devices"), job.communication
             plain = plan.fleet.seconds(work.train) + plan.fleet.seconds(work.upload)
             self._compute = plain, plain + plan.fleet.seconds(work.evaluate)
             parameters = np.array([float(len(built.flat.w)) for built in models])[list(job.model_of)]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
-    # Few runs simulate who takes part.
-    from shoal.engine.clock.schedule import Fleet
+    # Few runs simulate time.
+    from shoal.engine.simulation.events import Asynchronous
+    from shoal.engine.simulation.schedule import Fleet
 
 # Sizes by name: a share of the clients that are visited, of a host's where they train one by one, and the most clients.
 ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
@@ -155,6 +156,7 @@ class Plan:
         newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
         fleet: Devices and links of clients; None: no time is simulated.
         own: The user's selection, by name.
+        asynchronous: Of a run that is not synchronous.
     """
 
     rounds: int
@@ -168,6 +170,7 @@ class Plan:
     newcomer_epochs: int | None = None
     fleet: "Fleet | None" = None
     own: Mapping[str, UserCode] = field(default_factory=dict)
+    asynchronous: "Asynchronous | None" = None
 
 
 class Drawn(NamedTuple):
@@ -205,6 +208,14 @@ class Schedule:
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending; with a selection that reads losses, of the newest one alone."""
         return self.draw(round_number).cohort
+
+    def needed_after(self, round_number: int) -> list[int]:
+        """Rounds before the next one with whose models clients still train, or will."""
+        return []
+
+    def columns(self, round_number: int, cohort: Sequence[int]) -> dict[str, Any]:
+        """What the line of a round has beside its costs; clients that failed are not in the cohort."""
+        return {}
 
     def evaluates(self, round_number: int) -> bool:
         """Whether a round ends with an evaluation."""

@@ -35,7 +35,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_untouched,
 )
 from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
-from shoal.engine.rounds.sampling import Drawn, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
+from shoal.engine.rounds.sampling import Drawn, Group, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
@@ -77,6 +77,8 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
+        # That of another kind of server is another one.
+        self._exchange: Callable[..., Exchange] = Exchange
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
         self._batched = BATCHED in trainers
         self._cell_size = cell_size_of(plan.cell_size, trainers)
@@ -131,7 +133,7 @@ class Server:
             drawn, next_state = self.schedule.draw(number, self.state.known), self.state.next_state(number)
             cohort = drawn.cohort
             meter = Meter(number, self.infos, self._pool, watch)
-            exchange = Exchange(
+            exchange = self._exchange(
                 self._visited, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched,
                 self._own, self._door,
             )  # fmt: skip
@@ -150,7 +152,7 @@ class Server:
             if before is not None:
                 require_untouched(next_state.server, before)
             self._hook = ""
-            next_state.deploy(model, exchange.cohort)
+            next_state.deploy(model, exchange.cohort, self.schedule.needed_after(number))
             # 4. Clients whose model may have changed are evaluated, where an evaluation is due; all or a sample.
             sample = self.schedule.sample(number)
             due = self.schedule.evaluates(number) and sample != []
@@ -165,7 +167,7 @@ class Server:
             self.state = next_state
         except BaseException as error:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
-        line = meter.line(exchange.cohort, scopes)
+        line = meter.line(exchange.cohort, scopes) | self.schedule.columns(number, exchange.cohort)
         if drawn.numbers:
             line["participation"] = drawn.numbers
         if scopes is not None and sample is not None:
@@ -348,6 +350,8 @@ class Exchange:
         clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`. `door` is a `robust.Door`.
         """
         self._batched, self._repeats, self._door = batched, repeats, door
+        # Whether uploads wait for a later step.
+        self._ahead = False
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self.meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
@@ -373,31 +377,33 @@ class Exchange:
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
         again = able[0] if able and next_state.round == 1 else None
         score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
-        cells = [
-            Cell(
-                next_state.round,
-                cell.ids,
-                ask.phase,
-                ask.up,
-                ask.train,
-                private=_pick(ask.private, cell.ids),
-                states=_pick(next_state.clients, cell.ids),
-                inboxes=_pick(next_state.inboxes, cell.ids),
-                score=score & frozenset(cell.ids),
-                cost=self._cost(cell.ids),
-                score_with=ask.score_with if score & frozenset(cell.ids) else {},
-                batched=self._batched and ask.train,
-                again=again,
-                first_loss=next_state.first_losses.get(ask.phase, math.inf),
-                kept=_pick(next_state.kept, cell.ids),
-                places=cell.places,
-                rows=keeps_rows,
-                epochs=self.epochs,
-            )
-            for cell in form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
-        ]
+        groups = form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
+        cells = [self._cell(ask, next_state.round, group, score, again) for group in groups]
         self.meter.sent(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
+        answered = self._take(ask, ids, outcomes)
+        if keeps_rows and answered:
+            replies: Replies = self._door.reduced(answered)
+            return replies
+        replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
+        self._held.update(held)
+        return replies
+
+    def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:
+        """Clients to ask in round `number`; of these `score` are evaluated, and `again` is visited twice."""
+        next_state, ids = self.next_state, group.ids
+        return Cell(
+            number, ids, ask.phase, ask.up, ask.train, _pick(ask.private, ids), _pick(next_state.clients, ids),
+            _pick(next_state.inboxes, ids), score & frozenset(ids), self._cost(ids),
+            score_with=ask.score_with if score & frozenset(ids) else {}, batched=self._batched and ask.train,
+            again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
+            kept=_pick(next_state.kept, ids), places=group.places,
+            rows=self._door is not None and self._door.keeps_rows, epochs=self.epochs,
+        )  # fmt: skip
+
+    def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Takes states, counts and losses; gives the outcomes of clients that answered, a ShoalError if none did."""
+        next_state = self.next_state
         for outcome in outcomes:
             next_state.keep(outcome.states, outcome.kept)
             next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
@@ -414,14 +420,9 @@ class Exchange:
             next_state.first_losses.setdefault(ask.phase, max(losses))
         answered = [outcome for outcome in outcomes if outcome.ids]
         if ids and not answered:
-            line, detail = next(iter(outcomes[0].failures.values()))
+            line, detail = self.meter.failures[ids[0]]
             raise ShoalError(f"no client of the cohort answered; the first: {line}", detail=detail)
-        if keeps_rows and answered:
-            replies: Replies = self._door.reduced(answered)
-            return replies
-        replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
-        self._held.update(held)
-        return replies
+        return answered
 
     def mix(self, mix: Mix) -> Tensor | None:
         """The product of a matrix with held uploads, `[rows, …]`; rows of clients go to their inboxes instead.
@@ -493,6 +494,8 @@ class Exchange:
             for places, part in outcome.sums.items():
                 sums.take(places, part)
             outcome.sums = {}
+            if not self._ahead:
+                self.meter.uploaded(outcome)
             self.meter.ran(len(cells[position].ids), outcome)
             asked = working_clock()
         self.meter.waited += working_clock() - asked

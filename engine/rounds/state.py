@@ -213,14 +213,14 @@ class FederationState:
         self.inboxes.setdefault(client, {})[entry] = value
         self.touched[client] = False
 
-    def deploy(self, model: Tree, clients: Sequence[int]) -> None:
-        """Some clients are given the server's model of this round; does nothing if there is none."""
+    def deploy(self, model: Tree, clients: Sequence[int], needed: Sequence[int] = ()) -> None:
+        """Some clients are given the server's model of this round, if there is one; those of `needed` rounds stay."""
         if not model:
             return
         self.downloads[self.round] = {name: t.clone() for name, t in model.items()}
         self.newest.update(dict.fromkeys(clients, self.round))
         self.touched.update(dict.fromkeys(clients, False))
-        used = set(self.newest.values())
+        used = {*self.newest.values(), *needed}
         self.downloads = {r: tree for r, tree in self.downloads.items() if r in used}
         earlier = {r: tree for r, tree in self.downloads.items() if r not in self.on_disk and r != self.round}
         if sum(map(tree_bytes, earlier.values())) > DOWNLOADS_IN_MEMORY:

@@ -99,7 +99,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
 
         online = online_of(participation.availability, clients, config.rounds, participation.seed)
     if participation.devices is not None and participation.network is not None:
-        from shoal.engine.clock.schedule import DEVICES, NETWORKS, Fleet, read_classes
+        from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, read_classes
 
         devices = read_classes(participation.devices, "devices", DEVICES)
         links = read_classes(participation.network, "networks", NETWORKS)
@@ -119,9 +119,15 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
+    asynchronous = None
+    if not config.schedule.synchronous:
+        from shoal.engine.simulation.events import Asynchronous
+
+        asynchronous = Asynchronous.of(config.schedule, config.partition.clients)
+        participation = ParticipationOptions(count=config.schedule.in_step)
     own = own_among("participation.selection", [participation.selection])
     keeps = config.run.keep_records
     return Plan(
         config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
-        evaluation.newcomer_epochs, fleet, own,
+        evaluation.newcomer_epochs, fleet, own, asynchronous,
     )  # fmt: skip

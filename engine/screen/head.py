@@ -68,6 +68,8 @@ def _data(config: Config, cohort: bool = True) -> str:
     clients = f"{graph}{made}: {part.clients:,} clients by {shown_name(part.method)}"
     if not cohort:
         return clients
+    if not config.schedule.synchronous:
+        return f"{clients}, {config.schedule.concurrency:,} at a time, {config.schedule.name}"
     taking_part = config.participation
     count = taking_part.size(part.clients)
     some = taking_part.trace or taking_part.availability.kind != "always"

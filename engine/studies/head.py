@@ -125,7 +125,7 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
     part = config.participation
     who = f"{part.count} clients" if part.count is not None else f"{100 * part.ratio:g} % of the clients"
     everyone = part.count is None and part.ratio == 1
-    varies = "participation" in varied_sections
+    varies = bool({"participation", "schedule"} & varied_sections) or not config.schedule.synchronous
     takes_part = "" if varies else ", all clients in each" if everyone else f", {who} in each"
     if "rounds" not in keys:
         facts["Rounds"] = f"{summary['rounds']:,}{takes_part}"

@@ -19,6 +19,7 @@ KEYS = {
     "data.options.scale": "graph scale",
     "participation.ratio": "participation rate",
     "participation.count": "clients a round",
+    "schedule.name": "schedule",
     "partition.method": "partition",
     "train.lr": "learning rate",
     "train.epochs": "local epochs",

@@ -56,6 +56,8 @@ AS_WRITTEN = {
 READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
 # Methods that read a client's graph by its model alone, which may read sums over edges between clients.
 READ_NO_EDGES = ("local", "fedavg", "fedgcn", "fedprox", "fedopt", "scaffold", "feddc", "moon")
+# Methods that average one model in one phase, which a server may do step by step as uploads come.
+AVERAGE_ONE_MODEL = ("fedavg", "fedgcn", "fedopt", "fedprox")
 # What a config is pointed to that asks for generated neighbours without a method.
 GENERATES_NEIGHBOURS = "fedsage_plus"
 _AUGMENTED = ("on its augmented graph once it has one", "on graphs as they are")

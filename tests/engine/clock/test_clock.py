@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.engine.cli.cli import app
-from shoal.engine.clock.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
-from shoal.engine.clock.work import ClientWork, Work
+from shoal.engine.clock.report import Asked, _interval, _round, client_work, clocked
 from shoal.engine.config.config import SHIPPED
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.studies.clock_report import Asked, _interval, _round, clocked
+from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
+from shoal.engine.simulation.work import ClientWork, Work
 
 MICROSECOND = 1e-6
 NOTHING = Work(np.zeros(3), np.zeros(3))
@@ -310,6 +310,33 @@ def test_devices_of_a_client_are_the_same_in_all_runs_and_follow_the_seed(runs: 
         for seed in (0, 0, 1)
     )
     assert first == again != other
+
+
+def test_steps_have_the_time_that_the_run_gave_them(tmp_path: Path) -> None:
+    steps = {"name": "fedbuff", "buffer": 2, "concurrency": 3, "seed": 4}
+    run = shoal.run(small_run(tmp_path, rounds=5, evaluation={"every": 5}, schedule=steps)).path
+    lines, work = read_metrics(run), client_work(run)
+    own = json.loads(invoked(run, "--json", "--seed", 4))["methods"][0]["runs"][0]["rounds"]
+    time = np.array([0.0, *(line["simulated"] for line in lines)])
+    server = [line["seconds"]["aggregate"] for line in lines]
+    np.testing.assert_allclose(own["seconds"], np.diff(time) + server)
+    phones = read_classes("phones", "devices", DEVICES)
+    made = Fleet.of(phones, read_classes("consumer", "networks", NETWORKS), 4, 4)
+    compute = made.seconds(work.train)
+    for line, joules, flops in zip(lines, own["joules"], own["flops"]):
+        number, visits = line["round"], zip(line["cohort"], line["staleness"]["of_clients"])
+        spent = {i: time[number] - time[number - 1 - s] for i, s in visits}
+        used = [made.watts[i] * compute[i] + made.idle_watts[i] * (spent[i] - compute[i]) for i in spent]
+        assert joules == pytest.approx(sum(used))
+        assert flops == sum(work.train.flops[i] for i in spent)
+    asked = "--devices phones --network consumer --seed 4"
+    for devices, seed in (("phones", 3), ("hospital", 4)):
+        with refused(run, says=asked):
+            clocked([run], Asked.of(devices, "consumer", None, None, seed))
+    with refused(run, says=asked):
+        clocked([run], Asked.of("phones", "none", None, None, 4))
+    with refused(run, "--deadline", says="fedbuff"):
+        clocked([run], Asked.of("phones", "consumer", 1.0, None, 4))
 
 
 def test_runs_that_cannot_be_clocked_are_refused(runs: list[Path], tmp_path: Path) -> None:

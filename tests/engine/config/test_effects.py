@@ -84,6 +84,33 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("aggregation.kind", "median", "algorithm", "global", "fedavg"),
     ("aggregation.share", 0.1, "aggregation.kind", "median", "bulyan"),
     ("aggregation.bound", 2.0, "aggregation.kind", "krum", "norm_bound"),
+    *(
+        (key, value, "schedule.name", "fedbuff", "synchronous")
+        for key, value in [
+            ("participation.ratio", 0.5),
+            ("participation.count", 3),
+            ("communication.upload", "int8"),
+            ("attack.kind", "scaled"),
+            ("aggregation.kind", "median"),
+            ("engine.on_client_error", "skip"),
+        ]
+    ),
+    ("schedule.name", "fedasync", "algorithm", "fedgta", "fedprox"),
+    ("schedule.name", "fedbuff", "algorithm", "moon", "mine.py:Mine"),
+    *(
+        (key, value, "schedule.name", "synchronous", "fedasync")
+        for key, value in [
+            ("schedule.concurrency", 3),
+            ("schedule.staleness", "constant"),
+            ("schedule.a", 1.0),
+            ("schedule.seed", 1),
+            ("schedule.devices", "hospital"),
+            ("schedule.network", "none"),
+            ("schedule.mixing", 0.5),
+        ]
+    ),
+    ("schedule.mixing", 0.5, "schedule.name", "fedbuff", "fedasync"),
+    ("schedule.buffer", 3, "schedule.name", "fedasync", "fedbuff"),
     ("evaluation.domains", False, "data.dataset", "sbm", ["digits", "cora"]),
     ("engine.hosts", 3, "engine.backend", "local", "ray"),
     ("ray.address", "auto", "engine.backend", "local", "ray"),
@@ -153,13 +180,28 @@ def test_keys_of_the_clock_need_devices_and_a_network(key: str, value: Any) -> N
     config_from(with_keys(**{**FLEET, f"participation__{key}": value}))
 
 
+def test_a_schedule_of_layers_that_read_edges_between_clients_is_refused() -> None:
+    base = {"model": {"name": "gcn"}, "schedule": "fedbuff"}
+    with refused("config", "schedule.name", says="is for data.cross_edges drop or hops, found one_hop"):
+        config_from(with_keys(**base, data__cross_edges="one_hop"))
+    # A form of weights has its numbers.
+    for form, known in (("constant", ()), ("polynomial", ("a",)), ("hinge", ("a", "b"))):
+        for key in ("a", "b"):
+            keys = {"schedule": {"name": "fedbuff", "staleness": form, key: 3}}
+            if key in known:
+                assert getattr(config_from(with_keys(**keys)).schedule, key) == 3
+            else:
+                with refused("config", f"schedule.{key}", says="is for schedule.staleness "):
+                    config_from(with_keys(**keys))
+
+
 def test_no_hops_are_needed_where_layers_read_sums() -> None:
     config = config_from(with_keys(model="gcn", data__cross_edges="one_hop", propagation__hops=0))
     assert (config.kernel().hops, config.kernel().first_layer) == (1, "gcn")
 
 
 def test_every_rule_has_a_case() -> None:
-    of_clock = {f"participation.{key}" for key in ("deadline", "over_selection", "seed", "network")}
+    of_clock = {*(f"participation.{key}" for key in ("deadline", "over_selection", "seed", "network")), "schedule.b"}
     assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == of_clock
 
 

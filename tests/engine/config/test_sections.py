@@ -29,6 +29,7 @@ CLASSES: dict[str, type] = {
     "heterogeneity": sections.HeterogeneityOptions,
     "train": TrainOptions,
     "participation": sections.ParticipationOptions,
+    "schedule": sections.ScheduleOptions,
     "communication": sections.CommunicationOptions,
     "attack": sections.AttackOptions,
     "aggregation": sections.AggregationOptions,
@@ -43,7 +44,7 @@ CLASSES: dict[str, type] = {
 KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.root data.store data.cache data.overlay data.path data.split_file partition.file model.pretrained "
-        "participation.trace run.root",
+        "participation.trace run.root schedule.devices schedule.network",
         [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
     ),
     (
@@ -67,16 +68,17 @@ KINDS: list[tuple[str, list[Any]]] = [
         "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
         "participation.at_least participation.candidates evaluation.every evaluation.clients engine.hosts "
         "engine.threads engine.cell_size "
-        "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs",
+        "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs "
+        "schedule.concurrency schedule.buffer",
         [0, -1, 2.5, "4", True],
     ),
     (
-        "data.split_seed data.cross_seed partition.seed heterogeneity.seed participation.seed",
+        "data.split_seed data.cross_seed partition.seed heterogeneity.seed participation.seed schedule.seed schedule.b",
         [-1, 0.5, 2**63, "3", True],
     ),
     (
         "partition.alpha partition.resolution train.lr attack.scale aggregation.bound participation.deadline "
-        "engine.cell_timeout "
+        "schedule.a engine.cell_timeout "
         "run.checkpoint_seconds run.max_seconds",
         [0.0, -1.0, NAN, INF, "1", True],
     ),
@@ -86,12 +88,15 @@ KINDS: list[tuple[str, list[Any]]] = [
         [-0.5, NAN, INF],
     ),
     ("train.momentum train.dropout participation.dropout data.newcomers", [-0.1, 1.0, NAN, INF]),
-    ("data.cross_share participation.ratio communication.ratio attack.share", [0.0, 1.1, NAN, True, "1"]),
+    (
+        "data.cross_share participation.ratio communication.ratio attack.share schedule.mixing",
+        [0.0, 1.1, NAN, True, "1"],
+    ),
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
         "train.opt_state communication.upload attack.kind aggregation.kind "
-        "participation.selection "
+        "participation.selection schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
@@ -174,6 +179,11 @@ TAKEN: dict[str, list[Any]] = {
     "attack.kind": ["none", "scaled", "/my.py:Own"],
     "attack.share": [1.0],
     "aggregation.share": [0.0, 0.49],
+    "schedule.name": ["synchronous", "fedbuff"],
+    "schedule.devices": ["phones", "/mine.csv"],
+    "schedule.network": ["none", "/mine.csv"],
+    "schedule.b": [0],
+    "schedule.mixing": [1.0],
     "evaluation.metrics": [("accuracy",), ("f1", "/my.py:ECE", "roc_auc")],
     "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
@@ -195,6 +205,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "communication.ratio": {"upload": "topk"},
     "attack.share": {"kind": "scaled"},
     "aggregation.share": {"kind": "krum"},
+    "schedule.devices": {"name": "fedbuff"},
+    "schedule.network": {"name": "fedbuff"},
+    "schedule.b": {"name": "fedbuff", "staleness": "hinge"},
+    "schedule.mixing": {"name": "fedasync"},
 }
 
 

@@ -15,7 +15,7 @@ from support.small_runs import small_run
 from typer.testing import CliRunner
 
 from shoal.engine.cli.cli import app
-from shoal.engine.config.config import Config, parse_config
+from shoal.engine.config.config import Config, config_from, parse_config
 from shoal.engine.past.replay import replay, tables
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.records.metrics import read_metrics
@@ -183,3 +183,9 @@ def test_digests_of_uploads_stay_after_a_kill_and_are_of_their_bytes(tmp_path: P
     with refused(whole / "uploads.arrows"):
         read_upload_digests(whole, 4)
     assert any("uploads.arrows" in fault for fault in verify_run(whole))
+
+
+def test_a_visit_of_an_asynchronous_run_is_not_replayed(tmp_path: Path) -> None:
+    folder = run(config_from(small_run(tmp_path, rounds=2, schedule={"name": "fedasync", "concurrency": 2})))
+    with refused(folder, "schedule.name", says="not those of fedasync"):
+        replay(folder, 1, 0)

@@ -14,7 +14,7 @@ from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
-from shoal.engine.clock.schedule import Fleet
+from shoal.engine.clock.report import Asked, clocked
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.sections import ParticipationOptions
@@ -26,7 +26,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
-from shoal.engine.studies.clock_report import Asked, clocked
+from shoal.engine.simulation.schedule import Fleet
 
 Start = Callable[..., Server]
 CLOCK = {"devices": "phones", "network": "consumer"}

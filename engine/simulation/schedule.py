@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from shoal.algorithms.rng import key
-from shoal.engine.clock.work import ClientWork, Work
 from shoal.engine.config.config import SHIPPED
+from shoal.engine.simulation.work import ClientWork, Work
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.suggestions import did_you_mean
@@ -75,6 +75,11 @@ def read_classes(place: str, folder: str, known: dict[str, float | None]) -> Cla
     return Classes(path, tuple(row[CLASS] for row in rows), columns)
 
 
+def read_network(place: str) -> Classes | None:
+    """Classes of links, as `read_classes`; `none`: messages take no time and no money."""
+    return None if place == "none" else read_classes(place, "networks", NETWORKS)
+
+
 def _file(place: str, folder: str) -> Path:
     ours = SHIPPED / folder
     known = sorted(path.stem for path in ours.glob("*.csv"))
@@ -125,18 +130,27 @@ class Fleet:
     server_up: float
 
     @classmethod
-    def of(cls, devices: Classes, networks: Classes, clients: int, seed: int) -> "Fleet":
-        """Gives every client a device and a link, by the seed; a ShoalError: no row `server` of share 0."""
+    def of(cls, devices: Classes, networks: Classes | None, clients: int, seed: int) -> "Fleet":
+        """Gives every client a device and a link, by the seed; a ShoalError: no row `server` of share 0.
+
+        Without networks messages take no time and no money.
+        """
+        device, speed = devices.drawn(clients, seed, "device")
+        found = {name: column[device] for name, column in devices.columns.items()}
+        compute = (
+            device, GIGA * found["gflops"] * speed, GIGA * found["gb_per_s"] * speed, found["watts"],
+            found["idle_watts"], found["per_hour"],
+        )  # fmt: skip
+        if networks is None:
+            fast, none = np.full(clients, math.inf), np.zeros(clients)
+            return cls(*compute, fast, fast, none, none, math.inf, math.inf)
         link = networks.columns
         server = networks.names.index(SERVER) if SERVER in networks.names else 0
         if networks.names[server] != SERVER or link[SHARE][server]:
             raise ShoalError(networks.path, SERVER, "a row of this class with share 0 must give the server's link")
-        device, speed = devices.drawn(clients, seed, "device")
         network, pace = networks.drawn(clients, seed, "network")
-        found = {name: column[device] for name, column in devices.columns.items()}
         return cls(
-            device, GIGA * found["gflops"] * speed, GIGA * found["gb_per_s"] * speed, found["watts"],
-            found["idle_watts"], found["per_hour"], MBIT * link["down_mbit"][network] * pace,
+            *compute, MBIT * link["down_mbit"][network] * pace,
             MBIT * link["up_mbit"][network] * pace, link["latency_ms"][network] / 1000, link["per_gb"][network] / GIGA,
             MBIT * float(link["down_mbit"][server]), MBIT * float(link["up_mbit"][server]),
         )  # fmt: skip
@@ -194,7 +208,8 @@ def schedule(
 
 @dataclass(frozen=True)
 class Clock:
-    """What rounds take, `[T]` each: seconds, joules and money; operations; seconds that clients wait; late clients.
+    """What rounds take, `[T]` each: seconds, joules and money; operations; seconds that clients wait; late clients; and
+    seconds of all clients of the round.
 
     `late_of` are late visits by class of devices, int64 `[D]`, of `visits_of`.
     """
@@ -205,19 +220,26 @@ class Clock:
     flops: np.ndarray
     idle: np.ndarray
     late: np.ndarray
+    of_clients: np.ndarray
     late_of: np.ndarray
     visits_of: np.ndarray
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a run records of a round: its cohort, bytes of each client, seconds of the server, and whether it scored."""
+    """What a run records of a round: its cohort, bytes of each client, seconds of the server, and whether it scored.
+
+    Of a run that is not synchronous also the seconds since the step before, and those of each client from the step
+    whose model it trained from, `[C]`; its evaluations take no time.
+    """
 
     cohort: np.ndarray
     down: np.ndarray
     up: np.ndarray
     server: float
     scored: bool
+    took: float = 0.0
+    spent: np.ndarray | None = None
 
 
 def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: float = math.inf) -> Clock:
@@ -229,17 +251,19 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
         (fleet.seconds(work.train) + fleet.seconds(work.upload) + extra, work.train.flops + work.upload.flops + flops)
         for extra, flops in ((0.0, 0.0), (fleet.seconds(work.evaluate), work.evaluate.flops))
     )
-    table, late, visits = np.zeros((6, len(rounds))), [], []
+    table, late, visits = np.zeros((7, len(rounds))), [], []
     for number, each in enumerate(rounds):
         own = each.cohort
         compute, flops = (values[own] for values in (scored if each.scored else plain))
         found = schedule(fleet, own, each.down, each.up, compute, deadline)
-        total = found.end + each.server
-        busy = np.clip(found.end - found.received, 0, compute)
+        took, busy = found.end + each.server, np.clip(found.end - found.received, 0, compute)
+        total = np.full(len(own), took)
+        if each.spent is not None:
+            took, busy, total = each.took + each.server, compute, each.spent
         waits = np.maximum(total - busy - found.moving, 0)
         joules = fleet.watts[own] @ busy + fleet.idle_watts[own] @ (total - busy)
-        money = fleet.per_hour[own].sum() * total / HOUR + fleet.per_byte[own] @ (each.down + each.up)
-        table[:, number] = total, joules, money, flops.sum(), waits.sum(), found.late.sum()
+        money = fleet.per_hour[own] @ total / HOUR + fleet.per_byte[own] @ (each.down + each.up)
+        table[:, number] = took, joules, money, flops.sum(), waits.sum(), found.late.sum(), total.sum()
         late.append(fleet.device[own[found.late]])
         visits.append(fleet.device[own])
     classes = int(fleet.device.max(initial=0)) + 1

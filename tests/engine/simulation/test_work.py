@@ -17,10 +17,10 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.clock.work import Product, Sizes, forward_work, products_of, training_work
+from shoal.engine.clock.report import client_work
 from shoal.engine.config.config import load_config
 from shoal.engine.preparing.identity import store_or_overlay
-from shoal.engine.studies.clock_report import client_work
+from shoal.engine.simulation.work import Product, Sizes, forward_work, products_of, training_work
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import training_path
 

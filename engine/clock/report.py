@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -13,14 +13,15 @@ import pyarrow.csv
 
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.clock.schedule import DEVICES, NETWORKS, Classes, Clock, Fleet, Round, clock, read_classes
-from shoal.engine.clock.work import ClientWork, work_of
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.rounds.costs import CLIENT_BYTES
+from shoal.engine.rounds.costs import CLIENT_BYTES, SIMULATED
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.simulation.events import Asynchronous
+from shoal.engine.simulation.schedule import DEVICES, Classes, Clock, Fleet, Round, clock, read_classes, read_network
+from shoal.engine.simulation.work import ClientWork, work_of
 from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
 from shoal.engine.studies.figures import Drawing
@@ -49,7 +50,7 @@ class Asked:
     """What a clock is asked for: classes of devices and links, a deadline in seconds, a score, and a seed."""
 
     devices: Classes
-    networks: Classes
+    networks: Classes | None
     deadline: float
     target: float | None
     seed: int
@@ -61,7 +62,7 @@ class Asked:
             raise ShoalError("--deadline", f"expected seconds above 0, found {deadline:g}")
         if target is not None and not 0 < target <= 1:
             raise ShoalError("--target", f"expected a share above 0 and at most 1, found {target:g}")
-        files = read_classes(devices, "devices", DEVICES), read_classes(network, "networks", NETWORKS)
+        files = read_classes(devices, "devices", DEVICES), read_network(network)
         return cls(*files, math.inf if deadline is None else deadline, target, seed)
 
 
@@ -82,7 +83,9 @@ class ClockedRun:
             raise ShoalError(run / METRICS, "has no round, which says who took part; run it again with shoal run")
         work = client_work(run)
         fleet = Fleet.of(asked.devices, asked.networks, len(work.train.flops), asked.seed)
-        found = clock([_round(line) for line in lines], work, fleet, asked.deadline)
+        if SIMULATED in lines[0]:
+            _require_own_fleet(run, fleet, asked)
+        found = clock(_rounds(lines), work, fleet, asked.deadline)
         simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]
         notes = [work.note] if work.note else []
         notes += [] if CLIENT_BYTES in lines[0] else ["older runs: bytes of a round are shared equally by its clients"]
@@ -107,12 +110,36 @@ class ClockedRun:
 
 
 def client_work(run: Path) -> ClientWork:
-    """The work of every client of a run, from its config and its store. Raises as `work_of`."""
+    """The work of every client of a run, from its config and its store.
+
+    Raises ShoalError: the store cannot be opened, or the work of a model is not known.
+    """
     config = load_config(run)
     plan = RunPlan.of(config, trains=False)
-    store = plan.prepare()
-    job = make_job(config, store, run.name)
-    return work_of(run, job, store, plan.algorithm, job.sketch_models(store, plan.algorithm)[MODEL])
+    job = make_job(config, plan.prepare(), run.name)
+    store = job.open_store()
+    return work_of(job, store, plan.algorithm, job.sketch_models(store, plan.algorithm)[MODEL], run)
+
+
+def _require_own_fleet(run: Path, fleet: Fleet, asked: Asked) -> None:
+    """Raises ShoalError: a run that is not synchronous is of other devices, or a deadline is asked for."""
+    own = load_config(run).schedule
+    if asked.deadline < math.inf:
+        raise ShoalError(run, "--deadline", f"is for synchronous rounds, and the run is of {own.name}; leave it out")
+    its = Asynchronous.of(own, len(fleet.device)).fleet(len(fleet.device))
+    if any(not np.array_equal(getattr(its, each.name), getattr(fleet, each.name)) for each in fields(Fleet)):
+        given = f"--devices {own.devices} --network {own.network} --seed {own.seed}"
+        raise ShoalError(run, f"its steps depend on its devices and links; give {given}")
+
+
+def _rounds(lines: Sequence[Line]) -> list[Round]:
+    """The rounds of a run; of one that is not synchronous with their simulated time."""
+    if SIMULATED not in lines[0]:
+        return [_round(line) for line in lines]
+    time = np.array([0.0, *(line[SIMULATED] for line in lines)])
+    begun = [line["round"] - 1 - np.array(line["staleness"]["of_clients"]) for line in lines]
+    found = zip(map(_round, lines), time[1:], np.diff(time), begun)
+    return [replace(each, scored=False, took=took, spent=end - time[start]) for each, end, took, start in found]
 
 
 def _round(line: Line) -> Round:
@@ -184,12 +211,11 @@ class Clocked:
         for group, runs in zip(self.looks.groups, self.runs):
             clocks = [run.clock for run in runs]
             visits = [max(sum(len(line["cohort"]) for line in run.lines), 1) for run in runs]
-            of_clients = [sum(len(line["cohort"]) * line["seconds"]["round"] for line in run.lines) for run in runs]
             columns = {
                 "seconds": [c.seconds.sum() for c in clocks], "joules": [c.joules.sum() for c in clocks],
                 "money": [c.money.sum() for c in clocks],
                 "flops": [c.flops.sum() / 1e12 for c in clocks],
-                "idle": [100 * c.idle.sum() / max(all_of, 1e-300) for c, all_of in zip(clocks, of_clients)],
+                "idle": [100 * c.idle.sum() / max(c.of_clients.sum(), 1e-300) for c in clocks],
                 "late": [100 * c.late.sum() / count for c, count in zip(clocks, visits)],
             }  # fmt: skip
             rows.append((self.looks.name(group), *(_interval(v, COSTS["seconds"]) for v in columns.values())))
@@ -235,7 +261,7 @@ class Clocked:
         if panels := self.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
             title = f"Test score {MODELS[self.scope]} by simulated time"
             drawings.curves(found, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
-        files = [each.path.name for each in (self.asked.devices, self.asked.networks)]
+        files = ["none" if each is None else each.path.name for each in (self.asked.devices, self.asked.networks)]
         facts = [("Devices", files[0]), ("Network", files[1]), ("Seed", str(self.asked.seed))]
         facts += [("Deadline", f"{self.asked.deadline:g} s")] if self.asked.deadline < math.inf else []
         return write_page(

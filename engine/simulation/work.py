@@ -178,23 +178,21 @@ class ClientWork:
 
 
 def work_of(
-    where: Path | str, job: Job, store: Store, algorithm: Algorithm, models: Sequence[BuiltModel]
+    job: Job, store: Store, algorithm: Algorithm, models: Sequence[BuiltModel], place: Path | str
 ) -> ClientWork:
-    """The work of every client of a job with these models.
+    """The work of every client of a job, from its store and the models of its config.
 
-    Raises ShoalError, which begins with `where`: the work of a model is not known.
+    Raises ShoalError: the work of a model is not known; the line begins with `place`.
     """
     if job.propagation is not None and propagation_of(job.propagation).first_layer:
-        raise ShoalError(where, "the work of layers that read data.cross_edges is not known")
-    counts, method = store.manifest.splits[job.split].counts, job.method.name
+        raise ShoalError(place, "the work of layers that read data.cross_edges is not known")
+    method, counts = job.method.name, store.manifest.splits[job.split].counts
     found = [Work(np.zeros(store.clients), np.zeros(store.clients)) for _ in range(3)]
     for number, built in enumerate(models):
         module = built.flat.module
         products = products_of(module) if store.manifest.task == "node" else None
         if products is None:
-            raise ShoalError(
-                where, f"the work of {built.spec.name} here is not known; the clock knows {KNOWN}, of nodes"
-            )
+            raise ShoalError(place, f"the work of {built.spec.name} here is not known; known are {KNOWN}, of nodes")
         nodes, entries = _sizes(store, module)
         training = job.open_training(store)
         seen = Sizes(training.manifest.splits[job.split].counts[:, 0], *_sizes(training, module))

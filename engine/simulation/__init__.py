@@ -1,0 +1,1 @@
+"""Simulated time: work of clients by formula, devices and links, schedules of rounds, orders of asynchronous visits."""
