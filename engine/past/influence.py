@@ -138,10 +138,10 @@ def _without(past: PastRun, client: int, shared: int, backend: Backend, command:
 
 
 def first_visits(past: PastRun) -> dict[int, int]:
-    """The round in which each client was drawn for the first time; clients without one are missing."""
+    """The round in which each client was asked for the first time; clients without one are missing."""
     found: dict[int, int] = {}
     for number in range(len(past.lines), 0, -1):
-        found.update(dict.fromkeys(past.schedule.cohort(number), number))
+        found.update(dict.fromkeys(past.cohort(number), number))
     return found
 
 

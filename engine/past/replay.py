@@ -185,8 +185,7 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
     if past.plan.rounds.asynchronous is not None:
         name = past.config.schedule.name
         raise ShoalError(run, "schedule.name", f"only visits of synchronous rounds are replayed, not those of {name}")
-    line = past.lines[number - 1]
-    cohort = sorted({*line["cohort"], *map(int, line.get("failures", ()))})
+    cohort = past.cohort(number)
     digests = [(phase, digest) for phase, i, digest in read_upload_digests(run, number) if i == client]
     if client not in cohort and not digests:
         named = ", ".join(map(str, cohort[:MOST_NAMED])) + (f", … ({len(cohort)})" if len(cohort) > MOST_NAMED else "")

@@ -43,6 +43,11 @@ class PastRun:
         if not 1 <= number <= len(self.lines):
             raise ShoalError(self.path, "--round", f"the run has rounds 1 to {len(self.lines)}, and none is {number}")
 
+    def cohort(self, number: int) -> list[int]:
+        """The clients that were asked in a round, ascending; those that failed, too."""
+        line = self.lines[number - 1]
+        return sorted({*line["cohort"], *map(int, line.get("failures", ()))})
+
     def after(self, number: int) -> Checkpoint | None:
         """The run after a round, with what it had logged until then; None: before its first round.
 
