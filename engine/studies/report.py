@@ -38,6 +38,7 @@ from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.page import KINDS, PAGE, Section, write_page
 from shoal.engine.studies.plain_names import METHOD, MODELS, PlainNames
 from shoal.engine.studies.scaling_figures import is_scaling, scaling_sections
+from shoal.engine.studies.search_page import search_sections
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable
@@ -78,6 +79,7 @@ def report(
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
+    sections += search_sections(paths[0])
     runs = _runs(rows, folder, looks)
     return write_page(folder, head, [*sections, runs, _how(looks)], kinds)
 
