@@ -54,7 +54,6 @@ def sweep_command(
         raise ShoalError("--search", "its options are given without it; add --search optuna")
     if search is not None and study.choose is not None:
         raise ShoalError("--choose", f"the search chooses; put {study.choose} into --space")
-    sweep: Sweep | Search
     if search is not None:
         from shoal.engine.studies.search import PRUNERS, SAMPLERS, Asked, Search
         from shoal.engine.studies.search_space import read_space
@@ -62,20 +61,25 @@ def sweep_command(
         drawn, pruner = one_of("--sampler", sampler, *SAMPLERS), one_of("--prune", prune, *PRUNERS)
         named = read_space(space or ())
         asked = Asked(named, trials, rounds_budget, drawn, pruner, choose_seeds, study.choose_by, search_seed)
-        sweep = Search(study, asked, at_once)
-        _show_head_of_study(study, sweep.folder)
+        searches = Search(study, asked, at_once)
+        _show_head_of_study(study, searches.folder)
         if dry_run:
-            print("\n".join(sweep.lines()))
-            return
-    else:
-        _show_head_of_study(study)
-        # It loads what trains, which takes seconds.
-        from shoal.engine.studies.sweep import Sweep, show_sweep_plan
+            print("\n".join(searches.lines()))
+        else:
+            _go(searches, page)
+        return
+    _show_head_of_study(study)
+    # It loads what trains, which takes seconds.
+    from shoal.engine.studies.sweep import Sweep, show_sweep_plan
 
-        sweep = Sweep(study, at_once)
-        if dry_run:
-            show_sweep_plan(sweep)
-            return
+    sweep = Sweep(study, at_once)
+    if dry_run:
+        show_sweep_plan(sweep)
+    else:
+        _go(sweep, page)
+
+
+def _go(sweep: "Sweep | Search", page: bool) -> None:
     with continued_by(sweep.command, lambda: _show_sweep(sweep, page)):
         complete = sweep.go()
     _show_sweep(sweep, page)
