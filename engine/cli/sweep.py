@@ -39,7 +39,6 @@ def sweep_command(
     ] = None,
     sampler: Annotated[str, typer.Option(help="Of a search: tpe, cma, random or grid.")] = "tpe",
     prune: Annotated[str, typer.Option(help="Of a search: none, halving, hyperband or median.")] = "none",
-    search_seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write the page of the sweep at its end.")] = True,
 ) -> None:
     """Run a grid or a search on warm hosts; finished runs are skipped, unfinished resumed, a failed one is a row."""
@@ -49,8 +48,8 @@ def sweep_command(
     scope = one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope, search is not None)  # type: ignore[arg-type]
     one_of("--search", search or "optuna", "optuna")
-    of_search = (space, rounds_budget, trials, sampler, prune, search_seed)
-    if search is None and of_search != (None, None, 64, "tpe", "none", 0):
+    of_search = (space, rounds_budget, trials, sampler, prune)
+    if search is None and of_search != (None, None, 64, "tpe", "none"):
         raise ShoalError("--search", "its options are given without it; add --search optuna")
     if search is not None and study.choose is not None:
         raise ShoalError("--choose", f"the search chooses; put {study.choose} into --space")
@@ -60,7 +59,7 @@ def sweep_command(
 
         drawn, pruner = one_of("--sampler", sampler, *SAMPLERS), one_of("--prune", prune, *PRUNERS)
         named = read_space(space or ())
-        asked = Asked(named, trials, rounds_budget, drawn, pruner, choose_seeds, study.choose_by, search_seed)
+        asked = Asked(named, trials, rounds_budget, drawn, pruner, choose_seeds, study.choose_by)
         searches = Search(study, asked, at_once)
         _show_head_of_study(study, searches.folder)
         if dry_run:
@@ -121,7 +120,9 @@ def _show_sweep(sweep: "Sweep | Search", page: bool) -> None:
     from shoal.engine.studies.study_table import Layout, on_screen, show_rows
 
     if sweep.study.search:
-        print(on_screen(sweep.table()), end="")  # type: ignore[union-attr]
+        from shoal.engine.studies.search_page import chosen_table
+
+        print(on_screen(chosen_table(sweep.plain())), end="")  # type: ignore[union-attr]
     if sweep.rows:
         show_rows(sweep.rows, Layout())
     folder = shown_path(sweep.folder)

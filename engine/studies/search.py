@@ -22,13 +22,12 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.figure_data import score_in
 from shoal.engine.studies.groups import Row, varied_in
-from shoal.engine.studies.search_page import SEARCH, chosen_table
+from shoal.engine.studies.search_page import SEARCH
 from shoal.engine.studies.search_space import distribution, ends_of, texts_of
 from shoal.engine.studies.study import Scope, Selected, Selection, Study, is_seed
 from shoal.engine.studies.sweep import Hosts, Sweep
 from shoal.engine.studies.sweep_folder import SWEEPS, root_of, row_of
 from shoal.engine.studies.sweep_view import FAILED, NOT_CHOSEN
-from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import sealed
@@ -54,7 +53,6 @@ class Asked:
     prune: str = "none"
     seeds: int = 2
     by: Scope = "deployed"
-    seed: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -62,7 +60,7 @@ class Asked:
         words = ["--search=optuna", *(f"--space={text}" for text in self.space), f"--trials={self.trials}"]
         words += [] if self.budget is None else [f"--rounds-budget={self.budget}"]
         words += [f"--sampler={self.sampler}", f"--prune={self.prune}", f"--choose-seeds={self.seeds}"]
-        return (*words, f"--choose-by={self.by}", f"--search-seed={self.seed}")
+        return (*words, f"--choose-by={self.by}")
 
 
 @dataclass
@@ -149,23 +147,18 @@ class Search:
         return {**asdict(self.asked), "batch": BATCH, "searches": [part.plain() for part in self.parts if part.trials]}
 
     def write(self) -> None:
-        """Writes `plain` to the folder."""
         with replacing(self.folder / SEARCH) as unfinished:
             unfinished.write_text(sealed(self.plain(), indent=1))
 
     def lines(self) -> list[str]:
-        """What it would do, in words: of each combination trials, the rounds of its rungs, keys, and most rounds."""
-        asked = self.asked
+        """What it would do, in words."""
+        seeds, budget = self.asked.seeds, self.asked.budget or math.inf
         return [
-            f"{part.label}: {asked.trials} trials over {', '.join(part.space)}; {asked.seeds} seeds choose, each "
-            f"trained to round {', '.join(map(str, part.steps))}; at most "
-            f"{min(asked.budget or math.inf, asked.trials * asked.seeds * part.config.rounds):,} rounds"
+            f"{part.label}: {self.asked.trials} trials over {', '.join(part.space)}, {seeds} seeds, to round "
+            f"{', '.join(map(str, part.steps))}; at most "
+            f"{min(budget, self.asked.trials * seeds * part.config.rounds):,} rounds; then {len(self.seeds)} runs report"
             for part in self.parts
-        ] + [f"then {len(self.parts) * len(self.seeds)} runs of {self.config.rounds:,} rounds report"]
-
-    def table(self) -> TextTable:
-        """What every search took, and the options that it chose."""
-        return chosen_table(self.plain())
+        ]
 
 
 def _joined(base: Selection, values: dict[str, str]) -> Selection:
@@ -217,24 +210,24 @@ class _Part:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        samplers, pruners, seed = optuna.samplers, optuna.pruners, self.asked.seed
+        samplers, pruners, seed = optuna.samplers, optuna.pruners, self.config.seed
         if self.asked.sampler == "cma":
             # Optuna's own error has no way out.
             import cmaes  # noqa: F401
-        sampler = {
-            "tpe": lambda: samplers.TPESampler(seed=seed),
-            "cma": lambda: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
-        }.get(self.asked.sampler, lambda: samplers.RandomSampler(seed=seed))
+        sampler = {"tpe": samplers.TPESampler, "cma": samplers.CmaEsSampler}.get(
+            self.asked.sampler, samplers.RandomSampler
+        )
         least = _least(self.config.rounds)
         pruner = {
-            "halving": lambda: pruners.SuccessiveHalvingPruner(least, FACTOR),
-            "hyperband": lambda: pruners.HyperbandPruner(least, max(self.config.rounds, least + 1), FACTOR),
-            "median": pruners.MedianPruner,
-        }.get(self.asked.prune, pruners.NopPruner)
-        made = optuna.create_study(study_name=self.label, sampler=sampler(), pruner=pruner(), direction="maximize")
-        if self.asked.sampler == "grid":
-            for point in self._points():
-                made.enqueue_trial(point)
+            "halving": pruners.SuccessiveHalvingPruner(least, FACTOR),
+            "hyperband": pruners.HyperbandPruner(least, max(self.config.rounds, least + 1), FACTOR),
+            "median": pruners.MedianPruner(),
+        }.get(self.asked.prune, pruners.NopPruner())
+        made = optuna.create_study(
+            study_name=self.label, sampler=sampler(seed=seed), pruner=pruner, direction="maximize"
+        )
+        for point in self._points() if self.asked.sampler == "grid" else ():
+            made.enqueue_trial(point)
         return made
 
     def _points(self) -> list[dict[str, Any]]:
@@ -245,22 +238,26 @@ class _Part:
                 raise ShoalError("--space", key, "a grid needs values, as key=a,b,c")
             values[key] = drawn.choices if hasattr(drawn, "choices") else range(drawn.low, drawn.high + 1)
         points = [dict(zip(values, point)) for point in itertools.product(*values.values())]
-        random.Random(self.asked.seed).shuffle(points)
+        random.Random(self.config.seed).shuffle(points)
         return points
 
     def go(self, hosts: Hosts) -> None:
         """Asks, trains and judges batch by batch, until trials, grid or budget end."""
+        from optuna.trial import TrialState
+
         self.study, over = self._study(), False
         most = min(self.asked.trials, len(self.study.trials) or self.asked.trials)
         while len(self.trials) < most and not over:
             asked = [self.study.ask(self.space) for _ in range(min(BATCH, most - len(self.trials)))]
-            batch = [Trial(drawn.number, texts_of(drawn.params, self.space)) for drawn in asked]
+            batch = [Trial(drawn.number, texts_of(drawn.params)) for drawn in asked]
             self.trials += batch
             for step in self.steps:
                 over |= self._train(batch, step, hosts)
                 self._judge(asked, batch, step)
             for trial in batch:
-                self._tell(trial)
+                whole = trial.state == COMPLETE
+                ended = TrialState.COMPLETE if whole else TrialState.PRUNED if trial.scores else TrialState.FAIL
+                self.study.tell(trial.number, trial.rank[1] if whole else None, ended)
 
     def _train(self, batch: Sequence[Trial], step: int, hosts: Hosts) -> bool:
         """Trains what runs up to a round, the best first; gives whether the budget has no rounds for one of them."""
@@ -291,12 +288,10 @@ class _Part:
             trial.state, trial.error = FAILED, errors[0]
             return
         read = score_in(self.asked.by, "val")
-        of_rows = [[read(line) for line in read_metrics(row.path)[:step]] for row in rows]
-        best = [max((score for score in scores if score is not None), default=None) for scores in of_rows]
-        known = [score for score in best if score is not None]
-        if len(known) < len(rows):
+        of_rows = [[s for line in read_metrics(row.path)[:step] if (s := read(line)) is not None] for row in rows]
+        if not all(of_rows):
             raise ShoalError(rows[0].path, f"has no validation of {self.asked.by}; set --choose-by to another scope")
-        trial.scores[step] = fmean(known)
+        trial.scores[step] = fmean(map(max, of_rows))
 
     def _judge(self, asked: Sequence[Any], batch: Sequence[Trial], step: int) -> None:
         """Ends the trials that a pruner stops, which compares each with those before it."""
@@ -317,14 +312,6 @@ class _Part:
                 f"{self.label}: trials {batch[0].number + 1} to {batch[-1].number + 1}, round {step}: best validation "
                 f"{100 * best:.2f} %, {further} go on; {self.rounds:,} rounds so far"
             )
-
-    def _tell(self, trial: Trial) -> None:
-        from optuna.trial import TrialState
-
-        if trial.state == COMPLETE:
-            self.study.tell(trial.number, trial.rank[1])
-        else:
-            self.study.tell(trial.number, state=TrialState.PRUNED if trial.scores else TrialState.FAIL)
 
     @property
     def rounds(self) -> int:

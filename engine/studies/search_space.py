@@ -51,14 +51,9 @@ def distribution(text: str) -> Any:
         raise ShoalError("--space", text, "; ".join(filter(None, (str(error), FORM)))) from None
 
 
-def texts_of(drawn: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, str]:
-    """Drawn values as a config is given them; real numbers with four digits, where these stay in the range."""
-    texts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in drawn.items()}
-    return {
-        key: str(value) if isinstance(value, float) and not space[key].low <= float(texts[key]) <= space[key].high
-        else texts[key]
-        for key, value in drawn.items()
-    }  # fmt: skip
+def texts_of(drawn: Mapping[str, Any]) -> dict[str, str]:
+    """Drawn values as a config is given them; real numbers have four digits."""
+    return {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in drawn.items()}
 
 
 def ends_of(drawn: Any) -> list[str]:
