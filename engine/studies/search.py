@@ -19,6 +19,7 @@ from typing import Any
 from shoal.engine.config.config import load_config
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.records.metrics import read_metrics
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.figure_data import score_in
 from shoal.engine.studies.groups import Row, varied_in
@@ -156,7 +157,7 @@ class Search:
         return [
             f"{part.label}: {self.asked.trials} trials over {', '.join(part.space)}, {seeds} seeds, to round "
             f"{', '.join(map(str, part.steps))}; at most "
-            f"{min(budget, self.asked.trials * seeds * part.config.rounds):,} rounds; then {len(self.seeds)} runs report"
+            f"{min(budget, self.asked.trials * seeds * part.config.rounds):,} rounds; then {len(self.seeds)} runs"
             for part in self.parts
         ]
 
@@ -198,7 +199,7 @@ class _Part:
         for key, drawn in list(space.items()):
             try:
                 for end in ends_of(drawn):
-                    load_config(self.of.study.config, (*self.base.overrides, f"{key}={end}"))
+                    RunPlan.of(load_config(self.of.study.config, (*self.base.overrides, f"{key}={end}")))
             except ShoalError as error:
                 del space[key]
                 if not space or not self.of.varied:
