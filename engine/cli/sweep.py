@@ -39,6 +39,11 @@ def sweep_command(
     ] = None,
     sampler: Annotated[str, typer.Option(help="Of a search: tpe, cma, random or grid.")] = "tpe",
     prune: Annotated[str, typer.Option(help="Of a search: none, halving, hyperband or median.")] = "none",
+    forecast: Annotated[
+        bool,
+        typer.Option("--forecast", help="Train the first rounds of each combination, say what all take, and stop."),
+    ] = False,
+    price: Annotated[float, typer.Option(min=0, help="Of a forecast: money of an hour.")] = 0.0,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write the page of the sweep at its end.")] = True,
 ) -> None:
     """Run a grid or a search on warm hosts; finished runs are skipped, unfinished resumed, a failed one is a row."""
@@ -51,6 +56,10 @@ def sweep_command(
     of_search = (space, rounds_budget, trials, sampler, prune)
     if search is None and of_search != (None, None, 64, "tpe", "none"):
         raise ShoalError("--search", "its options are given without it; add --search optuna")
+    if forecast and (search is not None or dry_run):
+        raise ShoalError("--forecast", "is for a sweep of axes alone, without --search and --dry-run")
+    if price and not forecast:
+        raise ShoalError("--price", "is of a forecast; add --forecast")
     if search is not None and study.choose is not None:
         raise ShoalError("--choose", f"the search chooses; put {study.choose} into --space")
     if search is not None:
@@ -74,6 +83,11 @@ def sweep_command(
     sweep = Sweep(study, at_once)
     if dry_run:
         show_sweep_plan(sweep)
+    elif forecast:
+        from shoal.engine.studies.forecast import forecast as expected
+        from shoal.engine.studies.study_table import on_screen
+
+        print(on_screen(expected(sweep, price)), end="")
     else:
         _go(sweep, page)
 

@@ -31,6 +31,7 @@ from shoal.engine.studies.figure_data import (
     score_in,
 )
 from shoal.engine.studies.figures import Drawing
+from shoal.engine.studies.forecast import FORECAST, forecast_table
 from shoal.engine.studies.groups import Group, Row, grouped, spread_of
 from shoal.engine.studies.head import best_of, head_of, standing_figure
 from shoal.engine.studies.looks import MOST_LINES, Look, Looks, Panels
@@ -80,6 +81,8 @@ def report(
     else:
         sections = _Accuracies(looks, mean).sections(read)
     sections += search_sections(paths[0])
+    if (paths[0] / FORECAST).exists():
+        sections.append(Section("Forecast", tables=[forecast_table(paths[0], read)], folded=True))
     runs = _runs(rows, folder, looks)
     return write_page(folder, head, [*sections, runs, _how(looks)], kinds)
 
