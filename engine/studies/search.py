@@ -9,7 +9,6 @@ folders of their runs, whatever ended it and however many runs are at work at a 
 import itertools
 import math
 import random
-import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -232,13 +231,11 @@ class _Part:
         return made
 
     def _points(self) -> list[dict[str, Any]]:
-        """All points of a grid, in an order that the seed draws. Raises ShoalError: a key has real numbers."""
-        values: dict[str, Sequence[Any]] = {}
-        for key, drawn in self.space.items():
-            if isinstance(getattr(drawn, "low", None), float):
-                raise ShoalError("--space", key, "a grid needs values, as key=a,b,c")
-            values[key] = drawn.choices if hasattr(drawn, "choices") else range(drawn.low, drawn.high + 1)
-        points = [dict(zip(values, point)) for point in itertools.product(*values.values())]
+        """All points of a grid, in an order that the seed draws. Raises ShoalError: a key has a range."""
+        if ranged := next((key for key, drawn in self.space.items() if not hasattr(drawn, "choices")), None):
+            raise ShoalError("--space", ranged, "a grid needs values, as key=a,b,c")
+        lists = [drawn.choices for drawn in self.space.values()]
+        points = [dict(zip(self.space, point)) for point in itertools.product(*lists)]
         random.Random(self.config.seed).shuffle(points)
         return points
 
@@ -336,12 +333,7 @@ class _Part:
             if first in trial.scores:
                 of, score = made.distributions, trial.scores[first]
                 study.add_trial(optuna.create_trial(params=made.params, distributions=of, value=score))
-        if len(study.trials) <= BATCH:
-            return {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+        return dict(optuna.importance.get_param_importances(study)) if len(study.trials) > BATCH else {}
 
     def plain(self) -> dict[str, Any]:
         """What the page shows of it."""

@@ -35,7 +35,7 @@ def chosen_table(plain: Mapping[str, Any]) -> TextTable:
         rows.append((search["label"], str(len(search["trials"])), str(complete), *rounds, score, chosen))
     heads = ("search", "trials", "complete", "rounds", "unpruned", "validation (%)", "chosen")
     note = (
-        f"validation of {plain['by']} models, mean of {plain['seeds']} seeds that report nothing; rounds over all seeds"
+        f"validation of {plain['by']} models, mean of {plain['seeds']} seeds that report nothing; rounds of all seeds"
     )
     return TextTable(heads, tuple(rows), len(heads), title="Chosen options", notes=(note,))
 
@@ -50,8 +50,10 @@ def search_sections(folder: Path) -> list[Section]:
         raise ShoalError(folder / SEARCH, f"damaged ({error}); the same shoal sweep writes it again") from None
     found: list[Drawing] = []
     searches = plain["searches"]
-    lines = [[(float(at), best, 0.0) for at, best in search["progress"]] for search in searches]
-    looks = [Look(search["label"], place, 0, line) for place, (search, line) in enumerate(zip(searches, lines))]
+    looks = [
+        Look(search["label"], place, 0, [(float(at), best, 0.0) for at, best in search["progress"]])
+        for place, search in enumerate(searches)
+    ]
     drawings.over_key(found, "best-so-far", "Best validation so far", {"": looks}, "rounds trained", VALIDATION)
     trials = []
     for place, search in enumerate(searches):
@@ -68,10 +70,7 @@ def search_sections(folder: Path) -> list[Section]:
         heads = ("trial", *names.values(), "state", "rounds", "validation (%)")
         trials.append(TextTable(heads, tuple(rows), len(heads), title=label))
     note = "importance: share of each key in how trials differ at the first rung (PED-ANOVA)"
-    return [
-        Section("Search", found, [chosen_table(plain)], note=note),
-        Section("Trials", tables=trials, folded=True),
-    ]
+    return [Section("Search", found, [chosen_table(plain)], note=note), Section("Trials", tables=trials, folded=True)]
 
 
 def _score(trial: Mapping[str, Any]) -> float:

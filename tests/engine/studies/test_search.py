@@ -153,7 +153,7 @@ def test_methods_have_the_same_budget_and_keys_of_their_own(config: str, capsys:
 
 
 def test_a_grid_visits_every_point_once(config: str) -> None:
-    search = searched(config, space=("algorithm.lp_steps=1:3", "train.lr=0.1,0.01"), sampler="grid", trials=64)
+    search = searched(config, space=("algorithm.lp_steps=1,2,3", "train.lr=0.1,0.01"), sampler="grid", trials=64)
     points = sorted(tuple(trial.values.values()) for trial in search.parts[0].trials)
     assert points == sorted((str(steps), lr) for steps in (1, 2, 3) for lr in ("0.1", "0.01"))
 
