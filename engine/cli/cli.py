@@ -4,22 +4,19 @@ import importlib.metadata
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.engine.cli.past import fork_command, influence_command, possible_path, replay_command
+from shoal.engine.cli.sweep import continued_by, sweep_command
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
 from shoal.storage.options.types import one_of as _one_of
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
-    from shoal.engine.studies.study import Study
-    from shoal.engine.studies.sweep import Sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -108,6 +105,9 @@ def run_command(
         bool, typer.Option("--resume", help="Go on with an unfinished run, or one of fewer rounds.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
+    until: Annotated[
+        int | None, typer.Option(min=1, help="Pause after this round with a checkpoint; --resume goes on.")
+    ] = None,
     page: Annotated[
         bool | None, typer.Option("--report/--no-report", help="Write the page of the run; by default on a terminal.")
     ] = None,
@@ -123,11 +123,15 @@ def run_command(
 
     show_head(resolved)
     # It loads what trains, which takes seconds.
-    from shoal.engine.records.run_folder import run_place
+    from shoal.engine.records.run_folder import finished, run_place
     from shoal.engine.runs.run import run
     from shoal.engine.screen.tables import show_next, show_run
 
-    folder = run(resolved, resume=resume, fresh=fresh)
+    folder = run(resolved, resume=resume, fresh=fresh, until=until)
+    if not finished(folder):
+        place = shlex.quote(str(run_place(resolved, folder)))
+        print(f"paused after round {until}; continue with: shoal run {place} --resume")
+        return
     show_run(folder)
     if sys.stdout.isatty() if page is None else page:
         from shoal.engine.studies.report import report
@@ -156,84 +160,7 @@ def submit_command(
     print("resume: the same shoal submit again")
 
 
-@app.command("sweep")
-def sweep_command(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG|STUDY", help="A config, or a file with the keys config, axes.")
-    ],
-    axes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=A,B,C]...", help="Keys and their values.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show all runs and the time to expect, and stop.")] = False,
-    choose: Annotated[
-        str | None, typer.Option(help="A key whose value validation chooses, with the first seeds.")
-    ] = None,
-    choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
-    choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "deployed",
-    at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
-    page: Annotated[bool, typer.Option("--report/--no-report", help="Write the page of the sweep at its end.")] = True,
-) -> None:
-    """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
-    from shoal.engine.config.sections import current_name
-    from shoal.engine.studies.study import read_study
-
-    scope = _one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
-    study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
-    _show_head_of_study(study)
-    # It loads what trains, which takes seconds.
-    from shoal.engine.studies.sweep import Sweep, show_sweep_plan
-
-    sweep = Sweep(study, at_once)
-    if dry_run:
-        show_sweep_plan(sweep)
-        return
-    with _continued_by(sweep.command, lambda: _show_sweep(sweep, page)):
-        complete = sweep.go()
-    _show_sweep(sweep, page)
-    if not complete:
-        raise typer.Exit(1)
-
-
-@contextmanager
-def _continued_by(command: str, show: Callable[[], None]) -> Iterator[None]:
-    """After an interruption inside of the block shows what is finished, and the command that continues."""
-    from shoal.engine.screen.interrupt import says_last
-    from shoal.engine.screen.progress import say
-
-    line = f"continue with: {command}"
-    with says_last(line):
-        try:
-            yield
-        except KeyboardInterrupt:
-            show()
-            say(line)
-            raise
-
-
-def _show_head_of_study(study: "Study") -> None:
-    # Wrong ones are refused before anything that takes long is loaded.
-    config, combinations = study.configs[0], len(study.choices)
-    from shoal.engine.screen.head import show_head_of_study
-    from shoal.engine.studies.groups import varied_in
-    from shoal.engine.studies.sweep_folder import root_of
-
-    runs = f"{study.runs} run{'s' * (study.runs > 1)}"
-    runs += f" of {combinations} combinations" if study.runs < combinations else ""
-    show_head_of_study(config, varied_in(study.choices), runs, study.folder(root_of(config), config.name))
-
-
-def _show_sweep(sweep: "Sweep", page: bool) -> None:
-    """What a sweep ends with: the table of what is finished, its folder, and where its page is or how to write it."""
-    from shoal.engine.screen.head import shown_path
-    from shoal.engine.studies.study_table import Layout, show_rows
-
-    show_rows(sweep.rows, Layout())
-    folder = shown_path(sweep.folder)
-    print(f"folder: {folder}")
-    if page and any(row.figures for row in sweep.rows):
-        from shoal.engine.studies.report import report
-
-        report([sweep.folder], None)
-    written = folder / "report" / "index.html"
-    print(f"page: {written}" if written.exists() else f"next: shoal report {shlex.quote(str(folder))}")
+app.command("sweep")(sweep_command)
 
 
 @app.command("reproduce")
@@ -267,7 +194,7 @@ def reproduce_command(
     if dry_run:
         show_reproduction(read, names, asked)
         return
-    with _continued_by("the same shoal reproduce", lambda: None):
+    with continued_by("the same shoal reproduce", lambda: None):
         page, complete = reproduce(read, names, asked, at_once)
     if page is not None:
         print(f"page: {page}; beside it tables.md, and a CSV of each table")
@@ -293,7 +220,7 @@ def scale_command(
     from shoal.engine.studies.study_table import on_screen
 
     sweep = scaling_sweep(config, overrides or (), clients, hosts, weak, graph, repeat, warmup, link)
-    with _continued_by("the same shoal scale", lambda: print(on_screen(scaling_table(sweep.rows)), end="")):
+    with continued_by("the same shoal scale", lambda: print(on_screen(scaling_table(sweep.rows)), end="")):
         complete = sweep.go()
     print(on_screen(scaling_table(sweep.rows)), end="")
     if any(row.figures for row in sweep.rows):

@@ -24,6 +24,7 @@ OPTIONAL = {
     "pandas": "data frames of runs in a program (pip install --editable '.[notebook]')",
     "mlflow-skinny": "callback mlflow (pip install --editable '.[mlflow]')",
     "wandb": "callback wandb (pip install --editable '.[wandb]')",
+    "optuna": "search of options, shoal sweep --search (pip install --editable '.[search]')",
     "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
     "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
 }

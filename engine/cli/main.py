@@ -114,6 +114,8 @@ SPARED: dict[str, tuple[str, str]] = {
     "sklearn": ("scikit-learn", "another dataset or metric"),
     "tensorboard": ("tensorboard", "run.tensorboard=false"),
     "matplotlib": ("matplotlib", "no report"),
+    "optuna": ("optuna", "a sweep of axes, without --search"),
+    "cmaes": ("cmaes", "--sampler tpe"),
 }
 
 

@@ -68,8 +68,10 @@ class Driver:
         # Since the last line of a round.
         self._seconds_of_checkpoints = 0.0
 
-    def drive(self, state: FederationState | None) -> None:
+    def drive(self, state: FederationState | None, until: int | None = None) -> None:
         """Runs all remaining rounds, from a state or from the start, and writes the summary.
+
+        After round `until` it pauses: with a checkpoint, and no summary.
 
         A ShoalError says that a round failed or a file cannot be written, a KeyboardInterrupt that the user stopped it
         or its time was over; a checkpoint is kept where one can be.
@@ -80,9 +82,9 @@ class Driver:
         try:
             # Until the first round begins, a signal ends the run immediately.
             done = self._serve(state)
-            name, rounds = self.config.name, self.config.rounds
+            name, rounds = self.config.name, min(self.config.rounds, until or self.config.rounds)
             with graceful() as interrupt, live_view(name, rounds, done, self._of_study) as view:
-                while done < self.config.rounds and not self._ended_early():
+                while done < rounds and not self._ended_early():
                     try:
                         with self._keeping(done):
                             line = self.backend.round(self._watching(view, interrupt, done))
@@ -97,7 +99,7 @@ class Driver:
                                 self._calls.predicted(line, predicted)
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         interrupt.asked |= limit is not None and now - began > limit
-                        last = done == self.config.rounds or self._ended_early() or interrupt.asked
+                        last = done == rounds or self._ended_early() or interrupt.asked
                         if last or done % every == 0 or now - self._saved > self.config.run.checkpoint_seconds:
                             self._save()
                     except ServerLost as error:
@@ -106,6 +108,8 @@ class Driver:
                     if interrupt.asked and done < self.config.rounds and not self._ended_early():
                         say(f"stopped after round {done}" + ("" if self._of_study else f"; {self._how_to_resume()}"))
                         raise Interrupted(interrupt.number)
+            if done < self.config.rounds and not self._ended_early():
+                return
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
             summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints

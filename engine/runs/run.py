@@ -56,6 +56,7 @@ def run(
     fresh: bool = False,
     backend: Backend | None = None,
     go_on: str | None = None,
+    until: int | None = None,
 ) -> Path:
     """Runs a config, or the plan that was made of it, to its end and returns the run folder.
 
@@ -64,6 +65,7 @@ def run(
         fresh: Start over, whatever the folder holds.
         backend: Carries it out; by default the run starts its own and closes it.
         go_on: The command of the study that the run belongs to, which continues it; the study says the rest.
+        until: A round after which the run pauses with a checkpoint, for a resume.
 
     Raises:
         ShoalError: Bad input, or a failure that a resume can continue from.
@@ -95,7 +97,7 @@ def run(
             if go_on is None:
                 say("already finished; --fresh runs it again")
             return folder.path
-        found = None if fresh else _checkpoint(plan, folder, resume)
+        found = None if fresh else _checkpoint(plan, folder, resume, quiet=go_on is not None and until is not None)
         if found:
             _require_same(folder, found.inputs, read)
         store = plan.prepare(repair=False)
@@ -127,7 +129,7 @@ def run(
         go_on_from(folder, found, config.run)
         own = backend or open_backend(config)
         try:
-            Driver(plan, folder, own, job, store, read, trainers, go_on).drive(found.state if found else None)
+            Driver(plan, folder, own, job, store, read, trainers, go_on).drive(found.state if found else None, until)
         finally:
             if backend is None:
                 own.close()
@@ -185,7 +187,7 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
         error.log = folder.log
 
 
-def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
+def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool, quiet: bool) -> Checkpoint | None:
     """The checkpoint that an unfinished run, or one of more rounds, continues from; None: from its start."""
     if not folder.started and resume and (why_not := take_over(plan, folder)) is not None:
         _refuse_changed(plan.config)
@@ -207,7 +209,8 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | 
         return None
     if changed := differences(found.environment, plan.device):
         say(f"the machine or its software changed, last bits may differ: {', '.join(changed)}")
-    say(f"resuming after round {found.state.round}")
+    if not quiet:
+        say(f"resuming after round {found.state.round}")
     return found
 
 

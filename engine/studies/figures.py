@@ -345,6 +345,35 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
         _legend(axes.figure, axes.get_legend_handles_labels())
 
 
+def parallel(
+    found: list[Drawing],
+    name: str,
+    title: str,
+    axes_T: Mapping[str, Sequence[float]],
+    ends: Mapping[str, tuple[str, str]],
+) -> None:
+    """Parallel coordinates: T trials as lines through vertical axes with their ends; the best tenth of the last axis
+    has a colour."""
+    table_TA = np.array(list(axes_T.values()), dtype=float).T
+    low_A, spread_A = table_TA.min(0), np.ptp(table_TA, axis=0)
+    at_TA = np.where(spread_A > 0, (table_TA - low_A) / np.where(spread_A > 0, spread_A, 1), 0.5)
+    order = np.argsort(table_TA[:, -1], kind="stable")
+    best = set(order[-max(1, len(order) // 10) :])
+    title += " (colour: the best tenth)"
+    text = "; ".join(f"{axis} from {low} to {high}" for axis, (low, high) in ends.items())
+    with _figure(found, name, title, f"{title}: {text}") as (axes,):
+        for trial in order:
+            style = {"color": COLOURS[1], "linewidth": 1.3} if trial in best else {"color": COLOURS[5], "alpha": 0.3}
+            axes.plot(at_TA[trial], **{"linewidth": 0.7, **style})
+        for place, (low, high) in enumerate(ends.values()):
+            axes.text(place, -0.03, _text(low), ha="center", va="top", fontsize=7)
+            axes.text(place, 1.03, _text(high), ha="center", va="bottom", fontsize=7)
+        axes.set_ylim(-0.15, 1.12)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.set_xticks(range(len(ends)), [_text(textwrap.fill(axis, 12)) for axis in ends])
+
+
 def prototypes(found: list[Drawing], name: str, title: str, point_P2: np.ndarray, class_P: np.ndarray) -> None:
     """Prototypes of all clients in two dimensions, the number of its class at each class's mean."""
     classes = np.unique(class_P)

@@ -18,7 +18,7 @@ from shoal.engine.config.config import SHIPPED, Config, load_config, require_nam
 from shoal.engine.config.config_text import MOST_BYTES, require_small
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.studies.means import Mean
-from shoal.engine.studies.study import Choose, Selection, Study
+from shoal.engine.studies.study import Choose, Selected, Selection
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import message_of, quoted
@@ -223,15 +223,8 @@ def printed(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
 
 
 @dataclass(frozen=True)
-class PaperStudy(Study):
-    """The runs of some cells of a table as a sweep."""
-
-    selections: tuple[Selection, ...] = ()
-
-    @cached_property
-    def choices(self) -> list[Selection]:
-        """One selection for every cell, value to choose from, and seed."""
-        return list(self.selections)
+class PaperStudy(Selected):
+    """The runs of some cells of a table as a sweep: a selection for every cell, value to choose from, and seed."""
 
     @cached_property
     def configs(self) -> list[Config]:

@@ -31,6 +31,7 @@ from shoal.engine.studies.figure_data import (
     score_in,
 )
 from shoal.engine.studies.figures import Drawing
+from shoal.engine.studies.forecast import FORECAST, forecast_table
 from shoal.engine.studies.groups import Group, Row, grouped, spread_of
 from shoal.engine.studies.head import best_of, head_of, standing_figure
 from shoal.engine.studies.looks import MOST_LINES, Look, Looks, Panels
@@ -38,6 +39,7 @@ from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.page import KINDS, PAGE, Section, write_page
 from shoal.engine.studies.plain_names import METHOD, MODELS, PlainNames
 from shoal.engine.studies.scaling_figures import is_scaling, scaling_sections
+from shoal.engine.studies.search_page import search_sections
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable
@@ -78,6 +80,9 @@ def report(
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
+    sections += search_sections(paths[0])
+    if (paths[0] / FORECAST).exists():
+        sections.append(Section("Forecast", tables=[forecast_table(paths[0], read)], folded=True))
     runs = _runs(rows, folder, looks)
     return write_page(folder, head, [*sections, runs, _how(looks)], kinds)
 

@@ -178,7 +178,7 @@ class Study:
     """A sweep before it starts: a config's path, and axes as `combinations` reads them.
 
     With `choose`, validation chooses the value of that key before the other seeds run: with so many of the seeds, by
-    the mean of a scope at the best validation round.
+    the mean of a scope at the best validation round. `search` are the options of a search, as words of its command.
     """
 
     config: str
@@ -186,6 +186,7 @@ class Study:
     choose: str | None = None
     choose_seeds: int = 2
     choose_by: Scope = "deployed"
+    search: tuple[str, ...] = ()
 
     @cached_property
     def choices(self) -> list[Selection]:
@@ -230,7 +231,7 @@ class Study:
         """The command line of the sweep."""
         chosen = [] if self.choose is None else ["--choose", self.choose, "--choose-seeds", str(self.choose_seeds)]
         by = [] if self.choose is None or self.choose_by == Study.choose_by else ["--choose-by", self.choose_by]
-        return shlex.join(["shoal", "sweep", self.config, *self.axes, *chosen, *by])
+        return shlex.join(["shoal", "sweep", self.config, *self.axes, *chosen, *by, *self.search])
 
     def folder(self, root: Path, name: str) -> Path:
         """The folder of the sweep, in `sweeps` of the root of its runs; named after them and after its axes."""
@@ -240,11 +241,33 @@ class Study:
         return root / "sweeps" / f"{name}-{fingerprint_of(named)}"
 
 
-def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds: int, choose_by: Scope) -> Study:
-    """A study of a config and axes, or of a file that names both; its config is relative to that file."""
-    plain = _mapping(path) if not Path(path).is_dir() else None
+@dataclass(frozen=True)
+class Selected(Study):
+    """Runs that are listed one by one, and the folder of their sweep."""
+
+    selections: tuple[Selection, ...] = ()
+    place: Path = Path()
+
+    @cached_property
+    def choices(self) -> list[Selection]:
+        """The runs in their order."""
+        return list(self.selections)
+
+    def folder(self, root: Path, name: str) -> Path:
+        """That of the sweep."""
+        return self.place
+
+
+def read_study(
+    path: str, axes: Sequence[str], choose: str | None, choose_seeds: int, choose_by: Scope, bare: bool = False
+) -> Study:
+    """A study of a config and axes, or of a file that names both; its config is relative to that file.
+
+    A `bare` one needs no axes: a search varies keys of a space.
+    """
+    plain = mapping_in(path) if not Path(path).is_dir() else None
     if plain is None or "axes" not in plain:
-        if not axes:
+        if not axes and not bare:
             raise ShoalError(path, "name what varies, as in seed=0,1,2; a file of a study has the key axes")
         return Study(path, tuple(axes), choose, choose_seeds, choose_by)
     try:
@@ -261,7 +284,7 @@ def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds:
     return Study(str(config), (*named, *axes), choose, choose_seeds, choose_by)
 
 
-def _mapping(path: str) -> dict[str, Any] | None:
+def mapping_in(path: str) -> dict[str, Any] | None:
     """The content of a file, if it is a plain mapping; the reader of configs reads and checks it again."""
     try:
         text = read_text(Path(path), MOST_BYTES)

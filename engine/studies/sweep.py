@@ -15,13 +15,14 @@ from statistics import fmean
 from shoal.engine.cluster.open_backend import open_backend, require_own_package
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
+from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
 from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Key, others_of
+from shoal.engine.studies.groups import Key, Row, others_of
 from shoal.engine.studies.means import validation_by
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep_folder import root_of, row_of, write_sweep
@@ -39,13 +40,21 @@ BACKEND_KEYS = {"engine", "resources", "ray"}
 class Sweep:
     """The runs of a study: every run checked, their state and figures, and the folder of their tables."""
 
-    def __init__(self, study: Study, at_once: int = 1, command: str | None = None) -> None:
+    def __init__(
+        self,
+        study: Study,
+        at_once: int = 1,
+        command: str | None = None,
+        until: int | None = None,
+        others: Sequence[Row] = (),
+    ) -> None:
         """Reads and checks the configs of all runs, no two of which may be the same; starts and writes nothing.
 
         Of one `at_once`, they run in this process, on warm hosts; of several, in separate processes. `command` is what
-        continues it after an interruption, by default `shoal sweep` of the study.
+        continues it after an interruption, by default `shoal sweep` of the study. After round `until` runs pause.
+        `others` are rows of earlier runs that the folder lists, too.
         """
-        self.study, self._parallel = study, at_once
+        self.study, self._parallel, self._until, self._others = study, at_once, until, others
         self.command = command or study.command + (f" --at-once {at_once}" if at_once > 1 else "")
         self._choices = choices = study.choices
         self.plans = [RunPlan.of(config) for config in study.configs]
@@ -58,22 +67,35 @@ class Sweep:
         config = self.plans[0].config
         self.folder = study.folder(root_of(config), config.name)
 
+    def train(self, hosts: "Hosts") -> None:
+        """Trains the runs that are not there yet up to round `until`, quietly; writes no tables."""
+        self._view = SweepView(self.rows, self.study.runs, self._parallel, quiet=True)
+        self._all_of([place for place in range(len(self.rows)) if not self._done(place)], hosts)
+
+    def _write(self) -> None:
+        if self._until is None:
+            write_sweep(self.folder, self.study, [*self.rows, *self._others])
+
+    def _done(self, place: int) -> bool:
+        folder = self.plans[place].folder
+        return finished(folder) or (self._until is not None and len(read_metrics(folder)) >= self._until)
+
     def go(self) -> bool:
         """Runs what is not finished, unfinished runs from their checkpoints; a run that fails is a row with its error.
 
         Gives whether all runs of the study are finished. After an interruption, the same sweep continues.
         """
         self._require_set_up()
-        write_sweep(self.folder, self.study, self.rows)
+        self._write()
         self._view = SweepView(self.rows, self.study.runs, self._parallel)
         try:
-            with closing(_Hosts()) as hosts, self._view.shown():
+            with closing(Hosts()) as hosts, self._view.shown():
                 first = self._for_the_choice()
                 self._all_of(first, hosts)
                 rest = self._after_the_choice(first)
                 self._all_of(rest, hosts)
         finally:
-            write_sweep(self.folder, self.study, self.rows)
+            self._write()
         return all(row.state in (FINISHED, NOT_CHOSEN) for row in self.rows)
 
     def _require_set_up(self) -> None:
@@ -93,21 +115,21 @@ class Sweep:
             except ShoalError as error:
                 raise ShoalError(row.label, error.line, detail=error.detail) from error
 
-    def _all_of(self, places: Sequence[int], hosts: "_Hosts") -> None:
+    def _all_of(self, places: Sequence[int], hosts: "Hosts") -> None:
         if self._parallel > 1:
             self._in_processes(places, hosts)
             return
         for place in places:
             self._one(place, hosts)
-            write_sweep(self.folder, self.study, self.rows)
+            self._write()
 
-    def _in_processes(self, places: Sequence[int], hosts: "_Hosts") -> None:
+    def _in_processes(self, places: Sequence[int], hosts: "Hosts") -> None:
         """Checks the finished runs here, and runs the others in separate processes, in their order.
 
         Interrupted, all running processes end with their round and a checkpoint, and no more are started.
         """
         require_own_package()
-        waiting = [place for place in places if not finished(self.plans[place].folder)]
+        waiting = [place for place in places if not self._done(place)]
         for place in places:
             if place not in waiting:
                 self._one(place, hosts)
@@ -137,7 +159,7 @@ class Sweep:
                         self._failed(place, _failure(self._output(place), code))
                     else:
                         self._tried(place, partial(self._take_over, place))
-                    write_sweep(self.folder, self.study, self.rows)
+                    self._write()
                     self._view.end(place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         if interrupt.asked:
@@ -147,6 +169,7 @@ class Sweep:
         """A process of a run, which writes its output to a file of the sweep."""
         resume = ["--resume"] if started(self.plans[place].folder) else []
         command = [*SHOAL, "run", self.study.config, *self._choices[place].overrides, *resume]
+        command += [] if self._until is None else ["--until", str(self._until)]
         output = self._output(place)
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("wb") as out:
@@ -163,7 +186,7 @@ class Sweep:
     def _output(self, place: int) -> Path:
         return self.folder / "said" / f"{place}.txt"
 
-    def _one(self, place: int, hosts: "_Hosts") -> None:
+    def _one(self, place: int, hosts: "Hosts") -> None:
         plan = self.plans[place]
 
         def run_it() -> None:
@@ -173,7 +196,7 @@ class Sweep:
             else:
                 backend = hosts.of(plan.config)
                 self._view.begin(place)
-                run(plan, resume=started(plan.folder), backend=backend, go_on=self.command)
+                run(plan, resume=started(plan.folder), backend=backend, go_on=self.command, until=self._until)
             self._take_over(place)
 
         was = self.rows[place].state
@@ -245,7 +268,7 @@ def _failure(output: Path, code: int) -> str:
     return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 
 
-class _Hosts:
+class Hosts:
     """The backend that runs share; opened again where their keys of hosts differ."""
 
     _backend: Backend | None = None

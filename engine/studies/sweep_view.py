@@ -26,9 +26,9 @@ OTHER_LINES = 8
 class SweepView:
     """How far the runs of a sweep are, and the time to expect; `rows` change as they finish."""
 
-    def __init__(self, rows: Sequence[Row], runs: int, at_once: int = 1) -> None:
-        """`runs` of the rows will run, the others are not chosen."""
-        self._rows, self._runs, self._at_once = rows, runs, at_once
+    def __init__(self, rows: Sequence[Row], runs: int, at_once: int = 1, quiet: bool = False) -> None:
+        """`runs` of the rows will run, the others are not chosen. A quiet one says nothing of single runs."""
+        self._rows, self._runs, self._at_once, self._quiet = rows, runs, at_once, quiet
         self._varied = list(varied_in(rows))
         self._names = key_names(self._varied)
         self._running: dict[int, float] = {}
@@ -53,6 +53,8 @@ class SweepView:
         seconds = row.figures.get("seconds.rounds", 0.0) if began is None else time.monotonic() - began
         if row.state == FINISHED:
             self._took.setdefault(others_of(row), []).append(seconds)
+        if self._quiet:
+            return
         if row.state == FAILED:
             say(f"{self._done()} {self.label(place)}: failed: {row.error}")
         elif not shows_bars():

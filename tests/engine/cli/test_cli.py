@@ -123,6 +123,36 @@ def test_overrides_and_fresh(tiny: Path, shoal: Shoal) -> None:
     assert read_metrics(run)[0]["loss"] == line["loss"]
 
 
+def test_a_run_pauses_after_a_round_and_goes_on(tiny: Path, shoal: Shoal, printed: Callable[..., str]) -> None:
+    paused = printed("run", tiny, "rounds=3", "--until", "2")
+    (run,) = (tiny.parent / "runs").iterdir()
+    assert "paused after round 2" in paused
+    assert [line["round"] for line in read_metrics(run)] == [1, 2]
+    shoal("run", run, "--resume")
+    assert [line["round"] for line in read_metrics(run)] == [1, 2, 3]
+    assert (run / "summary.json").exists()
+
+
+@pytest.mark.parametrize("options", [["--trials", "3"], ["--space", "train.lr=0.1:0.2"], ["--price", "2"]])
+def test_options_of_a_search_or_forecast_alone_are_refused(
+    tiny: Path, status: Status, capsys: Capture, options: list[str]
+) -> None:
+    assert status("sweep", tiny, "seed=0,1", *options) == 2
+    place = "--price" if options[0] == "--price" else "--search"
+    assert capsys.readouterr().err.startswith(f"shoal: {place}: ")
+    assert not (tiny.parent / "runs").exists()
+
+
+def test_a_search_says_its_plan_and_needs_optuna(tiny: Path, printed: Callable[..., str]) -> None:
+    words = ("sweep", tiny, "--search", "optuna", "--space", "train.lr=0.1:0.2", "--trials", "5", "--dry-run")
+    assert "5 trials over train.lr, 2 seeds, to round " in printed(*words)
+    done = without("optuna", *words)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "shoal: the package optuna is not installed; pip install optuna, or "
+    )
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: Capture, place: str) -> None:
     wrong = ("run", tiny, "rounds=0")

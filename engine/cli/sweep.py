@@ -1,0 +1,149 @@
+"""The command that runs a grid or a search, and what such commands say when they end or are interrupted."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import one_of
+
+if TYPE_CHECKING:
+    from shoal.engine.studies.search import Search
+    from shoal.engine.studies.study import Study
+    from shoal.engine.studies.sweep import Sweep
+
+
+def sweep_command(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG|STUDY", help="A config, or a file with the keys config, axes.")
+    ],
+    axes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=A,B,C]...", help="Keys and their values.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show all runs and the time to expect, and stop.")] = False,
+    choose: Annotated[
+        str | None, typer.Option(help="A key whose value validation chooses, with the first seeds.")
+    ] = None,
+    choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
+    choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "deployed",
+    at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
+    search: Annotated[str | None, typer.Option(help="optuna: draw options from --space, and report the best.")] = None,
+    space: Annotated[
+        list[str] | None, typer.Option(help="KEY=LOW:HIGH, KEY=LOW:HIGH:log, KEY=A,B,C, or a file; can be repeated.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Of a search: draws, for each combination of the axes.")] = 64,
+    rounds_budget: Annotated[
+        int | None, typer.Option(min=1, help="Of a search: rounds of all trials and seeds, for each combination.")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="Of a search: tpe, cma, random or grid.")] = "tpe",
+    prune: Annotated[str, typer.Option(help="Of a search: none, halving, hyperband or median.")] = "none",
+    forecast: Annotated[
+        bool,
+        typer.Option("--forecast", help="Train the first rounds of each combination, say what all take, and stop."),
+    ] = False,
+    price: Annotated[float, typer.Option(min=0, help="Of a forecast: money of an hour.")] = 0.0,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write the page of the sweep at its end.")] = True,
+) -> None:
+    """Run a grid or a search on warm hosts; finished runs are skipped, unfinished resumed, a failed one is a row."""
+    from shoal.engine.config.sections import current_name
+    from shoal.engine.studies.study import read_study
+
+    scope = one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
+    study = read_study(config, axes or (), choose, choose_seeds, scope, search is not None)  # type: ignore[arg-type]
+    one_of("--search", search or "optuna", "optuna")
+    of_search = (space, rounds_budget, trials, sampler, prune)
+    if search is None and of_search != (None, None, 64, "tpe", "none"):
+        raise ShoalError("--search", "its options are given without it; add --search optuna")
+    if forecast and (search is not None or dry_run):
+        raise ShoalError("--forecast", "is for a sweep of axes alone, without --search and --dry-run")
+    if price and not forecast:
+        raise ShoalError("--price", "is of a forecast; add --forecast")
+    if search is not None and study.choose is not None:
+        raise ShoalError("--choose", f"the search chooses; put {study.choose} into --space")
+    if search is not None:
+        from shoal.engine.studies.search import PRUNERS, SAMPLERS, Asked, Search
+        from shoal.engine.studies.search_space import read_space
+
+        drawn, pruner = one_of("--sampler", sampler, *SAMPLERS), one_of("--prune", prune, *PRUNERS)
+        named = read_space(space or ())
+        asked = Asked(named, trials, rounds_budget, drawn, pruner, choose_seeds, study.choose_by)
+        searches = Search(study, asked, at_once)
+        _show_head_of_study(study, searches.folder)
+        if dry_run:
+            print("\n".join(searches.lines()))
+        else:
+            _go(searches, page)
+        return
+    _show_head_of_study(study)
+    # It loads what trains, which takes seconds.
+    from shoal.engine.studies.sweep import Sweep, show_sweep_plan
+
+    sweep = Sweep(study, at_once)
+    if dry_run:
+        show_sweep_plan(sweep)
+    elif forecast:
+        from shoal.engine.studies.forecast import forecast as expected
+        from shoal.engine.studies.study_table import on_screen
+
+        print(on_screen(expected(sweep, price)), end="")
+    else:
+        _go(sweep, page)
+
+
+def _go(sweep: "Sweep | Search", page: bool) -> None:
+    with continued_by(sweep.command, lambda: _show_sweep(sweep, page)):
+        complete = sweep.go()
+    _show_sweep(sweep, page)
+    if not complete:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def continued_by(command: str, show: Callable[[], None]) -> Iterator[None]:
+    """After an interruption inside of the block shows what is finished, and the command that continues."""
+    from shoal.engine.screen.interrupt import says_last
+    from shoal.engine.screen.progress import say
+
+    line = f"continue with: {command}"
+    with says_last(line):
+        try:
+            yield
+        except KeyboardInterrupt:
+            show()
+            say(line)
+            raise
+
+
+def _show_head_of_study(study: "Study", folder: Path | None = None) -> None:
+    # Wrong ones are refused before anything that takes long is loaded.
+    config, combinations = study.configs[0], len(study.choices)
+    from shoal.engine.screen.head import show_head_of_study
+    from shoal.engine.studies.groups import varied_in
+    from shoal.engine.studies.sweep_folder import root_of
+
+    runs = f"{study.runs} run{'s' * (study.runs > 1)}"
+    runs += f" of {combinations} combinations" if study.runs < combinations else ""
+    show_head_of_study(config, varied_in(study.choices), runs, folder or study.folder(root_of(config), config.name))
+
+
+def _show_sweep(sweep: "Sweep | Search", page: bool) -> None:
+    """What a sweep ends with: the table of what is finished, its folder, and where its page is or how to write it."""
+    from shoal.engine.screen.head import shown_path
+    from shoal.engine.studies.study_table import Layout, on_screen, show_rows
+
+    if sweep.study.search:
+        from shoal.engine.studies.search_page import chosen_table
+
+        print(on_screen(chosen_table(sweep.plain())), end="")  # type: ignore[union-attr]
+    if sweep.rows:
+        show_rows(sweep.rows, Layout())
+    folder = shown_path(sweep.folder)
+    print(f"folder: {folder}")
+    if page and any(row.figures for row in sweep.rows):
+        from shoal.engine.studies.report import report
+
+        report([sweep.folder], None)
+    written = folder / "report" / "index.html"
+    print(f"page: {written}" if written.exists() else f"next: shoal report {shlex.quote(str(folder))}")
