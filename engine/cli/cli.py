@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.engine.cli.past import fork_command, possible_path, replay_command
+from shoal.engine.cli.past import fork_command, possible_path, privacy_command, replay_command
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
 from shoal.storage.options.types import one_of as _one_of
@@ -502,6 +502,7 @@ def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -
 
 app.command("replay")(replay_command)
 app.command("fork")(fork_command)
+app.command("privacy")(privacy_command)
 
 
 @app.command("export")

@@ -135,13 +135,16 @@ RULES = (
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
     Rule(("participation.at_least",), "participation.trace", "a file", lambda c: c.participation.trace is not None),
     Rule(
-        ("communication.upload", "attack.kind", "aggregation.kind"), "algorithm.name", "with uploads",
+        ("communication.upload", "attack.kind", "aggregation.kind", "privacy.unit"), "algorithm.name", "with uploads",
         lambda c: c.algorithm.name not in ("local", "global"),
     ),
     _one_of("attack.share", "attack.kind", "label_flip", "sign_flip", "gaussian", "scaled", OWN),
     _one_of("attack.scale", "attack.kind", "sign_flip", "gaussian", "scaled", OWN),
     _one_of("aggregation.share", "aggregation.kind", "trimmed", "krum", "multi_krum", "bulyan"),
     _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
+    _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client"),
+    # Nodes of a client are read by others there.
+    _one_of("privacy.unit", "data.cross_edges", "drop"),
     _one_of("communication.ratio", "communication.upload", "topk"),
     _one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
