@@ -1,4 +1,4 @@
-"""The commands that look back at a run, one visit made again, a fork, what left clients; and the paths that commands are given."""
+"""The commands that look back at a run: a visit made again, a fork, what left clients; and paths of commands."""
 
 from pathlib import Path
 from typing import Annotated

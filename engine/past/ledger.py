@@ -16,7 +16,7 @@ from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
-from shoal.engine.rounds.privacy import drawn_of, epsilon_after, noise_of
+from shoal.engine.rounds.privacy import bound_of, drawn_of, epsilon_after, noise_of
 from shoal.engine.rounds.server import Server
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -152,15 +152,13 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     epsilons, bound = dict[int, float](), ""
     if hidden:
         drawn, clients = drawn_of(past.config)
-        noise = noise_of(private, drawn, clients, past.config.rounds)
-        last = len(past.lines)
+        noise, last = noise_of(private, drawn, clients, past.config.rounds), len(past.lines)
         for after in sorted({round(last * (i + 1) / MOST_ROUNDS) for i in range(MOST_ROUNDS)} - {0} | {1, last}):
             epsilons[after] = epsilon_after(noise, private.delta, drawn, clients, after)
-        bound = (
-            f"all data of one client replaced, delta {private.delta:g}; {drawn} of {clients} clients a round, "
-            f"clip {private.clip}, noise {noise:.4g}"
-        )
-    return Ledger([(one, one.reveals(classes, hidden)) for one in backend.found.values()], times, sizes, epsilons, bound)
+        bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
+    return Ledger(
+        [(one, one.reveals(classes, hidden)) for one in backend.found.values()], times, sizes, epsilons, bound
+    )
 
 
 def _add(line: Mapping[str, Any], times: np.ndarray, sizes: np.ndarray) -> None:

@@ -101,6 +101,17 @@ def require_possible(config: Config) -> None:
     noise_of(options, *drawn_of(config), config.rounds)
 
 
+def bound_of(config: Config, rounds: int) -> str:
+    """What hides a client, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
+    options, drawn = config.privacy, drawn_of(config)
+    noise = noise_of(options, *drawn, config.rounds)
+    epsilon = epsilon_after(noise, options.delta, *drawn, rounds)
+    return (
+        f"epsilon {epsilon:.3g} of a client (all its data replaced), delta {options.delta:g}; "
+        f"noise {noise:.4g}, clip {options.clip}"
+    )
+
+
 def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
     """An upload that counts as one client whatever it says: without weight as no change.
 

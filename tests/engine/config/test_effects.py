@@ -70,6 +70,12 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("aggregation.kind", "median", "algorithm", "global", "fedavg"),
     ("aggregation.share", 0.1, "aggregation.kind", "median", "bulyan"),
     ("aggregation.bound", 2.0, "aggregation.kind", "krum", "norm_bound"),
+    ("privacy.unit", "client", "algorithm", "local", "fedavg"),
+    ("privacy.unit", "client", "data.cross_edges", "hops", "drop"),
+    *[
+        (f"privacy.{key}", value, "privacy.unit", "none", "client")
+        for key, value in (("clip", 2.0), ("noise", 1.0), ("epsilon", 1.0), ("delta", 1e-3))
+    ],
     ("evaluation.domains", False, "data.dataset", "sbm", ["digits", "cora"]),
     ("engine.hosts", 3, "engine.backend", "local", "ray"),
     ("ray.address", "auto", "engine.backend", "local", "ray"),

@@ -32,6 +32,7 @@ CLASSES: dict[str, type] = {
     "communication": sections.CommunicationOptions,
     "attack": sections.AttackOptions,
     "aggregation": sections.AggregationOptions,
+    "privacy": sections.PrivacyOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
@@ -72,7 +73,7 @@ KINDS: list[tuple[str, list[Any]]] = [
     ("data.split_seed data.cross_seed partition.seed heterogeneity.seed", [-1, 0.5, 2**63, "3", True]),
     (
         "partition.alpha partition.resolution train.lr attack.scale aggregation.bound engine.cell_timeout "
-        "run.checkpoint_seconds run.max_seconds",
+        "privacy.clip privacy.epsilon privacy.delta run.checkpoint_seconds run.max_seconds",
         [0.0, -1.0, NAN, INF, "1", True],
     ),
     (
@@ -85,7 +86,7 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload attack.kind aggregation.kind "
+        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
@@ -114,6 +115,9 @@ REFUSED: dict[str, list[Any]] = {
     "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
     "evaluation.metrics": ["roc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
     "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
+    "privacy.unit": ["node"],
+    "privacy.noise": [-0.1, NAN, INF, True, "1"],
+    "privacy.delta": [1.0],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
     "engine.cell_size": ["auto4"],
@@ -156,6 +160,10 @@ TAKEN: dict[str, list[Any]] = {
     "attack.kind": ["none", "scaled", "/my.py:Own"],
     "attack.share": [1.0],
     "aggregation.share": [0.0, 0.49],
+    "privacy.clip": [None, 1e-9],
+    "privacy.noise": [None, 0.0],
+    "privacy.epsilon": [None, 0.1],
+    "privacy.delta": [0.99],
     "evaluation.metrics": [("accuracy",), ("f1", "/my.py:ECE", "roc_auc")],
     "evaluation.clients": ["all", "cohort", 1],
     "engine.cell_size": ["auto", 1],
@@ -175,6 +183,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "communication.ratio": {"upload": "topk"},
     "attack.share": {"kind": "scaled"},
     "aggregation.share": {"kind": "krum"},
+    **{f"privacy.{key}": {"unit": "client"} for key in ("clip", "noise", "epsilon", "delta")},
 }
 
 
