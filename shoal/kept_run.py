@@ -179,16 +179,17 @@ class Run:
         Returns:
             A row a node, all parts:
 
-            - `node` int64, its number in the whole graph; `client` int32, who holds it
-            - `label` int32, the true class, -1 for none; `part` text, `train`, `val` or `test`, null for none
-            - `deployed` int32, the class that the client's deployed model predicts; `global` int32, the class that the
-              server's model predicts, where there is one. With `best` that scope alone.
-            - with `probabilities`: `deployed_probability` and `global_probability`, float32 `[C]`, the softmax of the
-              method's scores by class; the largest is that of the predicted class
-            - where classes have names: `label_name`, `deployed_name` and `global_name`, text (categories)
-            - where nodes have ids of their own, as those of tables: `id`, int64 or text
+                - `node` int64, its number in the whole graph; `client` int32, who holds it
+                - `label` int32, the true class, -1 for none; `part` text, `train`, `val` or `test`, null for none
+                - `deployed` int32, the class that the client's deployed model predicts; `global` int32, that of the
+                  server's model, where there is one. With `best` that scope alone.
+                - with `probabilities`: `deployed_probability` and `global_probability`, float32 `[C]`, the
+                  softmax of the method's scores by class; the largest is that of the predicted class
+                - where classes have names: `label_name`, `deployed_name` and `global_name`, text (categories)
+                - where nodes have ids of their own, as those of tables: `id`, int64 or text
 
-            In graph tasks `graph` instead of `node`, in edge tasks `source` and `target` (`source_id`, `target_id`).
+                In graph tasks `graph` instead of `node`, in edge tasks `source` and `target` (with ids
+                `source_id`, `target_id`).
 
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.

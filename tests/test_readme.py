@@ -204,7 +204,7 @@ def test_method_of_the_readme_is_fedavg(tmp_path: Path) -> None:
 
 def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
     """mu = 0 is FedAvg by autograd to the bit, and mu > 0 is not."""
-    text = (ROOT / "docs" / "algorithms.md").read_text()
+    text = (ROOT / "docs" / "writing-methods.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "fedprox.py").write_text(source)
     name = f"{tmp_path / 'fedprox.py'}:FedProx"

@@ -87,7 +87,7 @@ def explanation(asked: str | None) -> list[str]:
     if name in (*BACKBONES, *OF_GRAPHS):
         return list(_named("model", name, _options_of_models()[name].values()))
     if name in DATASETS:
-        return [f"{name}: a dataset, data.dataset={name}; docs/data.md says where its files are"]
+        return [f"{name}: a dataset, data.dataset={name}; docs/formats.md says where its files are"]
     return _meant(name, keys)
 
 

@@ -12,6 +12,7 @@ import yaml
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
+from shoal.engine.config.run_identity import flatten
 from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.records.summary import SAMPLED
 from shoal.engine.studies.figure_data import manifest_of
@@ -161,6 +162,8 @@ def _time(seconds: float) -> str:
 def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[str, list[tuple[str, str]]]:
     """The command that makes the same again, and the config that it reads."""
     if not is_sweep(path):
+        if parent := parent_of(first):
+            return _of_fork(parent, config), []
         # No config that a reader has is called so: without this one the command runs nothing.
         file = Path(f"{first.name}.yaml")
         return shlex.join(["shoal", "run", str(file)]), [(f"the config: save it as {file}", _own_keys(config))]
@@ -172,6 +175,16 @@ def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[st
         words += [f"--choose-by={study['choose_by']}"]
     text = read_text(file, MOST_BYTES) if file.is_file() else _own_keys(config)
     return shlex.join(words), [(f"the config, {file.name}", text)]
+
+
+def _of_fork(parent: Mapping[str, Any], config: Config) -> str:
+    """The command of a run that went on from another one; its changes where that one is there."""
+    words = ["shoal", "fork", _near(parent["run"]), "--round", str(parent["round"])]
+    if not Path(parent["run"]).is_dir():
+        return shlex.join([*words, f"name={config.name}"])
+    old, new = (flatten(each.plain()) for each in (load_config(parent["run"]), config))
+    changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
+    return shlex.join([*words, *(f"{key}={yaml.safe_dump(value).split(chr(10))[0]}" for key, value in changed.items())])
 
 
 def _of_scaling(study: Mapping[str, Any]) -> list[str]:

@@ -52,7 +52,11 @@ dt { color: var(--faint); flex: none; min-width: 5.5rem; }
 dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
 .command { user-select: all; white-space: pre-wrap; overflow-wrap: anywhere; }
 pre { background: var(--box); padding: .6rem .75rem; overflow-x: auto; font-size: .8rem; margin: .5rem 0; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; background: /* A shadow where more columns are. */
+  linear-gradient(to right, var(--paper) 40%, transparent) left / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 40%, transparent) right / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--faint), transparent) left / .5rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--faint), transparent) right / .5rem 100% no-repeat scroll; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: bottom; }
 td { white-space: nowrap; }
@@ -76,8 +80,8 @@ figcaption a { margin-left: .4rem; }
   .figures { grid-template-columns: repeat(2, 1fr); }
   figure, tr, thead { break-inside: avoid; }
   thead { display: table-header-group; }
-  .wide { overflow: visible; }
-  table { font-size: 7pt; }
+  .wide { overflow: visible; background: none; }
+  table { font-size: 8pt; }
   th, td { padding: .15rem .3rem; }
   td { white-space: normal; }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; }

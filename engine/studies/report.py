@@ -195,7 +195,10 @@ class _Accuracies:
             several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
             panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
             title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
-        if panels and (x != "bytes" or any(look.shown.x[x][-1] > 0 for of in panels.values() for look in of)):
+        of_all = [look.shown.x[x] for of in panels.values() for look in of]
+        # One evaluated round is no curve; a method that sends nothing has no traffic.
+        points = x != "round" and len(self.groups) > 1
+        if any(at[-1] > 0 and (len(at) > 1 or points) for at in of_all):
             drawings.curves(found, f"{scope}-test-by-{x}", title, panels, x, test)
 
     def _loss(self, found: list[Drawing]) -> None:

@@ -1,5 +1,8 @@
 """A fork shares the first rounds of its parent, and ends with its bits where no option changed."""
 
+import html
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.studies.listing import compare, kept_in, listed
+from shoal.engine.studies.report import report
 from shoal.kept_run import Run
 from shoal.storage.errors import ShoalError
 
@@ -112,6 +116,17 @@ def test_another_method_of_the_same_state_goes_on(tmp_path: Path) -> None:
     forked = fork(whole, 3, ["algorithm=fedprox"])
     assert read_metrics(forked)[:3] == read_metrics(whole)[:3]
     assert len(read_metrics(forked)) == 5
+
+
+@pytest.mark.parametrize("changes", [["train.lr=0.2", "rounds=6", "name=mine"], ["algorithm=fedprox", "algorithm.mu=0.3"], []])
+def test_the_command_of_a_forks_page_makes_the_fork_again(tmp_path: Path, changes: list[str]) -> None:
+    whole = run(small(tmp_path, algorithm={"name": "fedavg"}))
+    forked = fork(whole, 3, changes)
+    page = report([forked], None).read_text()
+    (command,) = re.findall(r'<pre class="command">(.*?)</pre>', page)
+    _, verb, parent, _, number, *words = shlex.split(html.unescape(command))
+    assert (verb, Path(parent)) == ("fork", whole)
+    assert fork(Path(parent), int(number), words) == forked
 
 
 def test_what_cannot_change_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
