@@ -32,7 +32,7 @@ def accounting() -> ModuleType:
         import dp_accounting.rdp
     except ImportError:
         raise ShoalError(
-            "privacy.epsilon", "needs the package dp-accounting; pip install 'shoal[privacy]', or set privacy.noise"
+            "privacy.epsilon", "needs the package dp-accounting; pip install 'shoal[privacy]'"
         ) from None
     return dp_accounting
 

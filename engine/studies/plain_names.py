@@ -20,6 +20,9 @@ KEYS = {
     "participation.ratio": "participation rate",
     "participation.count": "clients a round",
     "partition.method": "partition",
+    # Never without the unit: of one sent row in FedGPL.
+    "privacy.epsilon": "epsilon of a client",
+    "algorithm.epsilon": "epsilon of a row",
     "train.lr": "learning rate",
     "train.epochs": "local epochs",
 }
