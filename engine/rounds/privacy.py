@@ -31,9 +31,7 @@ def accounting() -> ModuleType:
         import dp_accounting
         import dp_accounting.rdp
     except ImportError:
-        raise ShoalError(
-            "privacy.epsilon", "needs the package dp-accounting; pip install 'shoal[privacy]'"
-        ) from None
+        raise ShoalError("privacy.epsilon", "needs the package dp-accounting; pip install 'shoal[privacy]'") from None
     return dp_accounting
 
 
