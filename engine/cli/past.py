@@ -1,4 +1,4 @@
-"""The commands that look back at a run, one visit made again and a fork; and the paths that commands are given."""
+"""The commands that look back at a run: a visit made again, a fork, what left clients; and paths of commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -84,3 +84,18 @@ def _clients(option: str, text: str) -> list[int]:
     if not all(number.strip().isdecimal() for number in numbers):
         raise ShoalError(option, f"must be numbers of clients with commas between them, found {text}")
     return [int(number) for number in numbers]
+
+
+def privacy_command(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The round that is made again.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables of all clients, as CSV.")] = None,
+) -> None:
+    """Say what left each client of a run, what hid in a mean, and epsilon of a client after rounds."""
+    from shoal.engine.past.ledger import ledger
+    from shoal.engine.studies.study_table import on_screen
+
+    found = ledger(possible_path(run), round_number)
+    print("\n".join(map(on_screen, found.tables().values())), end="")
+    if out is not None:
+        print(f"written: {found.write(out)}")

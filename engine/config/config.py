@@ -37,6 +37,7 @@ from shoal.engine.config.sections import (
     EvaluationConfig,
     HeterogeneityOptions,
     ParticipationOptions,
+    PrivacyOptions,
     RayConfig,
     ResourcesConfig,
     RunConfig,
@@ -116,6 +117,7 @@ class Config(BaseModel):
     communication: CommunicationOptions = CommunicationOptions()
     attack: Annotated[AttackOptions, BeforeValidator(by_kind)] = AttackOptions()
     aggregation: Annotated[AggregationOptions, BeforeValidator(by_kind)] = AggregationOptions()
+    privacy: PrivacyOptions = PrivacyOptions()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()

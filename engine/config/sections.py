@@ -422,6 +422,34 @@ class AggregationOptions:
     bound: Annotated[Number, Field(gt=0)] = 1.0
 
 
+def _unit(unit: Any) -> Any:
+    if unit == "node":
+        raise ValueError(
+            "a node is read by its neighbours and in every step, and has no bound of its own; client bounds all nodes "
+            "of a client together"
+        )
+    return unit
+
+
+@dataclass(frozen=True, config=CLOSED)
+class PrivacyOptions:
+    """Differential privacy of what methods average; see `shoal.engine.rounds.privacy`.
+
+    Attributes:
+        unit: What is hidden: nothing (`none`), or all data of one `client`.
+        clip: C, the largest l2 norm of the change of a message; null: any, without noise.
+        noise: z, of which the noise on a sum of changes has the deviation z C. Either this, or `epsilon`.
+        epsilon: Of a client after all rounds, for which the least noise is taken.
+        delta: Beside epsilon; less than one over the number of clients.
+    """
+
+    unit: Annotated[Literal["none", "client"], BeforeValidator(_unit)] = "none"
+    clip: Annotated[Number, Field(gt=0)] | None = 1.0
+    noise: Annotated[Number, Field(ge=0)] | None = None
+    epsilon: Annotated[Number, Field(gt=0)] | None = None
+    delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
+
+
 @dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
     """When clients are evaluated, and by which metrics.

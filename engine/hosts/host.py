@@ -117,7 +117,7 @@ class OpenedJob:
             from shoal.engine.rounds.compression import Compression
 
             self.compression = partial(Compression, job.communication)
-        if job.attack or job.aggregation:
+        if job.attack or job.aggregation or job.privacy:
             from shoal.engine.rounds.hostile import HostileUploads
 
             self.hostile = HostileUploads(job)

@@ -20,7 +20,13 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among, read_all
-from shoal.engine.config.sections import ACCURACY, AggregationOptions, AttackOptions, CommunicationOptions
+from shoal.engine.config.sections import (
+    ACCURACY,
+    AggregationOptions,
+    AttackOptions,
+    CommunicationOptions,
+    PrivacyOptions,
+)
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
@@ -66,6 +72,7 @@ class Job:
         attack: What hostile clients do; None: there are none.
         own_attack: The user's function for it, by name.
         aggregation: How means are reduced; None: as weighted means.
+        privacy: How changes are bounded and hidden; None: they are not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
@@ -100,6 +107,7 @@ class Job:
     attack: AttackOptions | None = None
     own_attack: Mapping[str, UserCode] = field(default_factory=dict)
     aggregation: AggregationOptions | None = None
+    privacy: PrivacyOptions | None = None
     predictions: bool = False
     digests: bool = False
     in_round: int = 1
@@ -313,6 +321,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         attack=None if config.attack.kind == "none" else config.attack,
         own_attack=own_among("attack.kind", [config.attack.kind]),
         aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
+        privacy=None if config.privacy.unit == "none" else config.privacy,
         digests=config.run.keep_digests,
         # Clients of a run that is not synchronous train one by one.
         in_round=config.participation.size(store.clients) if config.schedule.synchronous else 1,

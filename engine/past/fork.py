@@ -19,7 +19,7 @@ from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 
 # Of a state, or of the data that it was made on: keys and sections.
-FIXED = ("task", "seed", "data", "partition", "propagation", "model", "heterogeneity")
+FIXED = ("task", "seed", "data", "partition", "propagation", "model", "heterogeneity", "privacy")
 
 
 def fork(parent: Path, number: int, changes: Sequence[str]) -> Path:
@@ -67,8 +67,11 @@ def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
     named = any(change.startswith("name=") for change in changes)
     config = load_config(past.path, [*changes, *([] if named else [f"name={past.path.name}-at-{number}"])])
     old, new = (flatten(each.plain()) for each in (past.config, config))
+    hidden = config.privacy.unit != "none"
+    # Of what epsilon counts.
+    fixed = (*FIXED, *["participation"] * hidden, *["rounds"] * (config.privacy.epsilon is not None))
     for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key) and key.partition(".")[0] in FIXED and changes_numbers(key):
+        if old.get(key) != new.get(key) and key.partition(".")[0] in fixed and changes_numbers(key):
             raise ShoalError(
                 key, f"cannot change after a round ({old.get(key)} -> {new.get(key)}); shoal run begins with it"
             )

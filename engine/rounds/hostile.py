@@ -68,6 +68,11 @@ class HostileUploads:
         if self._attacks:
             self._change = CHANGES.get(attack.kind) or own_change(job.own_attack[attack.kind])
         self._bound = aggregation.bound if aggregation and aggregation.kind == "norm_bound" else math.inf
+        self._once: Callable[[Upload, Tree, Cell], Upload] | None = None
+        if job.privacy is not None:
+            from shoal.engine.rounds.privacy import once
+
+            self._once, self._bound = once, job.privacy.clip or math.inf
 
     def attacked(
         self, client: int, upload: Upload, received: Tree, cell: Cell, rng: Callable[[str], torch.Generator]
@@ -87,6 +92,8 @@ class HostileUploads:
         The norm is that of all mean entries of a message together (Sun et al., Can you really backdoor federated
         learning?, 2019, section 4: w_k <- w_k / max(1, |w_k| / M)).
         """
+        if self._once is not None:
+            upload = self._once(upload, received, cell)
         found = changes(upload, received, cell)
         norm = sum((change.double().square().sum() for _, change in found.values()), torch.zeros(())).sqrt()
         if not norm > self._bound:

@@ -11,6 +11,7 @@ of the uploads, m clients by P numbers, and of m x m distances. Axes: M clients,
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,8 @@ class Door:
     def __init__(self, attack: AttackOptions | None, aggregation: AggregationOptions | None, method: str) -> None:
         """Of a job and its method's name."""
         self._aggregation, self._method = aggregation, method
+        # Of clients whose changes are hidden: `shoal.engine.rounds.privacy.Release`.
+        self.release: Any = None
         # Of the attack, where that is one on uploads.
         self._attack = None if attack is None or attack.kind == "label_flip" else attack.kind
 
@@ -66,8 +69,11 @@ class Door:
         others = [entry for entry, how in up.items() if how is not Reduce.MEAN]
         attack = self._attack if len(others) == len(up) else None
         reduction = None if self._aggregation is None else self._aggregation.kind
-        both = ("aggregation.kind", reduction, "reduces", "mean"), ("attack.kind", attack, "changes", "label_flip")
-        for key, kind, does, other in both:
+        for key, kind, does, other in (
+            ("aggregation.kind", reduction, "reduces", "mean"),
+            ("privacy.unit", "client" if self.release else None, "bounds", "none"),
+            ("attack.kind", attack, "changes", "label_flip"),
+        ):
             if others and kind is not None:
                 how = "mixed" if up[others[0]] is Reduce.MIX else "kept for every client"
                 raise ShoalError(

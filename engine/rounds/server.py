@@ -90,10 +90,17 @@ class Server:
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
-        if job.attack is not None or job.aggregation is not None:
+        if job.attack is not None or job.aggregation is not None or job.privacy is not None:
             from shoal.engine.rounds.robust import Door
 
-            self._door = Door(job.attack, job.aggregation, type(self.algorithm).__name__)
+            name = type(self.algorithm).__name__
+            self._door = Door(job.attack, job.aggregation, name)
+            if job.privacy is not None:
+                from shoal.engine.rounds.privacy import Release
+
+                clients = len(self.infos)
+                drawn = min(plan.participation.size(clients), clients)
+                self._door.release = Release(job.privacy, job.seed, drawn, clients, plan.rounds, name)
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -372,6 +379,8 @@ class Exchange:
         next_state, keeps_rows = self.next_state, self._door is not None and self._door.keeps_rows
         if self._door is not None:
             self._door.require_means(ask.up)
+            if self._door.release is not None:
+                self._door.release.require_counted(ask, self.reply is None)
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
@@ -387,6 +396,8 @@ class Exchange:
             return replies
         replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
         self._held.update(held)
+        if answered and self._door is not None and self._door.release is not None:
+            replies = self._door.release.of(replies, ask, next_state.round)
         return replies
 
     def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:

@@ -274,6 +274,7 @@ def expected(plan: RunPlan) -> Expected:
         "hops": _computed_hops(config, mean.nodes, of, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "hostile": "" if config.attack.kind == "none" else _hostile(config, clients),
+        "privacy": "" if config.privacy.unit == "none" else _private(config),
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
         + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}"),
@@ -299,6 +300,13 @@ def _hostile(config: Config, clients: int) -> str:
     found = sorted(hostile_clients(config.attack, clients, config.seed))
     first = ", ".join(map(str, found[:MOST_NAMED]))
     return f"{len(found)} of {clients} clients, by {shown_name(config.attack.kind)}: {first}"
+
+
+def _private(config: Config) -> str:
+    """Epsilon after all rounds, with its unit."""
+    from shoal.engine.rounds.privacy import bound_of
+
+    return bound_of(config, config.rounds)
 
 
 def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:

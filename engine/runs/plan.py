@@ -114,6 +114,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
             from shoal.engine.rounds.hostile import require_possible
 
             require_possible(config, newcomers)
+        if config.privacy.unit != "none":
+            from shoal.engine.rounds import privacy
+
+            privacy.require_possible(config)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"

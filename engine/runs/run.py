@@ -294,6 +294,8 @@ def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
     config = plan.config
     if run_path(config.model_copy(update={"rounds": rounds}), plan.inputs) != other:
         return "train.schedule, a file that it reads, or the version of Shoal is another"
+    if config.privacy.epsilon is not None:
+        return "the noise for privacy.epsilon is that of all rounds"
     modules = [sys.modules[cls.__module__] for cls in type(plan.algorithm).__mro__ if cls.__module__ in sys.modules]
     texts = [inspect.getsource(module) for module in modules if module.__name__.startswith(OF_METHODS)]
     code = plan.method.code

@@ -21,6 +21,9 @@ KEYS = {
     "participation.count": "clients a round",
     "schedule.name": "schedule",
     "partition.method": "partition",
+    # Never without the unit: of one sent row in FedGPL.
+    "privacy.epsilon": "epsilon of a client",
+    "algorithm.epsilon": "epsilon of a row",
     "train.lr": "learning rate",
     "train.epochs": "local epochs",
 }

@@ -111,6 +111,12 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ),
     ("schedule.mixing", 0.5, "schedule.name", "fedbuff", "fedasync"),
     ("schedule.buffer", 3, "schedule.name", "fedasync", "fedbuff"),
+    ("privacy.unit", "client", "algorithm", "local", "fedavg"),
+    ("privacy.unit", "client", "data.cross_edges", "hops", "drop"),
+    *[
+        (f"privacy.{key}", value, "privacy.unit", "none", "client")
+        for key, value in (("clip", 2.0), ("noise", 1.0), ("epsilon", 1.0), ("delta", 1e-3))
+    ],
     ("evaluation.domains", False, "data.dataset", "sbm", ["digits", "cora"]),
     ("engine.hosts", 3, "engine.backend", "local", "ray"),
     ("ray.address", "auto", "engine.backend", "local", "ray"),

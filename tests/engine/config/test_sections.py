@@ -33,6 +33,7 @@ CLASSES: dict[str, type] = {
     "communication": sections.CommunicationOptions,
     "attack": sections.AttackOptions,
     "aggregation": sections.AggregationOptions,
+    "privacy": sections.PrivacyOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
@@ -97,6 +98,7 @@ KINDS: list[tuple[str, list[Any]]] = [
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
         "train.opt_state communication.upload attack.kind aggregation.kind "
         "participation.selection schedule.name schedule.staleness "
+        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
@@ -130,6 +132,9 @@ REFUSED: dict[str, list[Any]] = {
     "participation.network": [3, True],
     "participation.over_selection": [0.9, 101.0, NAN, True, "2"],
     "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
+    "privacy.unit": ["node"],
+    "privacy.noise": [-0.1, NAN, INF, True, "1"],
+    "privacy.delta": [1.0],
     "engine.hosts": [10**12],
     "engine.threads": [10**12],
     "engine.cell_size": ["auto4"],
@@ -209,6 +214,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "schedule.network": {"name": "fedbuff"},
     "schedule.b": {"name": "fedbuff", "staleness": "hinge"},
     "schedule.mixing": {"name": "fedasync"},
+    **{f"privacy.{key}": {"unit": "client"} for key in ("clip", "noise", "epsilon", "delta")},
 }
 
 

@@ -1,0 +1,170 @@
+"""What left each client of a run: entries, bytes, times, what hid in a mean, and epsilon where changes were hidden.
+
+Entries are those of one round, which is made again in this process; bytes and times are as the run logged them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from shoal.algorithms.protocol import Reduce, Tree
+from shoal.engine.hosts.backend import LocalBackend, server_device
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.past.rewind import PastRun
+from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
+from shoal.engine.rounds.privacy import bound_of, drawn_of, epsilon_after, noise_of
+from shoal.engine.rounds.server import Server
+from shoal.engine.studies.text_table import TextTable
+from shoal.storage.errors import ShoalError
+
+# Rounds that the table of epsilon has at most.
+MOST_ROUNDS = 10
+HIDDEN = "a sum of bounded changes with noise: what it says of a client is bounded by epsilon"
+BY_ROW = (
+    "a mean by row, weighted by counts: a row that one client has is its own, of one item that item's embedding; "
+    "counts tell the client's labels"
+)
+AVERAGED = "hidden from who sees the mean alone, not from the server, which is sent it; with one client it is its own"
+MIXED = "seen by the server as it is; others receive mixtures, from which one of few clients can be told"
+OF_CLASSES = "seen as it is: a row for each class, which of a class of one item is that item's embedding"
+SEEN = "seen by the server as it is: what can be computed from a model or a vector of one client, can be from this"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An entry of the uploads of a phase: how it is reduced, the largest of its shapes, and if rows have weights."""
+
+    phase: str
+    entry: str
+    how: Reduce
+    shape: tuple[int, ...]
+    by_row: bool
+
+    def reveals(self, classes: int, hidden: bool) -> str:
+        """What it tells of a client, a sentence."""
+        if self.how is Reduce.MEAN:
+            return BY_ROW if self.by_row else HIDDEN if hidden else AVERAGED
+        if self.how is Reduce.MIX:
+            return MIXED
+        return OF_CLASSES if len(self.shape) == 2 and self.shape[0] == classes else SEEN
+
+
+class _Noting(LocalBackend):
+    """The one host of a round, which notes what comes from it."""
+
+    found: dict[tuple[str, str], Sent]
+
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        for position, outcome in super().run_cells(cells, shared):
+            cell = cells[position]
+            for entry, how in cell.up.items() if outcome.ids else ():
+                shapes, weight = _shapes(outcome, entry, how, cell.rows)
+                before = self.found.get((cell.phase, entry))
+                shape = max([*shapes, *([before.shape] if before else [])], key=lambda shape: int(np.prod(shape)))
+                self.found[cell.phase, entry] = Sent(cell.phase, entry, how, shape, weight)
+            yield position, outcome
+
+
+def _shapes(outcome: Outcome, entry: str, how: Reduce, rows: bool) -> tuple[list[tuple[int, ...]], bool]:
+    """Shapes of an entry, and whether each of its rows has a weight."""
+    if how is Reduce.GATHER:
+        return [tuple(t.shape) for t in outcome.lists[entry]], False
+    if how is Reduce.MEAN and not rows:
+        part = next(iter(outcome.sums.values()))
+        weight = part.weight[entry]
+        return [tuple(part.total[entry].shape)], isinstance(weight, Tensor) and weight.dim() > 0
+    of_rows = rows and any(weight.dim() for weight in outcome.lists.get(entry, ()))
+    return [tuple(outcome.tensors[entry].shape[1:])], of_rows
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What left the clients of a run.
+
+    Attributes:
+        sent: Entries of one round, with what each tells.
+        times: Messages of every client, int64 `[clients]`, one for each round that it took part in.
+        bytes: That every client sent, int64 `[clients]`.
+        epsilons: By round epsilon of a client, to the delta of the config; empty: changes were not hidden.
+        bound: What epsilon is of.
+    """
+
+    sent: Sequence[tuple[Sent, str]]
+    times: np.ndarray
+    bytes: np.ndarray
+    epsilons: Mapping[int, float]
+    bound: str
+
+    def tables(self) -> dict[str, TextTable]:
+        """By name of a file: entries, clients, and epsilon after rounds if there is one."""
+        entries = tuple(
+            (sent.phase, sent.entry, f"{int(np.prod(sent.shape)):,}", sent.how.name.lower(), says)
+            for sent, says in self.sent
+        )
+        clients = tuple(
+            (name, f"{int(of(self.times)):,}", f"{int(of(self.bytes)):,}")
+            for name, of in (("least", np.min), ("median", np.median), ("most", np.max), ("together", np.sum))
+        )
+        heads = ("phase", "entry", "numbers", "reduced as", "what it tells of a client")
+        found = {
+            "entries": TextTable(heads, entries, 5, title="what a client sends in a round"),
+            "clients": TextTable(("of a client", "rounds", "bytes sent"), clients, 1, title="how often, and how much"),
+        }
+        if self.epsilons:
+            rows = tuple((str(number), f"{epsilon:.4g}") for number, epsilon in self.epsilons.items())
+            found["epsilon"] = TextTable(("after round", "epsilon of a client"), rows, 1, title=self.bound)
+        return found
+
+    def write(self, folder: Path) -> Path:
+        """Writes each table as CSV, and what every client sent; gives the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        pairs = enumerate(zip(self.times.tolist(), self.bytes.tolist()))
+        each = TextTable(("client", "rounds", "bytes"), tuple((str(i), *map(str, pair)) for i, pair in pairs), 1)
+        for name, table in {**self.tables(), "clients": each}.items():
+            (folder / f"{name}.csv").write_text(table.csv())
+        return folder
+
+
+def ledger(run: Path, number: int = 1) -> Ledger:
+    """The ledger of a run, with the entries of a round of it, which is made again.
+
+    Raises ShoalError: the run logged no such round, nothing was sent in it, or dp-accounting is not installed.
+    """
+    past = PastRun(run)
+    past.require_round(number)
+    before = past.after(number - 1)
+    backend = _Noting()
+    backend.found = {}
+    backend.enter(past.job)
+    state = None if before is None else before.state
+    Server(past.job, past.plan.rounds, backend, state, server_device(past.config)).round(unwatched)
+    if not backend.found:
+        raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
+    private, classes = past.config.privacy, past.store.manifest.classes
+    hidden = private.unit != "none"
+    times, sizes = np.zeros(past.store.clients, np.int64), np.zeros(past.store.clients, np.int64)
+    for line in past.lines:
+        _add(line, times, sizes)
+    epsilons, bound = dict[int, float](), ""
+    if hidden:
+        drawn, clients = drawn_of(past.config)
+        noise, last = noise_of(private, drawn, clients, past.config.rounds), len(past.lines)
+        for after in sorted({round(last * (i + 1) / MOST_ROUNDS) for i in range(MOST_ROUNDS)} - {0} | {1, last}):
+            epsilons[after] = epsilon_after(noise, private.delta, drawn, clients, after)
+        bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
+    return Ledger(
+        [(one, one.reveals(classes, hidden)) for one in backend.found.values()], times, sizes, epsilons, bound
+    )
+
+
+def _add(line: Mapping[str, Any], times: np.ndarray, sizes: np.ndarray) -> None:
+    """Adds what clients sent in a round; one number is that of each, older runs know their sum."""
+    cohort = line["cohort"]
+    if cohort:
+        column = line.get(CLIENT_BYTES, {}).get("up") or [line["bytes_up"] / len(cohort)]
+        times[cohort] += 1
+        sizes[cohort] += np.array(column, np.int64)

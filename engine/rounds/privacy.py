@@ -1,0 +1,181 @@
+"""Differential privacy of clients: changes of bounded norm, each client once, and noise on their sum at the server.
+
+That is DP-FedAvg (McMahan et al., Learning differentially private recurrent language models, ICLR 2018, algorithm 1)
+with cohorts of a fixed size m: the server releases w + (sum_i clip(w_i - w, C) + N(0, (z C)^2)) / m once a round. Two
+federations are neighbours if they differ in all data of one client, so that their sums differ by 2 C at most. Epsilon
+is that of m of n clients drawn without replacement (Wang, Balle, Kasiviswanathan, Subsampled Renyi differential
+privacy and analytical moments accountant, AISTATS 2019, theorem 27), as the package dp-accounting computes it.
+"""
+
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+
+from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
+from shoal.algorithms.rng import key
+from shoal.engine.config.config import Config
+from shoal.engine.config.sections import PrivacyOptions
+from shoal.engine.messages.cell import Cell
+from shoal.engine.rounds.compression import like
+from shoal.engine.rounds.sampling import draw_cohort
+from shoal.storage.errors import ShoalError
+
+# Noise for an epsilon is found to this accuracy, on the side of more noise, and not looked for below.
+STEP, LEAST_NOISE = 1e-3, 0.05
+
+
+def accounting() -> ModuleType:
+    """The package dp_accounting; raises a ShoalError if it is not installed."""
+    try:
+        import dp_accounting
+        import dp_accounting.rdp
+    except ImportError:
+        raise ShoalError("privacy.epsilon", "needs the package dp-accounting; pip install 'shoal[privacy]'") from None
+    return dp_accounting
+
+
+def epsilon_after(noise: float, delta: float, drawn: int, clients: int, rounds: int) -> float:
+    """Epsilon of a client after so many rounds with `drawn` of `clients`; infinite without noise.
+
+    Raises ShoalError: dp-accounting is not installed.
+    """
+    if not noise:
+        return float("inf") if rounds else 0.0
+    dp = accounting()
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(_release(noise, drawn, clients), rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+@lru_cache
+def noise_of(options: PrivacyOptions, drawn: int, clients: int, rounds: int) -> float:
+    """z, as it is given, or the least with which all rounds together stay within epsilon.
+
+    Raises ShoalError: dp-accounting is not installed.
+    """
+    if options.noise is not None:
+        return options.noise
+    dp = accounting()
+    return float(
+        dp.calibrate_dp_mechanism(
+            lambda: dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE),
+            lambda noise: dp.SelfComposedDpEvent(_release(noise, drawn, clients), rounds),
+            options.epsilon,
+            options.delta,
+            bracket_interval=dp.LowerEndpointAndGuess(LEAST_NOISE, 1.0),
+            tol=STEP,
+        )
+    )
+
+
+def _release(noise: float, drawn: int, clients: int) -> object:
+    # Its deviation is z C, and one client's data changes the sum by 2 C.
+    dp = accounting()
+    return dp.SampledWithoutReplacementDpEvent(clients, drawn, dp.GaussianDpEvent(noise / 2))
+
+
+def drawn_of(config: Config) -> tuple[int, int]:
+    """Clients of each round, and all."""
+    clients = config.partition.clients
+    return len(draw_cohort(clients, config.participation, config.seed, 1)), clients
+
+
+def require_possible(config: Config) -> None:
+    """Raises a ShoalError, which names the key: noise is not given once, or what else is chosen has no bound."""
+    options, clients = config.privacy, config.partition.clients
+    if (options.noise is None) == (options.epsilon is None):
+        raise ShoalError("privacy.noise", "give either privacy.noise, or privacy.epsilon, which finds the noise")
+    if options.clip is None and options.noise != 0:
+        raise ShoalError("privacy.clip", "noise is a multiple of the clip, found null; set a number")
+    if options.delta * clients >= 1:
+        raise ShoalError("privacy.delta", f"{options.delta:g} of {clients} clients; take less than {1 / clients:g}")
+    for place, idle, why in (
+        ("participation.trace", config.participation.trace is None, "who is online is not drawn; take null"),
+        (
+            "participation",
+            not config.participation.simulates,
+            "availability, devices, dropout and selection draw others",
+        ),
+        ("participation.without", not config.participation.without, "clients are left out; take an empty list"),
+        ("data.newcomers", not config.data.newcomers, "newcomers are never drawn; take 0"),
+        ("aggregation.kind", config.aggregation.kind == "mean", "privacy.unit bounds means; take mean"),
+    ):
+        if not idle:
+            raise ShoalError(place, f"has no bound with privacy.unit=client: {why}")
+    noise_of(options, *drawn_of(config), config.rounds)
+
+
+def bound_of(config: Config, rounds: int) -> str:
+    """What hides a client, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
+    options, drawn = config.privacy, drawn_of(config)
+    noise = noise_of(options, *drawn, config.rounds)
+    epsilon = epsilon_after(noise, options.delta, *drawn, rounds)
+    return (
+        f"epsilon {epsilon:.3g} of a client (all its data replaced), delta {options.delta:g}; "
+        f"noise {noise:.4g}, clip {options.clip}"
+    )
+
+
+def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
+    """An upload that counts as one client whatever it says: without weight as no change.
+
+    Raises ShoalError: an entry has a weight for each row.
+    """
+    entries = dict(upload.entries)
+    for name, how in cell.up.items():
+        weight = upload.weight.get(name, 1.0)
+        if how is Reduce.MEAN and isinstance(weight, torch.Tensor):
+            raise ShoalError(
+                "privacy.unit",
+                f"client counts each client once, and {name!r} has a weight for each of its rows, which tells the "
+                "rows of a client; take privacy.unit=none, or a method that averages models",
+            )
+        if how is Reduce.MEAN and not weight:
+            base = like(entries[name], received.get(name))
+            entries[name] = torch.zeros_like(entries[name]) if base is None else base.to(entries[name].dtype)
+    return Upload(entries, {}, upload.upload_bytes)
+
+
+class Release:
+    """What the server makes public of a round.
+
+    Attributes:
+        noise: z, in clips.
+    """
+
+    def __init__(self, options: PrivacyOptions, seed: int, drawn: int, clients: int, rounds: int, method: str) -> None:
+        """Of a run; raises as `noise_of`."""
+        self.noise = noise_of(options, drawn, clients, rounds)
+        self._deviation = self.noise * (options.clip or 0.0) / drawn
+        self._seed, self._drawn, self._method = seed, drawn, method
+
+    def require_counted(self, ask: Ask, first: bool) -> None:
+        """Raises a ShoalError if a phase is not the first of its round, or not of the clients drawn for it."""
+        apart = [entry for entry in ask.up if any(entry in tree for tree in ask.private.values())]
+        for wrong, what in (
+            (not first, "exchanges more than once a round"),
+            (ask.to is not None, "chooses clients of its own"),
+            (bool(apart), f"sends each client another {', '.join(apart)}"),
+        ):
+            if wrong:
+                raise ShoalError(
+                    "privacy.unit",
+                    f"client counts one sum of changes a round, and {self._method} {what}; take privacy.unit=none, "
+                    "or a method such as fedavg",
+                )
+
+    def of(self, replies: Replies, ask: Ask, number: int) -> Replies:
+        """The means over m clients, who answered or not, with noise; the weight of each is m."""
+        entries: Tree = {}
+        for name, mean in replies.entries.items():
+            if len(replies.ids) != self._drawn:
+                base = like(mean, ask.shared.get(name))
+                base = torch.zeros_like(mean) if base is None else base
+                mean = base + (mean - base) * (len(replies.ids) / self._drawn)
+            if self._deviation:
+                rng = torch.Generator().manual_seed(key(self._seed, number, "privacy", name))
+                mean = mean + self._deviation * torch.randn(mean.shape, generator=rng)
+            entries[name] = mean
+        weights = {name: torch.full_like(weight, self._drawn) for name, weight in replies.weights.items()}
+        return Replies(replies.ids, entries, weights, replies.lists)

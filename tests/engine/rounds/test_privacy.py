@@ -1,0 +1,227 @@
+"""Rounds in which clients are hidden against rounds written out, and epsilon against formulas of its papers."""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from scipy.optimize import brentq
+from scipy.special import comb
+from scipy.stats import norm
+from support.errors import refused
+from support.plain_fedavg import sgd_step
+
+from shoal.algorithms.protocol import Ask, Reduce, Replies
+from shoal.algorithms.rng import key
+from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.config.config import Config
+from shoal.engine.config.sections import PrivacyOptions
+from shoal.engine.rounds.privacy import STEP, Release, epsilon_after, noise_of
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.plan import RunPlan
+
+Start = Callable[..., Server]
+LR = 0.5
+PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "train.lr": LR, "train.epochs": 1}
+PLAIN |= {"train.dropout": 0.0, "train.weight_decay": 0.0}
+HIDDEN = {"privacy.unit": "client", "privacy.noise": 0.5, "privacy.clip": 0.05}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("weight", ["nodes", "train"])
+def test_rounds_of_fedavg_with_clipped_changes_and_noise(start: Start, noise: float, weight: str) -> None:
+    server = start({**PLAIN, **HIDDEN, "privacy.noise": noise, "participation.count": 5, "algorithm.weight": weight})
+    w, clipped, untrained = server.state.server["w"].numpy().astype(np.float64), 0, 0
+    for number in (1, 2, 3):
+        total = np.zeros(len(w))
+        for client in server.cohort(number):
+            after, size = sgd_step(server, client, w.astype(np.float32), LR)
+            change = (after - w.astype(np.float32)).astype(np.float64) if size else np.zeros(len(w))
+            untrained += not size
+            length = np.sqrt((change**2).sum())
+            clipped += length > 0.05
+            total += change * min(1, 0.05 / max(length, 1e-12))
+        rng = torch.Generator().manual_seed(key(server.job.seed, number, "privacy", "w"))
+        w = w + (total + noise * 0.05 * torch.randn(len(w), generator=rng).numpy()) / 5
+        server.round()
+        np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=2e-6)
+    assert clipped
+    assert untrained
+
+
+def test_no_clip_and_no_noise_are_the_plain_run_of_equal_weights(start: Start) -> None:
+    """Where every client has training items: without, it has no weight in the plain run, and counts here."""
+    keys = {"algorithm.weight": "uniform", "participation.count": 3}
+    for seed in range(100):
+        plain = start({**keys, "seed": seed})
+        if all(plain.infos[client].train for number in (1, 2, 3) for client in plain.cohort(number)):
+            break
+    hidden = start({**keys, "seed": seed, "privacy.unit": "client", "privacy.noise": 0.0, "privacy.clip": None})
+    for _ in range(3):
+        plain.round()
+        hidden.round()
+    assert torch.equal(plain.state.server["w"], hidden.state.server["w"])
+
+
+def test_noise_has_the_deviation_of_the_paper_and_is_keyed() -> None:
+    """Noise z C on a sum is z C / m on the mean; five standard errors of 200,000 draws."""
+    options = PrivacyOptions(unit="client", clip=1000.0, noise=2.0)
+    release = Release(options, 7, 10, 40, 5, "FedAvg")
+    ask, size = Ask("train", {"w": Reduce.MEAN, "v": Reduce.MEAN}), 200_000
+    replies = Replies(list(range(10)), {name: torch.zeros(size) for name in "wv"}, {"w": torch.tensor(3.0)})
+    one, two = (release.of(replies, ask, number) for number in (1, 2))
+    drawn = {(number, name): found[name] for number, found in ((1, one), (2, two)) for name in "wv"}
+    for noise in drawn.values():
+        assert abs(float(noise.std()) / 200 - 1) < 5 / math.sqrt(2 * size)
+        assert abs(float(noise.mean())) < 5 * 200 / math.sqrt(size)
+    for other in ((1, "v"), (2, "w")):
+        assert abs(float((drawn[1, "w"] * drawn[other]).mean())) < 5 * 200**2 / math.sqrt(size)
+    assert torch.equal(release.of(replies, ask, 1)["w"], one["w"])
+    assert one.weights["w"] == 10
+
+
+def test_a_client_that_did_not_answer_is_no_change() -> None:
+    release = Release(PrivacyOptions(unit="client", clip=1.0, noise=0.0), 0, 4, 4, 5, "FedAvg")
+    ask = Ask("train", {"w": Reduce.MEAN, "c": Reduce.MEAN}, shared={"w": torch.tensor([10.0])})
+    found = release.of(Replies([0, 3], {"w": torch.tensor([14.0]), "c": torch.tensor([4.0])}, {}), ask, 1)
+    assert found["w"].item() == 12.0
+    assert found["c"].item() == 2.0
+
+
+def of_renyi(by_order: dict[float, float], delta: float) -> float:
+    """Epsilon of Renyi divergences (Canonne, Kamath, Steinke, 2020, proposition 12)."""
+    return min(
+        renyi + math.log1p(-1 / order) - math.log(delta * order) / (order - 1) for order, renyi in by_order.items()
+    )
+
+
+@pytest.mark.parametrize(("noise", "rounds", "delta"), [(4.0, 1, 1e-3), (8.0, 20, 1e-4), (60.0, 100, 1e-6)])
+def test_epsilon_of_full_participation_is_that_of_the_gaussian_mechanism(
+    noise: float, rounds: int, delta: float
+) -> None:
+    """One client replaced moves the sum by 2 C at most, 2 / z deviations; exact: Balle and Wang, ICML 2018, theorem 8.
+
+    The library's is by Renyi divergence, which is never below and here within a fifth.
+    """
+    found, apart = epsilon_after(noise, delta, 9, 9, rounds), 2 / noise * math.sqrt(rounds)
+
+    def gap(epsilon: float) -> float:
+        upper = norm.cdf(apart / 2 - epsilon / apart) - math.exp(epsilon) * norm.cdf(-apart / 2 - epsilon / apart)
+        return float(upper) - delta
+
+    exact = brentq(gap, 1e-6, 200)
+    assert exact <= found <= 1.2 * exact
+    finest = {order: order * apart**2 / 2 for order in np.linspace(1.01, 300, 30_000).tolist()}
+    assert of_renyi(finest, delta) <= found <= 1.02 * of_renyi(finest, delta)
+
+
+def test_epsilon_of_sampled_cohorts_is_within_the_bound_of_any_mechanism() -> None:
+    """Wang et al., 2019, theorem 9, of which theorem 27 is stronger for Gaussian noise."""
+    noise, q, rounds, delta = 4.0, 0.1, 20, 1e-4
+
+    def bound(order: int) -> float:
+        one = [0.0, 0.0, *(j / (2 * (noise / 2) ** 2) for j in range(2, order + 1))]
+        terms = [q**2 * comb(order, 2) * min(4 * math.expm1(one[2]), 2 * math.exp(one[2]))]
+        terms += [q**j * comb(order, j) * 2 * math.exp((j - 1) * one[j]) for j in range(3, order + 1)]
+        return rounds * math.log1p(sum(terms)) / (order - 1)
+
+    general = of_renyi({order: bound(order) for order in range(2, 30)}, delta)
+    found = epsilon_after(noise, delta, 10, 100, rounds)
+    assert 0.3 * general < found < general
+    assert general < epsilon_after(noise, delta, 100, 100, rounds)
+    assert epsilon_after(0.0, delta, 10, 100, rounds) == math.inf
+
+
+def test_noise_for_an_epsilon_is_the_least() -> None:
+    options = PrivacyOptions(unit="client", epsilon=3.0, delta=1e-4)
+    noise = noise_of(options, 50, 50, 20)
+    assert epsilon_after(noise, 1e-4, 50, 50, 20) <= 3.0 < epsilon_after(noise - 2 * STEP, 1e-4, 50, 50, 20)
+
+
+def test_same_bits_on_two_hosts_and_after_a_resume(hosts: list[Any], start: Start, tmp_path: Path) -> None:
+    keys = {**HIDDEN, "algorithm.name": "scaffold", "participation.ratio": 0.5, "rounds": 6}
+    here = start(keys)
+    pool = RayPool(hosts, replace(here.job, id=f"{tmp_path}"), 60.0, 4)
+    pool.require_data(range(6))
+    away = Server(replace(here.job, id=f"{tmp_path}"), here.plan, pool)
+    for _ in range(2):
+        here.round()
+        away.round()
+    again = start(keys, state=FederationState.from_tensors(*here.state.to_tensors()))
+    ray.kill(hosts[0], no_restart=False)
+    for _ in range(2):
+        for server in (here, away, again):
+            server.round()
+    for other in (away, again):
+        assert all(torch.equal(t, other.state.server[name]) for name, t in here.state.server.items())
+    without = start({"algorithm.name": "scaffold", "participation.ratio": 0.5, "rounds": 6})
+    for _ in range(4):
+        without.round()
+    assert not torch.equal(without.state.server["w"], here.state.server["w"])
+
+
+def test_what_is_no_mean_of_equal_clients_is_refused(start: Start) -> None:
+    for method, says in (
+        ("fedgta", "privacy.unit: client bounds means, and 'w' of FedGTA is mixed"),
+        ("fedtgp", "privacy.unit: client bounds means, and 'proto' of FedTGP is kept for every client"),
+        ("fedproto", "privacy.unit: client counts each client once, and 'proto' has a weight for each of its rows"),
+    ):
+        with refused(says=says):
+            start({**HIDDEN, "algorithm.name": method}).round()
+    release = Release(PrivacyOptions(unit="client", noise=1.0), 0, 4, 4, 5, "Mine")
+    w = {"w": torch.zeros(1)}
+    for ask, first, says in (
+        (Ask("train", {"w": Reduce.MEAN}), False, "Mine exchanges more than once a round"),
+        (Ask("train", {"w": Reduce.MEAN}, to=[0]), True, "Mine chooses clients of its own"),
+        (Ask("train", {"w": Reduce.MEAN}, private={1: w}), True, "Mine sends each client another w"),
+    ):
+        with refused("privacy.unit", says=says):
+            release.require_counted(ask, first)
+    release.require_counted(Ask("train", {"w": Reduce.MEAN}, shared=w), True)
+
+
+def test_what_has_no_epsilon_is_refused_before_data_is_read(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(**keys: Any) -> RunPlan:
+        return RunPlan.of(make_config(**{"privacy__unit": "client", **keys}))
+
+    with refused("privacy.noise", says="give either"):
+        plan()
+    with refused("privacy.noise", says="give either"):
+        plan(privacy__noise=1.0, privacy__epsilon=1.0)
+    with refused("privacy.clip", says="found null"):
+        plan(privacy__noise=1.0, privacy__clip=None)
+    with refused("privacy.delta", says="take less than 0.2"):
+        plan(privacy__noise=1.0, privacy__delta=0.2)
+    with refused("aggregation.kind", says="take mean"):
+        plan(privacy__noise=1.0, aggregation__kind="median")
+    with refused("privacy.unit", says="a node is read by its neighbours"):
+        plan(privacy__unit="node", privacy__noise=1.0)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with refused("privacy.epsilon", says="pip install 'shoal[privacy]'"):
+        plan(privacy__epsilon=1.5)
+    plan(privacy__noise=1.0)
+
+
+def test_trace_is_refused(make_config: Callable[..., Config], tmp_path: Path) -> None:
+    np.save(tmp_path / "trace.npy", np.ones((3, 5)))
+    with refused("participation.trace", says="who is online is not drawn"):
+        RunPlan.of(
+            make_config(privacy__unit="client", privacy__noise=1.0, participation__trace=str(tmp_path / "trace.npy"))
+        )
+
+
+def test_dry_run_says_epsilon_with_its_unit(make_config: Callable[..., Config]) -> None:
+    config = make_config(engine__backend="local", privacy__unit="client", privacy__noise=40.0)
+    shown = expected(RunPlan.of(config)).rows["privacy"]
+    epsilon = epsilon_after(40.0, 1e-5, 5, 5, config.rounds)
+    assert shown == f"epsilon {epsilon:.3g} of a client (all its data replaced), delta 1e-05; noise 40, clip 1.0"
