@@ -79,7 +79,7 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     (
         "partition.alpha partition.resolution train.lr attack.scale aggregation.bound participation.deadline "
-        "schedule.a engine.cell_timeout "
+        "schedule.a engine.cell_timeout privacy.clip privacy.epsilon privacy.delta "
         "run.checkpoint_seconds run.max_seconds",
         [0.0, -1.0, NAN, INF, "1", True],
     ),
@@ -96,9 +96,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload attack.kind aggregation.kind "
-        "participation.selection schedule.name schedule.staleness "
         "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit "
+        "participation.selection schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
