@@ -118,7 +118,9 @@ def test_another_method_of_the_same_state_goes_on(tmp_path: Path) -> None:
     assert len(read_metrics(forked)) == 5
 
 
-@pytest.mark.parametrize("changes", [["train.lr=0.2", "rounds=6", "name=mine"], ["algorithm=fedprox", "algorithm.mu=0.3"], []])
+@pytest.mark.parametrize(
+    "changes", [["train.lr=0.2", "rounds=6", "name=mine"], ["algorithm=fedprox", "algorithm.mu=0.3"], []]
+)
 def test_the_command_of_a_forks_page_makes_the_fork_again(tmp_path: Path, changes: list[str]) -> None:
     whole = run(small(tmp_path, algorithm={"name": "fedavg"}))
     forked = fork(whole, 3, changes)
