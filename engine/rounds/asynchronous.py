@@ -52,10 +52,10 @@ class AsynchronousServer(Server):
 
 
 class Visits(Schedule):
-    """The visits of such a run: the cohort of a round are the clients whose uploads its step takes."""
+    """The visits of such a run: the cohort of a round are the clients of its step."""
 
     def __init__(self, plan: Plan, clients: int, seed: int, time: Timeline) -> None:
-        """Of a plan for so many clients, whose visits are in order."""
+        """Of a plan for so many clients, and the order of their visits."""
         super().__init__(plan, clients, seed)
         self._time, starts = time, time.start.ravel()
         self._by_start = np.argsort(starts, kind="stable")
@@ -69,7 +69,7 @@ class Visits(Schedule):
         return self._time.client[round_number - 1].tolist()
 
     def starts(self, round_number: int) -> dict[int, int]:
-        """The clients of a step with the step whose model they trained from."""
+        """The clients of a step, each with the step after which it began."""
         return dict(zip(self.cohort(round_number), self._time.start[round_number - 1].tolist()))
 
     def needed_after(self, round_number: int) -> list[int]:
@@ -91,7 +91,7 @@ class Visits(Schedule):
 
 
 class StepExchange(Exchange):
-    """The exchange of a step with the clients whose uploads it takes."""
+    """The exchange of a step with the clients that it takes uploads of."""
 
     def __init__(
         self, visits: Visits, options: ScheduleOptions, method: str, trained: dict[int, Outcome], *args: Any

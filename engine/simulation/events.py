@@ -1,4 +1,4 @@
-"""The order of an asynchronous run in simulated time: who starts when from which model, and whose uploads make a step.
+"""The order of an asynchronous run in simulated time: who starts when from which model, and which uploads make a step.
 
 Work is known by formula, so all of it is known before anyone trains. The server's link is a queue in each direction, as
 in synchronous rounds; what the server computes, and evaluations, take no time here.
@@ -102,7 +102,7 @@ def timeline(
 
 
 def weight(options: ScheduleOptions, staleness: int) -> float:
-    """The weight of an upload whose client began so many steps before the newest one, 1 for none (Xie et al., 2019,
+    """The weight of an upload by the steps since its client began, 1 for none (Xie et al., 2019,
     section 5.2: polynomial and hinge; FedBuff's is polynomial with a = 1/2). With fedasync `mixing` times it.
     """
     later = max(staleness - options.b, 0)

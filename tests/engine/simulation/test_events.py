@@ -31,7 +31,7 @@ def test_steps_of_three_clients_are_as_worked_by_hand() -> None:
     assert found.client.ravel().tolist() == [0, 0, 1, 0, 0, 1, 2]
     assert found.start.ravel().tolist() == [0, 1, 0, 3, 4, 3, 0]
     assert found.seconds.tolist() == [1, 2, 2, 3, 4, 4, 4]
-    # At the last moment nobody has begun again but those who were still at work.
+    # At the last moment all have uploaded, and none has begun again.
     assert found.unfinished.tolist() == []
 
 
