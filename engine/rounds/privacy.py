@@ -162,7 +162,7 @@ class Release:
                 raise ShoalError(
                     "privacy.unit",
                     f"client counts one sum of changes a round, and {self._method} {what}; take privacy.unit=none, "
-                    "or a method such as fedavg",
+                    "or a method of one mean a round",
                 )
 
     def of(self, replies: Replies, ask: Ask, number: int) -> Replies:
