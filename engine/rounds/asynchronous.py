@@ -23,7 +23,7 @@ from shoal.engine.config.sections import FEDASYNC, ScheduleOptions
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.costs import SIMULATED
 from shoal.engine.rounds.reduction import Sums, combine, merge, reduce_cell
-from shoal.engine.rounds.sampling import Plan, Schedule, form_cells
+from shoal.engine.rounds.sampling import Drawn, Plan, Schedule, form_cells
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.simulation.events import Timeline, timeline, weight
 from shoal.engine.simulation.work import work_of
@@ -65,8 +65,8 @@ class Visits(Schedule):
         np.maximum.at(self._last, time.start, 1 + np.arange(plan.rounds)[:, None])
         self._last[time.unfinished] = plan.rounds + 1
 
-    def cohort(self, round_number: int) -> list[int]:
-        return self._time.client[round_number - 1].tolist()
+    def draw(self, round_number: int, known: Tree | None = None) -> Drawn:
+        return Drawn(self._time.client[round_number - 1].tolist(), {}, {})
 
     def starts(self, round_number: int) -> dict[int, int]:
         """The clients of a step, each with the step after which it began."""
