@@ -204,7 +204,7 @@ def report(runs: Runs, out: str | PathLike[str] | None = None) -> Path:
     Raises:
         ShoalError: No run is finished, or a folder is none of a run or a sweep.
     """
-    from shoal.engine.studies import report as report_command
+    from shoal.engine.pages import report as report_command
 
     return report_command.report(_paths(runs), None if out is None else Path(out))
 

@@ -134,7 +134,7 @@ def run_command(
         return
     show_run(folder)
     if sys.stdout.isatty() if page is None else page:
-        from shoal.engine.studies.report import report
+        from shoal.engine.pages.report import report
 
         # Its other files take most of the time.
         report([folder], None, kinds=("svg",))
@@ -186,7 +186,7 @@ def reproduce_command(
             print(f"{name}: {known.title}: {', '.join(known.tables)}")
         return
     read = read_paper(paper)
-    from shoal.engine.studies.reproduce import Asked, named_in, reproduce, show_reproduction
+    from shoal.engine.pages.reproduce import Asked, named_in, reproduce, show_reproduction
 
     names = [name for name in tables or () if "=" not in name]
     keys = [name for name in tables or () if "=" in name]
@@ -215,7 +215,7 @@ def scale_command(
     link: Annotated[str, typer.Option(help="Speed of the server's link, which bounds the useful hosts.")] = "10Gbit",
 ) -> None:
     """Run a config with several numbers of clients and hosts: seconds by part, memory, bytes, useful hosts, a page."""
-    from shoal.engine.studies.report import report
+    from shoal.engine.pages.report import report
     from shoal.engine.studies.scaling import scaling_sweep, scaling_table, scores_differ
     from shoal.engine.studies.study_table import on_screen
 
@@ -285,8 +285,8 @@ def report_command(
     label: Labels = None,
 ) -> None:
     """Write one page of figures and tables that needs no network, and the figures as SVG, PNG and PDF."""
+    from shoal.engine.pages.report import report
     from shoal.engine.studies.plain_names import label_pairs
-    from shoal.engine.studies.report import report
 
     print(f"written: {report([possible_path(path) for path in paths], out, label_pairs(label or ()))}")
 

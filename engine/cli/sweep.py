@@ -134,7 +134,7 @@ def _show_sweep(sweep: "Sweep | Search", page: bool) -> None:
     from shoal.engine.studies.study_table import Layout, on_screen, show_rows
 
     if sweep.study.search:
-        from shoal.engine.studies.search_page import chosen_table
+        from shoal.engine.pages.search_page import chosen_table
 
         print(on_screen(chosen_table(sweep.plain())), end="")  # type: ignore[union-attr]
     if sweep.rows:
@@ -142,7 +142,7 @@ def _show_sweep(sweep: "Sweep | Search", page: bool) -> None:
     folder = shown_path(sweep.folder)
     print(f"folder: {folder}")
     if page and any(row.figures for row in sweep.rows):
-        from shoal.engine.studies.report import report
+        from shoal.engine.pages.report import report
 
         report([sweep.folder], None)
     written = folder / "report" / "index.html"

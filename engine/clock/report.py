@@ -16,20 +16,20 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
+from shoal.engine.pages import figures as drawings
+from shoal.engine.pages.figures import Drawing
+from shoal.engine.pages.head import standing_figure
+from shoal.engine.pages.looks import Looks
+from shoal.engine.pages.page import Head, Section, write_page
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES, SIMULATED
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.simulation.events import Asynchronous
 from shoal.engine.simulation.schedule import DEVICES, Classes, Clock, Fleet, Round, clock, read_classes, read_network
 from shoal.engine.simulation.work import ClientWork, work_of
-from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
-from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import grouped
-from shoal.engine.studies.head import standing_figure
-from shoal.engine.studies.looks import Looks
 from shoal.engine.studies.means import by_one_mean
-from shoal.engine.studies.page import Head, Section, write_page
 from shoal.engine.studies.plain_names import MODELS, PlainNames
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable

@@ -1,1 +1,1 @@
-"""Many runs as one study: sweeps, tables, figures, reports, scaling, comparisons."""
+"""Many runs as one study: sweeps, searches, tables, scaling, comparisons."""

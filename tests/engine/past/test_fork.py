@@ -12,13 +12,13 @@ from support.small_runs import small_run
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.pages.report import report
 from shoal.engine.past.fork import fork
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.studies.listing import compare, kept_in, listed
-from shoal.engine.studies.report import report
 from shoal.kept_run import Run
 from shoal.storage.errors import ShoalError
 

@@ -25,6 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shoal.engine.config import run_identity
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.config.config_text import SEAL, with_seal
+from shoal.engine.pages.report import report
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.checkpoint import load_newest
 from shoal.engine.records.inputs import GRAPHS
@@ -34,7 +35,6 @@ from shoal.engine.runs.export import export
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_run
-from shoal.engine.studies.report import report
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.storage.store.client_table import SplitRecord

@@ -16,12 +16,12 @@ from support.errors import refused
 from support.small_runs import small_run
 
 from shoal.engine.config.config import load_config
+from shoal.engine.pages.report import report
+from shoal.engine.pages.search_page import search_sections
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.runs.run import run
-from shoal.engine.studies.report import report
 from shoal.engine.studies.search import BATCH, COMPLETE, FAILED, PRUNED, STOPPED, Asked, Search, Trial, steps_of
-from shoal.engine.studies.search_page import search_sections
 from shoal.engine.studies.search_space import distribution, read_space
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import SHOAL

@@ -18,6 +18,7 @@ from support.small_runs import small_run
 
 import shoal
 from shoal.engine.config.config import Config, load_config
+from shoal.engine.pages.report import report
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import scopes_apart
@@ -25,7 +26,6 @@ from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_run
 from shoal.engine.studies.figure_data import client_numbers, confusion, curve_of, loss_in, recorded_prototypes, score_in
-from shoal.engine.studies.report import report
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
 

@@ -6,17 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.engine.studies import figures as drawings
-from shoal.engine.studies.figures import Drawing
-from shoal.engine.studies.looks import Look
-from shoal.engine.studies.page import Section
+from shoal.engine.pages import figures as drawings
+from shoal.engine.pages.figures import Drawing
+from shoal.engine.pages.looks import Look
+from shoal.engine.pages.page import Section
 from shoal.engine.studies.plain_names import key_names
+from shoal.engine.studies.search_space import SEARCH
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.storage.files.reading import read_bytes
 
-SEARCH = "search.json"
 VALIDATION = "validation accuracy (%)"
 
 

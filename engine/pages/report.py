@@ -13,10 +13,16 @@ from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.sections import EVALUATED
 from shoal.engine.config.sizes import size
+from shoal.engine.pages import figures as drawings
+from shoal.engine.pages.figures import Drawing
+from shoal.engine.pages.head import best_of, head_of, standing_figure
+from shoal.engine.pages.looks import MOST_LINES, Look, Looks, Panels
+from shoal.engine.pages.page import KINDS, PAGE, Section, write_page
+from shoal.engine.pages.scaling_figures import is_scaling, scaling_sections
+from shoal.engine.pages.search_page import search_sections
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import scopes_apart
-from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.figure_data import (
     ClientNumbers,
     Curve,
@@ -30,16 +36,10 @@ from shoal.engine.studies.figure_data import (
     recorded_prototypes,
     score_in,
 )
-from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.forecast import FORECAST, forecast_table
 from shoal.engine.studies.groups import Group, Row, grouped, spread_of
-from shoal.engine.studies.head import best_of, head_of, standing_figure
-from shoal.engine.studies.looks import MOST_LINES, Look, Looks, Panels
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
-from shoal.engine.studies.page import KINDS, PAGE, Section, write_page
 from shoal.engine.studies.plain_names import METHOD, MODELS, PlainNames
-from shoal.engine.studies.scaling_figures import is_scaling, scaling_sections
-from shoal.engine.studies.search_page import search_sections
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable

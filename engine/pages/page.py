@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.engine.studies.figures import COLOURS, Drawing
+from shoal.engine.pages.figures import COLOURS, Drawing
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.files.atomic import replacing
 

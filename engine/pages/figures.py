@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.config.sizes import size
+from shoal.engine.pages.looks import Look, Panels
 from shoal.engine.studies.figure_data import ClientNumbers, Curve
-from shoal.engine.studies.looks import Look, Panels
 from shoal.storage.files.digest import text_digest
 
 # After Okabe and Ito (2008), each at least 3 to 1 on white; marks and dashes differ, too.

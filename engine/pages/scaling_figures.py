@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
-from shoal.engine.studies import figures as drawings
-from shoal.engine.studies.figures import IDEAL, Drawing, Point
+from shoal.engine.pages import figures as drawings
+from shoal.engine.pages.figures import IDEAL, Drawing, Point
+from shoal.engine.pages.looks import Look, Looks, Panels
+from shoal.engine.pages.page import Section
 from shoal.engine.studies.groups import Group, Row
-from shoal.engine.studies.looks import Look, Looks, Panels
-from shoal.engine.studies.page import Section
 from shoal.engine.studies.scaling import (
     CLIENTS,
     HOSTS,

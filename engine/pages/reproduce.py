@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from shoal.engine.pages.figures import Drawing, Point, over_key
+from shoal.engine.pages.looks import in_panels
+from shoal.engine.pages.page import Head, Section, write_page
 from shoal.engine.preparing.identity import sources
 from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.figures import Drawing, Point, over_key
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.looks import in_panels
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
-from shoal.engine.studies.page import Head, Section, write_page
 from shoal.engine.studies.papers import LOCAL, Paper, Printed, known_names, smallest_of, some_of, study_of
 from shoal.engine.studies.plain_names import key_names, score_name
 from shoal.engine.studies.study import Selection

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from support.browser import BROWSER, FAULTS, Page, browser
 
-from shoal.engine.studies import figures
+from shoal.engine.pages import figures
+from shoal.engine.pages.figures import COLOURS, Drawing
+from shoal.engine.pages.looks import MOST_DASHES, MOST_LINES, Looks, in_panels
+from shoal.engine.pages.page import DARK, Head, Section, write_page
+from shoal.engine.pages.scaling_figures import against_fewest
 from shoal.engine.studies.figure_data import Curve
-from shoal.engine.studies.figures import COLOURS, Drawing
 from shoal.engine.studies.groups import Group, Row
-from shoal.engine.studies.looks import MOST_DASHES, MOST_LINES, Looks, in_panels
-from shoal.engine.studies.page import DARK, Head, Section, write_page
 from shoal.engine.studies.plain_names import PlainNames
 from shoal.engine.studies.scaling import HOSTS, ROUND
-from shoal.engine.studies.scaling_figures import against_fewest
 from shoal.engine.studies.sweep_view import SweepView
 from shoal.engine.studies.text_table import TextTable
 

@@ -15,9 +15,9 @@ from support.small_runs import small_run
 from typer.testing import CliRunner
 
 from shoal.engine.cli.cli import app
+from shoal.engine.pages.reproduce import Asked, TableRuns, named_in, reproduce, verdict
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.studies.papers import PaperCell, Printed, paper_names, read_paper, some_of, study_of
-from shoal.engine.studies.reproduce import Asked, TableRuns, named_in, reproduce, verdict
 
 Plain = dict[str, Any]
 

@@ -13,13 +13,13 @@ from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.run_identity import flatten
+from shoal.engine.pages.looks import Looks
+from shoal.engine.pages.page import Head
 from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.records.summary import SAMPLED
 from shoal.engine.studies.figure_data import manifest_of
 from shoal.engine.studies.groups import Group, Row, spread_of
-from shoal.engine.studies.looks import Looks
 from shoal.engine.studies.means import SCOPES, is_of_sample
-from shoal.engine.studies.page import Head
 from shoal.engine.studies.plain_names import METHOD, MODEL, value_names
 from shoal.engine.studies.scaling import CLIENTS, HOSTS, LINK, NODES, REPEAT, SCALE, WARMUP
 from shoal.engine.studies.study import is_seed

@@ -1,0 +1,1 @@
+"""Pages of runs and studies: figures, heads, sections, papers' tables."""
