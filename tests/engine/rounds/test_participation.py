@@ -87,6 +87,27 @@ def test_those_that_drop_out_are_waited_for_until_the_deadline(start: Start) -> 
         assert found.numbers["seconds"] == pytest.approx(9.0 if out.any() else 6.0)
 
 
+def test_newcomers_are_never_drawn_and_those_left_out_are_drawn_in_vain(start: Start) -> None:
+    server = start(SGC)
+    made = participation(server, TAKES, count=3, over_selection=1.5, deadline=5.5)
+    of_members = replace(made._plan, newcomers=(1, 4))
+    store, job = server.job.open_store(), server.job
+    models = job.build_models(store, server.algorithm)["model"]
+    members = Participation(of_members, job, store, server.algorithm, models)
+    without = replace(of_members, participation=replace(of_members.participation, without=(3,)))
+    left_out = Participation(without, job, store, server.algorithm, models)
+    seen = set()
+    for number in range(1, 30):
+        drawn = members.draw(number, {}, False)
+        assert set(drawn.cohort) <= {0, 3, 5} and drawn.numbers["online"] == 4
+        # Client 2 takes six seconds.
+        assert (drawn.numbers["drawn"], drawn.numbers["late"]) == (4, 1)
+        alone = left_out.draw(number, {}, False)
+        assert (alone.cohort, alone.numbers) == ([i for i in drawn.cohort if i != 3], drawn.numbers)
+        seen.update(drawn.cohort)
+    assert seen == {0, 3, 5}
+
+
 def test_rates_of_dropouts_are_those_asked_for(start: Start) -> None:
     made = participation(start(SGC), TAKES, dropout=0.3)
     dropped = sum(made.draw(number, {}, False).numbers["dropped"] for number in range(1, 401))

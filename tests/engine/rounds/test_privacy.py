@@ -204,6 +204,12 @@ def test_what_has_no_epsilon_is_refused_before_data_is_read(
         plan(privacy__noise=1.0, privacy__delta=0.2)
     with refused("aggregation.kind", says="take mean"):
         plan(privacy__noise=1.0, aggregation__kind="median")
+    with refused("participation", says="draw others"):
+        plan(privacy__noise=1.0, participation__dropout=0.2)
+    with refused("participation.without", says="take an empty list"):
+        plan(privacy__noise=1.0, participation__without=[1])
+    with refused("data.newcomers", says="take 0"):
+        plan(privacy__noise=1.0, data__newcomers=0.4)
     with refused("privacy.unit", says="a node is read by its neighbours"):
         plan(privacy__unit="node", privacy__noise=1.0)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
