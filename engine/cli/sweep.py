@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,9 @@ def sweep_command(
     ] = None,
     choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
     choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "deployed",
+    fork_at: Annotated[
+        int | None, typer.Option(min=1, help="Train so many first rounds once a seed; combinations are forks of them.")
+    ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
     search: Annotated[str | None, typer.Option(help="optuna: draw options from --space, and report the best.")] = None,
     space: Annotated[
@@ -52,12 +56,15 @@ def sweep_command(
 
     scope = one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope, search is not None)  # type: ignore[arg-type]
+    study = replace(study, fork_at=fork_at or study.fork_at)
     one_of("--search", search or "optuna", "optuna")
     of_search = (space, rounds_budget, trials, sampler, prune)
     if search is None and of_search != (None, None, 64, "tpe", "none"):
         raise ShoalError("--search", "its options are given without it; add --search optuna")
     if forecast and (search is not None or dry_run):
         raise ShoalError("--forecast", "is for a sweep of axes alone, without --search and --dry-run")
+    if study.fork_at and (search is not None or forecast):
+        raise ShoalError("--fork-at", "is for a sweep of axes alone, without --search and --forecast")
     if price and not forecast:
         raise ShoalError("--price", "is of a forecast; add --forecast")
     if search is not None and study.choose is not None:
@@ -80,7 +87,12 @@ def sweep_command(
     # It loads what trains, which takes seconds.
     from shoal.engine.studies.sweep import Sweep, show_sweep_plan
 
-    sweep = Sweep(study, at_once)
+    if study.fork_at:
+        from shoal.engine.past.forked_sweep import ForkedSweep
+
+        sweep: Sweep = ForkedSweep(study, study.fork_at, at_once)
+    else:
+        sweep = Sweep(study, at_once)
     if dry_run:
         show_sweep_plan(sweep)
     elif forecast:

@@ -177,6 +177,7 @@ def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[st
         words += [f"--choose={study['choose']}", f"--choose-seeds={study['choose_seeds']}"]
         words += [f"--choose-by={study['choose_by']}"]
     words += study.get("search", ())
+    words += [f"--fork-at={study['fork_at']}"] if study.get("fork_at") else []
     text = read_text(file, MOST_BYTES) if file.is_file() else _own_keys(config)
     return shlex.join(words), [(f"the config, {file.name}", text)]
 

@@ -5,18 +5,19 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.engine.config.config import load_config
+from shoal.algorithms.protocol import Tree
+from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.past.rewind import PastRun
-from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.run_folder import RunFolder, finished, note_parent, parent_of, started
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import bring, run
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
 
 # Of a state, or of the data that it was made on: keys and sections.
 FIXED = ("task", "seed", "data", "partition", "propagation", "model", "heterogeneity", "privacy")
@@ -52,7 +53,7 @@ def begin(past: PastRun, plan: RunPlan, number: int) -> None:
     if not (started(plan.folder) or finished(plan.folder)):
         found = past.after(number)
         assert found is not None
-        _require_compatible(past, plan, found)
+        require_same_state(plan, past.plan, past.store, found.state.server)
         with closing(RunFolder(plan.folder, plan.config.run.log_format)) as folder:
             note_parent(folder.path, of)
             # Files of the fork may be others, of its method for one.
@@ -66,26 +67,39 @@ def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
     """The plan of a run with other options after a round. Raises ShoalError: a key is wrong, or cannot change."""
     named = any(change.startswith("name=") for change in changes)
     config = load_config(past.path, [*changes, *([] if named else [f"name={past.path.name}-at-{number}"])])
-    old, new = (flatten(each.plain()) for each in (past.config, config))
+    require_changeable(past.config, config)
+    return RunPlan.of(config)
+
+
+def fixed_in(config: Config) -> tuple[str, ...]:
+    """Keys and sections that no fork can change; with privacy those of which epsilon counts, too."""
     hidden = config.privacy.unit != "none"
-    # Of what epsilon counts.
-    fixed = (*FIXED, *["participation"] * hidden, *["rounds"] * (config.privacy.epsilon is not None))
+    return (*FIXED, *["participation"] * hidden, *["rounds"] * (config.privacy.epsilon is not None))
+
+
+def require_changeable(parent: Config, config: Config) -> None:
+    """Raises ShoalError: a fork differs from its parent in a key that cannot change."""
+    old, new = (flatten(each.plain()) for each in (parent, config))
+    fixed = fixed_in(config)
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key) and key.partition(".")[0] in fixed and changes_numbers(key):
             raise ShoalError(
                 key, f"cannot change after a round ({old.get(key)} -> {new.get(key)}); shoal run begins with it"
             )
-    return RunPlan.of(config)
 
 
-def _require_compatible(past: PastRun, plan: RunPlan, found: Checkpoint) -> None:
-    """Refuses a method that keeps other tensors than the one before it."""
-    new, old = plan.config.algorithm.name, past.config.algorithm.name
+def require_same_state(plan: RunPlan, parent: RunPlan, store: Store, kept: Tree | None = None) -> None:
+    """Refuses a method that keeps other tensors than `kept`, by default those with which its parent starts."""
+    new, old = plan.config.algorithm.name, parent.config.algorithm.name
     if new == old:
         return
-    server = Server(make_job(plan.config, past.store, plan.folder.name), plan.rounds, LocalBackend()).state.server
-    shapes = [{name: list(t.shape) for name, t in tree.items()} for tree in (server, found.state.server)]
-    kinds = [(each.client_models, each.centralized) for each in (plan.algorithm, past.plan.algorithm)]
+    server, kept = _starts_with(plan, store), _starts_with(parent, store) if kept is None else kept
+    shapes = [{name: list(t.shape) for name, t in tree.items()} for tree in (server, kept)]
+    kinds = [(each.client_models, each.centralized) for each in (plan.algorithm, parent.algorithm)]
     if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
-        kept = [f"{kind[0]} models and {list(names) or 'nothing'} on the server" for kind, names in zip(kinds, shapes)]
-        raise ShoalError("algorithm.name", f"{new} keeps {kept[0]}, {old} kept {kept[1]}; take a method of that state")
+        both = [f"{kind[0]} models and {list(names) or 'nothing'} on the server" for kind, names in zip(kinds, shapes)]
+        raise ShoalError("algorithm.name", f"{new} keeps {both[0]}, {old} kept {both[1]}; take a method of that state")
+
+
+def _starts_with(plan: RunPlan, store: Store) -> Tree:
+    return Server(make_job(plan.config, store, plan.folder.name), plan.rounds, LocalBackend()).state.server

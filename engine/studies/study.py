@@ -171,6 +171,7 @@ class _File(BaseModel):
     config: str
     axes: Annotated[dict[str, str | list[Scalar] | Scalar], Field(min_length=1)]
     choose: Choose | None = None
+    fork_at: Annotated[int, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ class Study:
 
     With `choose`, validation chooses the value of that key before the other seeds run: with so many of the seeds, by
     the mean of a scope at the best validation round. `search` are the options of a search, as words of its command.
+    With `fork_at` combinations share so many first rounds, those of the config with the same seed.
     """
 
     config: str
@@ -187,6 +189,7 @@ class Study:
     choose_seeds: int = 2
     choose_by: Scope = "deployed"
     search: tuple[str, ...] = ()
+    fork_at: int | None = None
 
     @cached_property
     def choices(self) -> list[Selection]:
@@ -231,13 +234,16 @@ class Study:
         """The command line of the sweep."""
         chosen = [] if self.choose is None else ["--choose", self.choose, "--choose-seeds", str(self.choose_seeds)]
         by = [] if self.choose is None or self.choose_by == Study.choose_by else ["--choose-by", self.choose_by]
-        return shlex.join(["shoal", "sweep", self.config, *self.axes, *chosen, *by, *self.search])
+        forked = [] if self.fork_at is None else ["--fork-at", str(self.fork_at)]
+        return shlex.join(["shoal", "sweep", self.config, *self.axes, *chosen, *by, *self.search, *forked])
 
     def folder(self, root: Path, name: str) -> Path:
         """The folder of the sweep, in `sweeps` of the root of its runs; named after them and after its axes."""
         named: dict[str, Any] = {"config": name, "axes": self.axes}
         if self.choose is not None:
             named |= {"choose": self.choose, "seeds": self.choose_seeds, "by": self.choose_by}
+        if self.fork_at is not None:
+            named["fork_at"] = self.fork_at
         return root / "sweeps" / f"{name}-{fingerprint_of(named)}"
 
 
@@ -281,7 +287,7 @@ def read_study(
     asked = file.choose
     if asked is not None and choose is None:
         choose, choose_seeds, choose_by = asked.key, asked.seeds, asked.by
-    return Study(str(config), (*named, *axes), choose, choose_seeds, choose_by)
+    return Study(str(config), (*named, *axes), choose, choose_seeds, choose_by, fork_at=file.fork_at)
 
 
 def mapping_in(path: str) -> dict[str, Any] | None:

@@ -66,11 +66,15 @@ class Sweep:
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
         config = self.plans[0].config
         self.folder = study.folder(root_of(config), config.name)
+        # Of its rounds, those that each run trains, and runs that are trained in part before all others.
+        self.shares: Sequence[float] = [1.0] * len(self.rows)
+        self.before: Sequence[tuple[str, RunPlan, float]] = ()
 
-    def train(self, hosts: "Hosts") -> None:
-        """Trains the runs that are not there yet up to round `until`, quietly; writes no tables."""
+    def train(self, hosts: "Hosts", places: Sequence[int] | None = None) -> None:
+        """Trains runs, by default all, that are not there yet up to round `until`, quietly; writes no tables."""
         self._view = SweepView(self.rows, self.study.runs, self._parallel, quiet=True)
-        self._all_of([place for place in range(len(self.rows)) if not self._done(place)], hosts)
+        asked = range(len(self.rows)) if places is None else places
+        self._all_of([place for place in asked if not self._done(place)], hosts)
 
     def _write(self) -> None:
         if self._until is None:
@@ -87,7 +91,7 @@ class Sweep:
         """
         self._require_set_up()
         self._write()
-        self._view = SweepView(self.rows, self.study.runs, self._parallel)
+        self._view = SweepView(self.rows, self.study.runs, self._parallel, shares=self.shares)
         try:
             with closing(Hosts()) as hosts, self._view.shown():
                 first = self._for_the_choice()
@@ -310,10 +314,20 @@ def show_sweep_plan(sweep: Sweep) -> None:
     """
     took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
     measured: dict[str, float] = {}
+
+    def seconds_of(plan: RunPlan) -> float:
+        # Runs that differ in their seed alone are measured once.
+        key = repr(plan.config.model_dump(exclude={"seed"}))
+        if not took and key not in measured:
+            measured[key] = expected(plan).seconds
+        return fmean(took) if took else measured[key]
+
     rivals, view = sweep.study.rivals, SweepView(sweep.rows, sweep.study.runs)
     # Runs that were chosen before, and then those that may be: one for each that share all but the key to choose.
     counted = {rivals[place] for place, row in enumerate(sweep.rows) if place in rivals and started(row.path)}
-    rows, total, left = [], 0.0, 0
+    before, left = [(label, share * seconds_of(plan)) for label, plan, share in sweep.before], 0
+    rows = [(label, "shared", span(seconds)) for label, seconds in before]
+    total = sum(seconds for _, seconds in before)
     for place, (row, plan) in enumerate(zip(sweep.rows, sweep.plans)):
         if row.state == FINISHED:
             state, seconds = "finished", 0.0
@@ -323,11 +337,7 @@ def show_sweep_plan(sweep: Sweep) -> None:
             state = "begun" if started(row.path) else "if chosen" if place in rivals else "to run"
             counted |= {rivals[place]} if place in rivals else set()
             left += 1
-            # Runs that differ in their seed alone are measured once.
-            key = repr(plan.config.model_dump(exclude={"seed"}))
-            if not took and key not in measured:
-                measured[key] = expected(plan).seconds
-            seconds = fmean(took) if took else measured[key]
+            seconds = sweep.shares[place] * seconds_of(plan)
         total += seconds
         rows.append((view.label(place), state, span(seconds) if seconds else "-"))
     note = f"{sweep.study.runs} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"

@@ -64,6 +64,7 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
         "choose_seeds": study.choose_seeds,
         "choose_by": study.choose_by,
         "search": list(study.search),
+        "fork_at": study.fork_at,
         "runs": [{"columns": r.columns, "run": r.run, "state": r.state, "error": r.error} for r in rows],
     }
     with replacing(folder / SWEEP) as unfinished:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.errors import refused
+from support.same_runs import require_same_runs
 from support.small_runs import small_run
 
 from shoal.engine.config.config import Config, parse_config
@@ -15,11 +16,9 @@ from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.pages.report import report
 from shoal.engine.past.fork import fork
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.records.run_folder import parent_of, read_summary
-from shoal.engine.runs.export import export
+from shoal.engine.records.run_folder import parent_of
 from shoal.engine.runs.run import run
 from shoal.engine.studies.listing import compare, kept_in, listed
-from shoal.kept_run import Run
 from shoal.storage.errors import ShoalError
 
 KEPT = {"checkpoint_every": 1, "keep": 9, "keep_digests": True, "keep_records": True}
@@ -29,33 +28,6 @@ def small(folder: Path, **changes: Any) -> Config:
     kept = {"root": str(folder / "runs"), **KEPT, **changes.pop("run", {})}
     plain = {"participation": {"ratio": 0.5}, "rounds": 5, "algorithm": {"name": "fedgta"}, **changes, "run": kept}
     return parse_config(small_run(folder, **plain), "a small run")
-
-
-@pytest.fixture
-def rounds_trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rounds that this process trains, in their order."""
-    trained: list[int] = []
-    before = LocalBackend.round
-
-    def counted(self: LocalBackend, watch: Any) -> dict[str, Any]:
-        line = before(self, watch)
-        trained.append(line["round"])
-        return line
-
-    monkeypatch.setattr(LocalBackend, "round", counted)
-    return trained
-
-
-def require_same_runs(one: Path, other: Path) -> None:
-    """Models, predictions, digests of uploads, scores of clients and losses are equal, to the bit."""
-    for name in ("models.safetensors", "predictions.arrow"):
-        assert (export(one) / name).read_bytes() == (export(other) / name).read_bytes()
-    for name in ("uploads.arrows", "clients.arrows"):
-        assert (one / name).read_bytes() == (other / name).read_bytes()
-    lines = [[(line["round"], line["cohort"], line["loss"]) for line in read_metrics(run)] for run in (one, other)]
-    assert lines[0] == lines[1]
-    assert Run(one).clients.equals(Run(other).clients)
-    assert read_summary(one)["scopes"] == read_summary(other)["scopes"]
 
 
 def test_a_fork_without_changes_has_the_bits_of_the_run_and_trains_no_shared_round(

@@ -1,0 +1,91 @@
+"""A sweep with first rounds that are trained once: its combinations are forks of one run a seed."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+from shoal.engine.past.fork import begin, fixed_in, require_changeable, require_same_state
+from shoal.engine.past.rewind import PastRun
+from shoal.engine.records.run_folder import finished, started
+from shoal.engine.screen.progress import say
+from shoal.engine.studies.study import Selected, Selection, Study
+from shoal.engine.studies.sweep import Hosts, Sweep
+from shoal.engine.studies.sweep_folder import root_of
+from shoal.engine.studies.sweep_view import FAILED, SweepView
+from shoal.storage.errors import ShoalError
+
+
+class ForkedSweep(Sweep):
+    """A sweep of forks after round `at` of their bases.
+
+    A base is the run of the config with those keys of a combination that no fork can change, its seed for one. It
+    pauses after round `at`; one that went further serves as well.
+    """
+
+    def __init__(self, study: Study, at: int, at_once: int = 1) -> None:
+        """As `Sweep`. Raises ShoalError, too: a run has no rounds after `at`, or differs in what a fork cannot."""
+        self._at, config = at, study.configs[0]
+        place, bases, base_of = study.folder(root_of(config), config.name), list[Selection](), list[int]()
+        for choice, config in zip(study.choices, study.configs):
+            base = _base(choice, fixed_in(config))
+            bases += [base] * (base not in bases)
+            base_of.append(bases.index(base))
+        chosen = (study.choose, study.choose_seeds, study.choose_by)
+        listed = partial(Selected, study.config, study.axes, *chosen, fork_at=at, place=place)
+        first, forks = Sweep(listed(selections=tuple(bases)), at_once, until=at), []
+        for choice, config, number in zip(study.choices, study.configs, base_of):
+            base_plan = first.plans[number]
+            if (fewest := min(config.rounds, base_plan.config.rounds)) <= at:
+                raise ShoalError("--fork-at", f"{at}, and a run has {fewest} rounds; take fewer, or set rounds higher")
+            require_changeable(base_plan.config, config)
+            # As `shoal fork` calls it.
+            forks.append(Selection(choice.columns, (*choice.overrides, f"name={base_plan.folder.name}-at-{at}")))
+        super().__init__(listed(selections=tuple(forks)), at_once)
+        self._first, self._base_of = first, base_of
+        self.shares = [1 - at / plan.config.rounds for plan in self.plans]
+        needed, view = {base_of[place] for place in self._new()}, SweepView(first.rows, len(bases))
+        self.before = [
+            (", ".join(filter(None, (f"rounds 1 to {at}", view.label(number)))), plan, at / plan.config.rounds)
+            for number, plan in enumerate(first.plans)
+            if number in needed and not first._done(number)
+        ]
+
+    def _new(self) -> list[int]:
+        """Combinations that have not begun."""
+        return [place for place, plan in enumerate(self.plans) if not (started(plan.folder) or finished(plan.folder))]
+
+    def _require_set_up(self) -> None:
+        """As that of a sweep; refuses a method that keeps another state than that of the shared rounds, too."""
+        super()._require_set_up()
+        for place in self._new():
+            base, plan = self._first.plans[self._base_of[place]], self.plans[place]
+            if plan.config.algorithm.name != base.config.algorithm.name:
+                try:
+                    require_same_state(plan, base, base.prepare())
+                except ShoalError as error:
+                    raise ShoalError(self.rows[place].label, error.line, detail=error.detail) from error
+
+    def _all_of(self, places: Sequence[int], hosts: Hosts) -> None:
+        """Trains the shared rounds of runs that have not begun, makes these forks, and goes on with all."""
+        new = [place for place in self._new() if place in places]
+        if bases := list(dict.fromkeys(self._base_of[place] for place in new)):
+            say(f"shared rounds 1 to {self._at}: parents {len(bases)}, forks {len(new)}")
+            self._first.train(hosts, bases)
+        past = cache(PastRun)
+        for place in new:
+            base = self._first.rows[self._base_of[place]]
+            if base.state == FAILED:
+                self._failed(place, base.error)
+            if base.state == FAILED or not self._tried(place, partial(self._fork, past, base.path, place)):
+                self._view.end(place)
+        super()._all_of([place for place in places if self.rows[place].state != FAILED], hosts)
+
+    def _fork(self, past: Callable[[Path], PastRun], base: Path, place: int) -> None:
+        begin(past(base), self.plans[place], self._at)
+
+
+def _base(choice: Selection, fixed: Sequence[str]) -> Selection:
+    """A combination without the keys that a fork can change."""
+    columns = {key: value for key, value in choice.columns.items() if key.partition(".")[0] in fixed}
+    texts = (text for text in choice.overrides if text.partition("=")[0].partition(".")[0] in fixed)
+    return Selection(columns, tuple(texts))
