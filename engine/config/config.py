@@ -42,6 +42,7 @@ from shoal.engine.config.sections import (
     ResourcesConfig,
     RunConfig,
     ScheduleOptions,
+    SecureOptions,
     by_kind,
     by_name,
 )
@@ -118,6 +119,7 @@ class Config(BaseModel):
     attack: Annotated[AttackOptions, BeforeValidator(by_kind)] = AttackOptions()
     aggregation: Annotated[AggregationOptions, BeforeValidator(by_kind)] = AggregationOptions()
     privacy: PrivacyOptions = PrivacyOptions()
+    secure: Annotated[SecureOptions, BeforeValidator(by_kind)] = SecureOptions()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()

@@ -157,7 +157,7 @@ RULES = (
     _one_of("participation.candidates", "participation.selection", "power_of_choice"),
     Rule(
         (*(f"participation.{key}" for key in PARTICIPATION), "communication.upload", "attack.kind",
-         "aggregation.kind", "privacy.unit", "data.newcomers", "engine.on_client_error"),
+         "aggregation.kind", "privacy.unit", "secure.kind", "data.newcomers", "engine.on_client_error"),
         "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
     ),
     Rule(
@@ -174,7 +174,8 @@ RULES = (
     _one_of("schedule.a", "schedule.staleness", "polynomial", "hinge"),
     _one_of("schedule.b", "schedule.staleness", "hinge"),
     Rule(
-        ("communication.upload", "attack.kind", "aggregation.kind", "privacy.unit"), "algorithm.name", "with uploads",
+        ("communication.upload", "attack.kind", "aggregation.kind", "privacy.unit", "secure.kind"), "algorithm.name",
+        "with uploads",
         lambda c: c.algorithm.name not in ("local", "global"),
     ),
     _one_of("attack.share", "attack.kind", "label_flip", "sign_flip", "gaussian", "scaled", OWN),
@@ -184,6 +185,12 @@ RULES = (
     _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client"),
     # Nodes of a client are read by others there.
     _one_of("privacy.unit", "data.cross_edges", "drop"),
+    _one_of("secure.threshold", "secure.kind", "masks"),
+    _one_of("secure.kind", "data.cross_edges", "drop"),
+    _one_of("secure.kind", "aggregation.kind", "mean"),
+    _one_of("communication.upload", "secure.kind", "none"),
+    _one_of("data.newcomers", "secure.kind", "none"),
+    _one_of("run.keep_digests", "secure.kind", "none"),
     _one_of("communication.ratio", "communication.upload", "topk"),
     _one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
     _one_of("data.newcomers", "data.cross_edges", "drop"),

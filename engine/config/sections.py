@@ -451,6 +451,19 @@ class PrivacyOptions:
 
 
 @dataclass(frozen=True, config=CLOSED)
+class SecureOptions:
+    """Secure aggregation, simulated; see `shoal.engine.rounds.masks`. A kind alone stands for the section.
+
+    Attributes:
+        kind: `none`, or `masks`, with which the server reads the sum of a cohort alone.
+        threshold: Share of the clients asked that must answer, at least two; with fewer the round is refused.
+    """
+
+    kind: Literal["none", "masks"] = "none"
+    threshold: Annotated[Number, Field(gt=0, le=1)] = 0.5
+
+
+@dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
     """When clients are evaluated, and by which metrics.
 

@@ -25,14 +25,7 @@ from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.local_training import LocalTrainer, bounded_loss
 from shoal.engine.config.sizes import machine_memory
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
-from shoal.engine.hosts.device import (
-    DeviceLost,
-    cache_bytes,
-    give_back_memory,
-    keep_freed_memory,
-    lost,
-    take_device,
-)
+from shoal.engine.hosts.device import DeviceLost, cache_bytes, give_back_memory, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.gpu import ClientResult, Deferred
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -298,6 +291,8 @@ class Visit:
             state |= kept
         if opened.hostile is not None:
             sent = opened.hostile.bounded(sent, self._had, self._cell)
+        if self._cell.masks is not None:
+            sent = self._cell.masks.masked(self._id, sent, self._cell.up)
         return sent, state
 
     def score(self) -> np.ndarray:

@@ -26,6 +26,7 @@ from shoal.engine.config.sections import (
     AttackOptions,
     CommunicationOptions,
     PrivacyOptions,
+    SecureOptions,
 )
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
@@ -73,6 +74,7 @@ class Job:
         own_attack: The user's function for it, by name.
         aggregation: How means are reduced; None: as weighted means.
         privacy: How changes are bounded and hidden; None: they are not.
+        secure: How clients mask what they send; None: they do not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
@@ -108,6 +110,7 @@ class Job:
     own_attack: Mapping[str, UserCode] = field(default_factory=dict)
     aggregation: AggregationOptions | None = None
     privacy: PrivacyOptions | None = None
+    secure: SecureOptions | None = None
     predictions: bool = False
     digests: bool = False
     in_round: int = 1
@@ -322,6 +325,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         own_attack=own_among("attack.kind", [config.attack.kind]),
         aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
         privacy=None if config.privacy.unit == "none" else config.privacy,
+        secure=None if config.secure.kind == "none" else config.secure,
         digests=config.run.keep_digests,
         # Clients of a run that is not synchronous train one by one.
         in_round=config.participation.size(store.clients) if config.schedule.synchronous else 1,

@@ -29,6 +29,7 @@ BY_ROW = (
     "counts tell the client's labels"
 )
 AVERAGED = "hidden from who sees the mean alone, not from the server, which is sent it; with one client it is its own"
+MASKED = "a masked number, of which the server reads the sum over a cohort alone (simulated)"
 MIXED = "seen by the server as it is; others receive mixtures, from which one of few clients can be told"
 OF_CLASSES = "seen as it is: a row for each class, which of a class of one item is that item's embedding"
 SEEN = "seen by the server as it is: what can be computed from a model or a vector of one client, can be from this"
@@ -44,10 +45,10 @@ class Sent:
     shape: tuple[int, ...]
     by_row: bool
 
-    def reveals(self, classes: int, hidden: bool) -> str:
+    def reveals(self, classes: int, hidden: bool, masked: bool = False) -> str:
         """What it tells of a client, a sentence."""
         if self.how is Reduce.MEAN:
-            return BY_ROW if self.by_row else HIDDEN if hidden else AVERAGED
+            return MASKED if masked else BY_ROW if self.by_row else HIDDEN if hidden else AVERAGED
         if self.how is Reduce.MIX:
             return MIXED
         return OF_CLASSES if len(self.shape) == 2 and self.shape[0] == classes else SEEN
@@ -157,7 +158,14 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_after(noise, private.delta, drawn, clients, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [(one, one.reveals(classes, hidden)) for one in backend.found.values()], times, sizes, epsilons, bound
+        [
+            (one, one.reveals(classes, hidden, past.config.secure.kind == "masks" and not hidden))
+            for one in backend.found.values()
+        ],
+        times,
+        sizes,
+        epsilons,
+        bound,
     )
 
 

@@ -64,10 +64,12 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
     means = [entry for entry, how in cell.up.items() if how is Reduce.MEAN and not cell.rows]
     sums, place = Sums(), dict(zip(cell.ids, cell.places))
     for client, upload in zip(outcome.ids, uploads) if means else ():
-        weight = {entry: _double(upload.weight.get(entry, 1.0)) for entry in means}
+        weight = {entry: _double(upload.weight.get(entry, 1.0)) for entry in means} if not cell.masks else upload.weight
         # That of one client is sent as it is: nothing was added that would need more digits.
-        total = {entry: counted(upload.entries[entry], weight[entry]) * weight[entry] for entry in means}
-        sums.take(range(place[client], place[client] + 1), PartialSum(client, total, weight))
+        total = upload.entries
+        if not cell.masks:
+            total = {entry: counted(total[entry], weight[entry]) * weight[entry] for entry in means}
+        sums.take(range(place[client], place[client] + 1), PartialSum(client, total, dict(weight)))
     sums.close(cell.places)
     for places, part in sums.parts.items():
         total = {entry: t.cpu() for entry, t in part.total.items()}
@@ -289,7 +291,7 @@ def _joined(first: PartialSum, second: PartialSum) -> PartialSum:
         term = second.total[entry]
         if total.shape != term.shape:
             require_one_shape(entry, [(first.first, total.shape), (second.first, term.shape)])
-        total = total if first.own else total.to(torch.float64, copy=True)
+        total = total if first.own else total.to(torch.float64 if total.is_floating_point() else total.dtype, copy=True)
         joined.total[entry] = total.add_(term.to(total.device))
         joined.weight[entry] = first.weight[entry] + second.weight[entry]
     return joined

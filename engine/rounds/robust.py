@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Replies, Tree
-from shoal.engine.config.sections import AggregationOptions, AttackOptions
+from shoal.engine.config.sections import AggregationOptions, AttackOptions, SecureOptions
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.reduction import TILE, require_one_shape
 from shoal.storage.errors import ShoalError
@@ -53,6 +53,9 @@ class Door:
         self._aggregation, self._method = aggregation, method
         # Of clients whose changes are hidden: `shoal.engine.rounds.privacy.Release`.
         self.release: Any = None
+        # Of clients that mask what they send.
+        self.secure: SecureOptions | None = None
+        self.seed = 0
         # Of the attack, where that is one on uploads.
         self._attack = None if attack is None or attack.kind == "label_flip" else attack.kind
 
@@ -72,6 +75,7 @@ class Door:
         for key, kind, does, other in (
             ("aggregation.kind", reduction, "reduces", "mean"),
             ("privacy.unit", "client" if self.release else None, "bounds", "none"),
+            ("secure.kind", "masks" if self.secure else None, "add up", "none"),
             ("attack.kind", attack, "changes", "label_flip"),
         ):
             if others and kind is not None:

@@ -90,11 +90,12 @@ class Server:
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
-        if job.attack is not None or job.aggregation is not None or job.privacy is not None:
+        if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
             from shoal.engine.rounds.robust import Door
 
             name = type(self.algorithm).__name__
             self._door = Door(job.attack, job.aggregation, name)
+            self._door.secure, self._door.seed = job.secure, job.seed
             if job.privacy is not None:
                 from shoal.engine.rounds.privacy import Release
 
@@ -366,6 +367,9 @@ class Exchange:
         self._held: dict[str, Uploads | None] = {}
         self.predicted: list[Predicted] = []
         self.uploads: list[tuple[str, int, str]] = []
+        # Of the phase that runs.
+        self._masks: Any = None
+        self._asked = 0
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
@@ -387,6 +391,7 @@ class Exchange:
         again = able[0] if able and next_state.round == 1 else None
         score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
         groups = form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
+        self._masks = self._masks_of(ask, ids)
         cells = [self._cell(ask, next_state.round, group, score, again) for group in groups]
         self.meter.sent(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
@@ -394,11 +399,23 @@ class Exchange:
         if keeps_rows and answered:
             replies: Replies = self._door.reduced(answered)
             return replies
-        replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
+        from_clients = [i for outcome in answered for i in outcome.ids]
+        if answered and self._masks is not None:
+            self._masks.unmask(sums.whole, from_clients)
+        replies, held = combine(answered, from_clients, ask.up, sums)
         self._held.update(held)
         if answered and self._door is not None and self._door.release is not None:
             replies = self._door.release.of(replies, ask, next_state.round)
         return replies
+
+    def _masks_of(self, ask: Ask, ids: Sequence[int]) -> Any:
+        if self._door is None or self._door.secure is None or not ask.up or not ids:
+            return None
+        from shoal.engine.rounds.masks import Masks
+
+        self._asked += 1
+        stream = (self._door.seed, self.next_state.round, ask.phase, self._asked)
+        return Masks(self._door.secure, stream, tuple(ids))
 
     def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:
         """Clients to ask in round `number`; of these `score` are evaluated, and `again` is visited twice."""
@@ -410,6 +427,7 @@ class Exchange:
             again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
             kept=_pick(next_state.kept, ids), places=group.places,
             rows=self._door is not None and self._door.keeps_rows, epochs=self.epochs,
+            masks=self._masks,
         )  # fmt: skip
 
     def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -117,6 +117,13 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
         (f"privacy.{key}", value, "privacy.unit", "none", "client")
         for key, value in (("clip", 2.0), ("noise", 1.0), ("epsilon", 1.0), ("delta", 1e-3))
     ],
+    ("secure.kind", "masks", "algorithm", "local", "fedavg"),
+    ("secure.kind", "masks", "data.cross_edges", "hops", "drop"),
+    ("secure.kind", "masks", "aggregation.kind", "median", "mean"),
+    ("secure.threshold", 0.7, "secure.kind", "none", "masks"),
+    ("communication.upload", "int8", "secure.kind", "masks", "none"),
+    ("data.newcomers", 0.2, "secure.kind", "masks", "none"),
+    ("run.keep_digests", True, "secure.kind", "masks", "none"),
     ("evaluation.domains", False, "data.dataset", "sbm", ["digits", "cora"]),
     ("engine.hosts", 3, "engine.backend", "local", "ray"),
     ("ray.address", "auto", "engine.backend", "local", "ray"),

@@ -34,6 +34,7 @@ CLASSES: dict[str, type] = {
     "attack": sections.AttackOptions,
     "aggregation": sections.AggregationOptions,
     "privacy": sections.PrivacyOptions,
+    "secure": sections.SecureOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
@@ -90,13 +91,13 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     ("train.momentum train.dropout participation.dropout data.newcomers", [-0.1, 1.0, NAN, INF]),
     (
-        "data.cross_share participation.ratio communication.ratio attack.share schedule.mixing",
+        "data.cross_share participation.ratio communication.ratio attack.share schedule.mixing secure.threshold",
         [0.0, 1.1, NAN, True, "1"],
     ),
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit "
+        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit secure.kind "
         "participation.selection schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
@@ -213,6 +214,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "schedule.network": {"name": "fedbuff"},
     "schedule.b": {"name": "fedbuff", "staleness": "hinge"},
     "schedule.mixing": {"name": "fedasync"},
+    "secure.threshold": {"kind": "masks"},
     **{f"privacy.{key}": {"unit": "client"} for key in ("clip", "noise", "epsilon", "delta")},
 }
 
