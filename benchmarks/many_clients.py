@@ -26,7 +26,7 @@ from shoal.algorithms.methods.registry.load import describe
 from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.engine.messages.job import Job
 from shoal.engine.records.client_scores import ClientScores

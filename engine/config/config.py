@@ -28,23 +28,25 @@ from shoal.engine.config.config_text import (
 )
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import located
-from shoal.engine.config.sections import (
+from shoal.engine.config.round_sections import (
     AggregationOptions,
     AttackOptions,
     CommunicationOptions,
+    ParticipationOptions,
+    PrivacyOptions,
+    ScheduleOptions,
+    SecureOptions,
+    by_name,
+)
+from shoal.engine.config.sections import (
     DataConfig,
     EngineConfig,
     EvaluationConfig,
     HeterogeneityOptions,
-    ParticipationOptions,
-    PrivacyOptions,
     RayConfig,
     ResourcesConfig,
     RunConfig,
-    ScheduleOptions,
-    SecureOptions,
     by_kind,
-    by_name,
 )
 from shoal.engine.config.sizes import machine_memory
 from shoal.partition.methods.options import PartitionOptions

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS_THEMSELVES, READ_NO_EDGES
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
-from shoal.engine.config.sections import FEDASYNC, ParticipationOptions
+from shoal.engine.config.round_sections import FEDASYNC, ParticipationOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own

@@ -1,6 +1,5 @@
 """Sections of a config whose options belong to the engine."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -16,7 +15,6 @@ from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.types import (
     CLOSED,
-    Count,
     FilePath,
     Flag,
     Name,
@@ -26,7 +24,6 @@ from shoal.storage.options.types import (
     Seed,
     Size,
     Whole,
-    absolute,
     is_own,
 )
 
@@ -225,242 +222,6 @@ class HeterogeneityOptions:
     seed: Seed = 0
     clients: tuple[Whole, ...] | None = None
     embedding: Annotated[Positive, Field(le=WIDEST)] | None = None
-
-
-def _or_own(*words: str, table: bool = False) -> AfterValidator:
-    """One of some words, or a function of the user's, or as a `table` a CSV."""
-
-    def check(name: str) -> str:
-        if name not in words and not (is_csv if table else is_own)(name):
-            raise ValueError(f"expected {', '.join(words)} or {'my_file.csv' if table else 'my_file.py:my_function'}")
-        return name
-
-    return AfterValidator(check)
-
-
-def is_csv(name: Any) -> bool:
-    """Whether a name is one of a CSV, and not one of ours."""
-    return isinstance(name, str) and name.endswith(".csv")
-
-
-Table = Annotated[str, BeforeValidator(lambda name: absolute(name) if is_csv(name) else name)]
-
-
-@dataclass(frozen=True, config=CLOSED)
-class AvailabilityOptions:
-    """When clients are online, in rounds; see `shoal.engine.rounds.availability`. A kind alone stands for the section.
-
-    Attributes:
-        kind: In all rounds (`always`); each client in the same part of every period, from a place of its own on
-            (`periodic`); in drawn sessions (`weibull`); or in those of `my_file.csv` with the columns `client`, `from`
-            and `to`, rounds from 1, both of them included.
-        period: Rounds from one session to the next; of `weibull` the mean.
-        share: Of the period that a client is online.
-        shape: Of the Weibull distribution of sessions and of the pauses between them; 1 is exponential.
-    """
-
-    kind: Annotated[Table, _or_own("always", "periodic", "weibull", table=True)] = "always"
-    period: Positive = 24
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
-    shape: Annotated[Number, Field(ge=0.2, le=20)] = 1.0
-
-
-@dataclass(frozen=True, config=CLOSED)
-class ParticipationOptions:
-    """The clients of a round: without more keys drawn uniformly and without replacement, and all finish.
-
-    Attributes:
-        ratio: Share of all clients, rounded down to one or more.
-        count: Number of clients; wins over `ratio`.
-        at_least: A round with fewer clients online does not take place.
-        trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
-        without: Clients that never answer: each is drawn as the others are, and left out of its rounds, so that the
-            rounds of others stay as they are. They are still evaluated.
-        availability: When clients are online, without a trace.
-        devices: What clients compute with, as of `shoal clock`: `phones`, `hospital` or a CSV.
-        network: Their links, as of `shoal clock`: `consumer`, `institutions` or a CSV.
-        seed: Of availability, devices and links, which runs of another `seed` share.
-        deadline: Seconds of simulated time after which the server waits for no upload.
-        over_selection: So many times the clients are drawn, rounded up; those that finish first take part.
-        dropout: Chance that a drawn client drops out of the round.
-        selection: How clients are drawn: uniformly (`random`), by `loss`, `oort`, `power_of_choice`, or by
-            `my_file.py:Select`; see `shoal.engine.rounds.selection`.
-        candidates: Clients among which `power_of_choice` chooses; null: twice as many as it chooses.
-    """
-
-    ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    count: Positive | None = None
-    at_least: Positive = 1
-    trace: FilePath | None = None
-    without: tuple[Whole, ...] = ()
-    availability: Annotated[AvailabilityOptions, BeforeValidator(by_kind)] = AvailabilityOptions()
-    devices: Table | None = None
-    network: Table | None = None
-    seed: Seed = 0
-    deadline: Annotated[Number, Field(gt=0)] | None = None
-    over_selection: Annotated[Number, Field(ge=1, le=100)] = 1.0
-    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    selection: Annotated[Name, _or_own("random", "loss", "oort", "power_of_choice")] = "random"
-    candidates: Positive | None = None
-
-    def size(self, clients: int) -> int:
-        """How many clients of all take part in a round where all are online."""
-        return self.count or max(1, int(clients * self.ratio + 1e-9))
-
-    @property
-    def simulates(self) -> bool:
-        """Whether anything but the uniform draw, and a trace, says who takes part, or when a round ends."""
-        usual = self.selection == "random" and not self.dropout and self.devices is None
-        return not usual or self.availability.kind != "always"
-
-
-FEDASYNC = "fedasync"
-# A name of ours is no path.
-IN_ORDER = Field(union_mode="left_to_right")
-
-
-def by_name(value: Any) -> Any:
-    """A section given by its name alone."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-@dataclass(frozen=True, config=CLOSED)
-class ScheduleOptions:
-    """When the server steps; see docs/asynchronous.md. A name alone stands for the section.
-
-    Attributes:
-        name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), or with
-            every `buffer` uploads (`fedbuff`), which come in simulated time.
-        concurrency: Clients that train at a time.
-        buffer: Uploads of a step of `fedbuff`.
-        staleness: Weight of an upload by its staleness s, the steps of the server since its client began: 1
-            (`constant`), (1 + s)^-a (`polynomial`), or 1 up to s = b and 1 / (a (s - b) + 1) from there (`hinge`).
-        a: See `staleness`.
-        b: See `staleness`.
-        mixing: Weight of an upload of `fedasync` that is not stale.
-        devices: What clients compute with, `phones`, `hospital` or a CSV as of `shoal clock`.
-        network: Their links, `consumer`, `institutions` or such a CSV; with `none` messages take no time.
-        seed: Of the device and the link of each client.
-    """
-
-    name: Literal["synchronous", "fedasync", "fedbuff"] = "synchronous"
-    concurrency: Positive = 10
-    buffer: Positive = 10
-    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    a: Annotated[Number, Field(gt=0)] = 0.5
-    b: Count = 4
-    mixing: Annotated[Number, Field(gt=0, le=1)] = 0.6
-    devices: Annotated[Literal["phones", "hospital"] | FilePath, IN_ORDER] = "phones"
-    network: Annotated[Literal["none", "consumer", "institutions"] | FilePath, IN_ORDER] = "consumer"
-    seed: Seed = 0
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether rounds follow one another."""
-        return self.name == "synchronous"
-
-    @property
-    def in_step(self) -> int:
-        """Uploads of a step."""
-        return 1 if self.name == FEDASYNC else self.buffer
-
-    @property
-    def files(self) -> dict[str, str]:
-        """Files of the user's own, by key."""
-        named = {"schedule.devices": self.devices, "schedule.network": self.network}
-        return {key: place for key, place in named.items() if os.path.isabs(place)}
-
-
-@dataclass(frozen=True, config=CLOSED)
-class CommunicationOptions:
-    """What clients send of the float tensors of their uploads; see `shoal.engine.rounds.compression`.
-
-    Attributes:
-        upload: All of it (`none`); the numbers of largest magnitude of each tensor's change (`topk`); or the change in
-            one byte a number, rounded at random (`int8`). Tensors of fewer than 256 numbers are sent whole.
-        ratio: Share of the numbers that `topk` sends, rounded down to one or more.
-        error_feedback: Clients keep what was left unsent, and add it to their next upload.
-    """
-
-    upload: Literal["none", "topk", "int8"] = "none"
-    ratio: Annotated[Number, Field(gt=0, le=1)] = 0.01
-    error_feedback: Flag = True
-
-
-@dataclass(frozen=True, config=CLOSED)
-class AttackOptions:
-    """Hostile clients, the same in all rounds; see `shoal.engine.rounds.hostile`. A kind alone stands for the section.
-
-    Attributes:
-        kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); or the change of each mean entry
-            from what the client received becomes `scale` times its opposite (`sign_flip`), noise of `scale` times its
-            root mean square (`gaussian`), `scale` times itself (`scaled`), or what `my_file.py:Own` makes of it.
-        share: Share of all clients that are hostile, rounded down.
-        scale: See `kind`.
-    """
-
-    kind: Annotated[Name, _or_own("none", "label_flip", "sign_flip", "gaussian", "scaled")] = "none"
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.2
-    scale: Annotated[Number, Field(gt=0)] = 10.0
-
-
-@dataclass(frozen=True, config=CLOSED)
-class AggregationOptions:
-    """How means of uploads are reduced; see `shoal.engine.rounds.robust`. A kind alone stands for the section.
-
-    Attributes:
-        kind: The weighted mean (`mean`), of changes of bounded norm (`norm_bound`), or a robust reduction in which
-            each client counts once: `median`, `trimmed`, `krum`, `multi_krum`, `bulyan`, `geometric_median`.
-        share: Share of the clients of a round that may be hostile, rounded up, for `trimmed` and Krum's kin.
-        bound: Largest l2 norm of the change of a message.
-    """
-
-    kind: Literal["mean", "median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound"] = (
-        "mean"
-    )
-    share: Annotated[Number, Field(ge=0, lt=0.5)] = 0.2
-    bound: Annotated[Number, Field(gt=0)] = 1.0
-
-
-def _unit(unit: Any) -> Any:
-    if unit == "node":
-        raise ValueError(
-            "a node is read by its neighbours and in every step, and has no bound of its own; client bounds all nodes "
-            "of a client together"
-        )
-    return unit
-
-
-@dataclass(frozen=True, config=CLOSED)
-class PrivacyOptions:
-    """Differential privacy of what methods average; see `shoal.engine.rounds.privacy`.
-
-    Attributes:
-        unit: What is hidden: nothing (`none`), or all data of one `client`.
-        clip: C, the largest l2 norm of the change of a message; null: any, without noise.
-        noise: z, of which the noise on a sum of changes has the deviation z C. Either this, or `epsilon`.
-        epsilon: Of a client after all rounds, for which the least noise is taken.
-        delta: Beside epsilon; less than one over the number of clients.
-    """
-
-    unit: Annotated[Literal["none", "client"], BeforeValidator(_unit)] = "none"
-    clip: Annotated[Number, Field(gt=0)] | None = 1.0
-    noise: Annotated[Number, Field(ge=0)] | None = None
-    epsilon: Annotated[Number, Field(gt=0)] | None = None
-    delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
-
-
-@dataclass(frozen=True, config=CLOSED)
-class SecureOptions:
-    """Secure aggregation, simulated; see `shoal.engine.rounds.masks`. A kind alone stands for the section.
-
-    Attributes:
-        kind: `none`, or `masks`, with which the server reads the sum of a cohort alone.
-        threshold: Share of the clients asked that must answer, at least two; with fewer the round is refused.
-    """
-
-    kind: Literal["none", "masks"] = "none"
-    threshold: Annotated[Number, Field(gt=0, le=1)] = 0.5
 
 
 @dataclass(frozen=True, config=CLOSED)

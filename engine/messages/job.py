@@ -20,14 +20,14 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among, read_all
-from shoal.engine.config.sections import (
-    ACCURACY,
+from shoal.engine.config.round_sections import (
     AggregationOptions,
     AttackOptions,
     CommunicationOptions,
     PrivacyOptions,
     SecureOptions,
 )
+from shoal.engine.config.sections import ACCURACY
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Reduce, Replies, Tree, Upload
-from shoal.engine.config.sections import FEDASYNC, ScheduleOptions
+from shoal.engine.config.round_sections import FEDASYNC, ScheduleOptions
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.costs import SIMULATED
 from shoal.engine.rounds.reduction import Sums, combine, merge, reduce_cell

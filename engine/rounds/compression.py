@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import COMPRESSION, Tree, Upload
-from shoal.engine.config.sections import CommunicationOptions
+from shoal.engine.config.round_sections import CommunicationOptions
 from shoal.engine.messages.cell import Cell
 
 # Numbers of a tensor; a smaller one, as a count of every class, is sent whole.

@@ -16,7 +16,7 @@ from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among
-from shoal.engine.config.sections import AttackOptions
+from shoal.engine.config.round_sections import AttackOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.compression import like

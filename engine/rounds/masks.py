@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
-from shoal.engine.config.sections import SecureOptions
+from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.messages.cell import PartialSum
 from shoal.engine.rounds.reduction import counted, require_sound
 from shoal.storage.errors import ShoalError

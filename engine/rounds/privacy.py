@@ -15,7 +15,7 @@ import torch
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import PrivacyOptions
+from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.compression import like
 from shoal.engine.rounds.sampling import draw_cohort

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Replies, Tree
-from shoal.engine.config.sections import AggregationOptions, AttackOptions, SecureOptions
+from shoal.engine.config.round_sections import AggregationOptions, AttackOptions, SecureOptions
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.reduction import TILE, require_one_shape
 from shoal.storage.errors import ShoalError

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, only_trains
 from shoal.algorithms.rng import key
-from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Kept
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError

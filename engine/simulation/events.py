@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.algorithms.rng import key
-from shoal.engine.config.sections import FEDASYNC, ScheduleOptions
+from shoal.engine.config.round_sections import FEDASYNC, ScheduleOptions
 from shoal.engine.simulation.schedule import DEVICES, Classes, Fleet, read_classes, read_network
 from shoal.storage.errors import ShoalError
 

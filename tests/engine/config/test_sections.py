@@ -11,7 +11,7 @@ from support.errors import refused
 
 from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config import sections
+from shoal.engine.config import round_sections, sections
 from shoal.engine.config.config import Config, parse_config
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
@@ -28,13 +28,13 @@ CLASSES: dict[str, type] = {
     "model": ModelSpec,
     "heterogeneity": sections.HeterogeneityOptions,
     "train": TrainOptions,
-    "participation": sections.ParticipationOptions,
-    "schedule": sections.ScheduleOptions,
-    "communication": sections.CommunicationOptions,
-    "attack": sections.AttackOptions,
-    "aggregation": sections.AggregationOptions,
-    "privacy": sections.PrivacyOptions,
-    "secure": sections.SecureOptions,
+    "participation": round_sections.ParticipationOptions,
+    "schedule": round_sections.ScheduleOptions,
+    "communication": round_sections.CommunicationOptions,
+    "attack": round_sections.AttackOptions,
+    "aggregation": round_sections.AggregationOptions,
+    "privacy": round_sections.PrivacyOptions,
+    "secure": round_sections.SecureOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,

@@ -9,7 +9,7 @@ from support.errors import refused
 from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
-from shoal.engine.config.sections import AvailabilityOptions
+from shoal.engine.config.round_sections import AvailabilityOptions
 from shoal.engine.rounds.availability import online_of
 from shoal.engine.runs.plan import RunPlan
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
-from shoal.engine.config.sections import CommunicationOptions
+from shoal.engine.config.round_sections import CommunicationOptions
 from shoal.engine.rounds import compression
 from shoal.engine.rounds.compression import Compression, rounded
 from shoal.engine.rounds.sampling import evaluation_cell

@@ -17,7 +17,7 @@ from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import AggregationOptions, AttackOptions
+from shoal.engine.config.round_sections import AggregationOptions, AttackOptions
 from shoal.engine.rounds.hostile import HostileUploads, hostile_clients
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server

@@ -18,7 +18,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.config.sections import SecureOptions
+from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.masks import BITS, Masks

@@ -17,7 +17,7 @@ from shoal.algorithms.rng import key
 from shoal.engine.clock.report import Asked, clocked
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config, config_from
-from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.rounds.participation import Participation

@@ -21,7 +21,7 @@ from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import PrivacyOptions
+from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.rounds.privacy import STEP, Release, epsilon_after, noise_of
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState

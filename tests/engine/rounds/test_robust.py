@@ -12,7 +12,7 @@ from support.small_cells import cell_of
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Replies, Upload
-from shoal.engine.config.sections import AggregationOptions, AttackOptions
+from shoal.engine.config.round_sections import AggregationOptions, AttackOptions
 from shoal.engine.messages.cell import Outcome, one_by_one
 from shoal.engine.rounds.reduction import TILE, merge, reduce_cell
 from shoal.engine.rounds.robust import Door, require_enough, tolerated

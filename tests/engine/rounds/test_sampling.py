@@ -18,7 +18,7 @@ from support.small_cells import cell_of
 
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce
-from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import one_by_one
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,

@@ -12,7 +12,7 @@ from support.errors import refused
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import SHIPPED
-from shoal.engine.config.sections import ScheduleOptions
+from shoal.engine.config.round_sections import ScheduleOptions
 from shoal.engine.simulation.events import Asynchronous, Timeline, timeline, weight
 from shoal.engine.simulation.schedule import Fleet, schedule
 
