@@ -18,7 +18,6 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.compression import like
-from shoal.engine.rounds.sampling import draw_cohort
 from shoal.storage.errors import ShoalError
 
 # Noise for an epsilon is found to this accuracy, on the side of more noise, and not looked for below.
@@ -78,7 +77,7 @@ def _release(noise: float, drawn: int, clients: int) -> object:
 def drawn_of(config: Config) -> tuple[int, int]:
     """Clients of each round, and all."""
     clients = config.partition.clients
-    return len(draw_cohort(clients, config.participation, config.seed, 1)), clients
+    return min(config.participation.size(clients), clients), clients
 
 
 def require_possible(config: Config) -> None:
