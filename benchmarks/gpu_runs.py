@@ -52,8 +52,8 @@ def config_of(store: Path, device: str, clients: int, nodes: int, keys: dict[str
         "evaluation": {"every": 100},
         "engine": {"backend": "local", "device": device},
     }
-    for name in sections.keys() & keys.keys():
-        sections[name] = {**sections[name], **keys[name]}
+    for name in keys.keys() - {"options"}:
+        sections[name] = {**sections.get(name, {}), **keys[name]}
     return {"name": "gpu", "rounds": 100, **sections}
 
 

@@ -24,6 +24,22 @@ COPILOT = {"name": "gcn", "hidden": 8, "head": "linear"}
 OPTIONS: dict[str, Row] = {name: {"copilot": COPILOT} for name in ("fml", "fedkd", "fedgkc")}
 OPTIONS |= {name: {"generator_rounds": 1} for name in ("fedsage_plus", "fedsage_plus_fedgta")}
 OPTIONS |= {"gcfl_plus": {"warmup": 1}, "adafgl": {"shared_rounds": 1}}
+ROUNDS: dict[str, Row] = {
+    "topk": {"communication": {"upload": "topk"}},
+    "int8": {"communication": {"upload": "int8"}},
+    "hostile, median": {"attack": {"kind": "sign_flip", "share": 0.25}, "aggregation": {"kind": "median"}},
+    "hostile, geometric median": {
+        "attack": {"kind": "gaussian", "share": 0.25},
+        "aggregation": {"kind": "geometric_median"},
+    },
+    "private": {"privacy": {"unit": "client", "clip": 1.0, "noise": 0.1}},
+    "masked": {"secure": {"kind": "masks"}},
+    "fedbuff": {"schedule": {"name": "fedbuff", "concurrency": 4, "buffer": 2}},
+    "chosen by loss": {"participation": {"ratio": 0.5, "selection": "loss"}},
+    "cut edges, hops": {"data": {"cross_edges": "hops"}},
+    "cut edges, gcn": {"data": {"cross_edges": "one_hop"}, "model": {"name": "gcn"}},
+    "fedgta, cut edges": {"data": {"cross_edges": "hops"}, "algorithm": {"name": "fedgta", "cross_edges": True}},
+}
 MODELS = ("sgc", "mlp", "gamlp", "sign", "s2gc", "gbp", "gcn", "sage", "gat", "gin", "gcnii")
 # Hidden width (0: linear), nodes of a client, features, classes.
 SHAPES = {"linear": (0, 2400, 128, 172), "mlp": (256, 2400, 128, 172), "tiny": (64, 54, 1433, 7)}
@@ -105,6 +121,11 @@ def models(where: Where) -> Iterator[Row]:
     """Every model, the same way."""
     names = ("sgc", "gcn") if where.smallest else MODELS
     yield from compared(where, {name: {"model": {"name": name}} for name in names})
+
+
+def rounds(where: Where) -> Iterator[Row]:
+    """What may stand between clients and the server, and edges between clients, the same way."""
+    yield from compared(where, {name: ROUNDS[name] for name in ("topk",)} if where.smallest else ROUNDS)
 
 
 def compared(where: Where, cases: dict[str, Row]) -> Iterator[Row]:
@@ -316,6 +337,7 @@ STAGES = {
     "faults": Stage(faults, 60),
     "shares": Stage(shares, 90),
     "methods": Stage(methods, 150),
+    "rounds": Stage(rounds, 60),
 }
 
 
