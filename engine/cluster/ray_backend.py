@@ -48,10 +48,10 @@ from shoal.engine.hosts.device import DeviceLost, give_back_memory, resident
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
+from shoal.engine.participation.sampling import Plan
 from shoal.engine.records.checkpoint import write_clients
 from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched, working_clock
 from shoal.engine.rounds.evaluation import Columns
-from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError

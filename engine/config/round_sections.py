@@ -43,7 +43,7 @@ Table = Annotated[str, BeforeValidator(lambda name: absolute(name) if is_csv(nam
 
 @dataclass(frozen=True, config=CLOSED)
 class AvailabilityOptions:
-    """When clients are online, in rounds; see `shoal.engine.rounds.availability`. A kind alone stands for the section.
+    """When clients are online (`shoal.engine.participation.availability`). A kind alone stands for the section.
 
     Attributes:
         kind: In all rounds (`always`); each client in the same part of every period, from a place of its own on
@@ -79,7 +79,7 @@ class ParticipationOptions:
         over_selection: So many times the clients are drawn, rounded up; those that finish first take part.
         dropout: Chance that a drawn client drops out of the round.
         selection: How clients are drawn: uniformly (`random`), by `loss`, `oort`, `power_of_choice`, or by
-            `my_file.py:Select`; see `shoal.engine.rounds.selection`.
+            `my_file.py:Select`; see `shoal.engine.participation.selection`.
         candidates: Clients among which `power_of_choice` chooses; null: twice as many as it chooses.
     """
 
@@ -168,7 +168,7 @@ class ScheduleOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class CommunicationOptions:
-    """What clients send of the float tensors of their uploads; see `shoal.engine.rounds.compression`.
+    """What clients send of the float tensors of their uploads; see `shoal.engine.uploads.compression`.
 
     Attributes:
         upload: All of it (`none`); the numbers of largest magnitude of each tensor's change (`topk`); or the change in
@@ -184,7 +184,7 @@ class CommunicationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class AttackOptions:
-    """Hostile clients, the same in all rounds; see `shoal.engine.rounds.hostile`. A kind alone stands for the section.
+    """Hostile clients, the same in all rounds; see `shoal.engine.uploads.hostile`. A kind alone stands for the section.
 
     Attributes:
         kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); or the change of each mean entry
@@ -201,7 +201,7 @@ class AttackOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class AggregationOptions:
-    """How means of uploads are reduced; see `shoal.engine.rounds.robust`. A kind alone stands for the section.
+    """How means of uploads are reduced; see `shoal.engine.uploads.robust`. A kind alone stands for the section.
 
     Attributes:
         kind: The weighted mean (`mean`), of changes of bounded norm (`norm_bound`), or a robust reduction in which
@@ -228,7 +228,7 @@ def _unit(unit: Any) -> Any:
 
 @dataclass(frozen=True, config=CLOSED)
 class PrivacyOptions:
-    """Differential privacy of what methods average; see `shoal.engine.rounds.privacy`.
+    """Differential privacy of what methods average; see `shoal.engine.uploads.privacy`.
 
     Attributes:
         unit: What is hidden: nothing (`none`), or all data of one `client`.
@@ -247,7 +247,7 @@ class PrivacyOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class SecureOptions:
-    """Secure aggregation, simulated; see `shoal.engine.rounds.masks`. A kind alone stands for the section.
+    """Secure aggregation, simulated; see `shoal.engine.uploads.masks`. A kind alone stands for the section.
 
     Attributes:
         kind: `none`, or `masks`, with which the server reads the sum of a cohort alone.

@@ -13,9 +13,9 @@ from shoal.engine.hosts.device import take_device
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
+from shoal.engine.participation.sampling import Plan
 from shoal.engine.rounds.costs import Pool, Watch
 from shoal.engine.rounds.evaluation import Columns
-from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError

@@ -26,8 +26,8 @@ from shoal.algorithms.training.batched.batched_training import evaluated, output
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
-from shoal.engine.rounds.reduction import require_numbers
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, require_winner, scores_in_form
+from shoal.engine.uploads.reduction import require_numbers
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.

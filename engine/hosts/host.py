@@ -34,7 +34,8 @@ from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.measures import measures_of
-from shoal.engine.rounds.protocol_checks import (
+from shoal.engine.rounds.scoring import score
+from shoal.engine.uploads.protocol_checks import (
     MethodFault,
     ReadOnly,
     checks_always,
@@ -44,8 +45,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_state,
     require_unwritten,
 )
-from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes, upload_digest
-from shoal.engine.rounds.scoring import score
+from shoal.engine.uploads.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes, upload_digest
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.store.cache import SMALL, OpenViews, most_views
 from shoal.storage.store.manifest import NAME
@@ -107,11 +107,11 @@ class OpenedJob:
         self.compression: Callable[[Tree, Tree], Any] | None = None
         self.hostile: Any = None
         if job.communication is not None:
-            from shoal.engine.rounds.compression import Compression
+            from shoal.engine.uploads.compression import Compression
 
             self.compression = partial(Compression, job.communication)
         if job.attack or job.aggregation or job.privacy:
-            from shoal.engine.rounds.hostile import HostileUploads
+            from shoal.engine.uploads.hostile import HostileUploads
 
             self.hostile = HostileUploads(job)
         # A machine that has none of the whole graphs is never asked for one.

@@ -48,7 +48,7 @@ class Cell:
         kept: States that are in a cluster's memory, by client; a host has them in `states`.
         rows: Entries of `Reduce.MEAN` come as the tensor and the weight of every client, and are not added up.
         epochs: Of their local training; None: as the job has them.
-        masks: Behind which they send means, `shoal.engine.rounds.masks.Masks`; None: as they are.
+        masks: Behind which they send means, `shoal.engine.uploads.masks.Masks`; None: as they are.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
@@ -105,7 +105,7 @@ class Outcome:
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
         kept: New states that stay in a cluster's memory.
-        sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.rounds.reduction.Sums`.
+        sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.uploads.reduction.Sums`.
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked; so those of `Reduce.MEAN` of cells with `rows`.
         blocks: `Reduce.MIX` entries that are in a cluster's memory.
         lists: `Reduce.GATHER` entries, one tensor a client; weights of `Reduce.MEAN` entries of cells with `rows`.
@@ -118,7 +118,7 @@ class Outcome:
         busy: Seconds of a host in a process of its own, all in all, without `kernels`.
         printed: What code printed in its process, by client, and how many lines more; on the first outcome of a call.
         predicted: Predicted classes and labels of the evaluated clients, by part, where a callback asks for them.
-        digests: Of clients' uploads, where the run keeps them; see `shoal.engine.rounds.reduction.upload_digest`.
+        digests: Of clients' uploads, where the run keeps them; see `shoal.engine.uploads.reduction.upload_digest`.
     """
 
     ids: list[int] = field(default_factory=list)

@@ -16,9 +16,9 @@ from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
-from shoal.engine.rounds.privacy import bound_of, drawn_of, epsilon_after, noise_of
 from shoal.engine.rounds.server import Server
 from shoal.engine.studies.text_table import TextTable
+from shoal.engine.uploads.privacy import bound_of, drawn_of, epsilon_after, noise_of
 from shoal.storage.errors import ShoalError
 
 # Rounds that the table of epsilon has at most.

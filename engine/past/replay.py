@@ -46,7 +46,7 @@ class Visited:
         steps: Loss and norm of the gradients of the client's models, of each step of local training.
         before: By part the counts of items by class (rows) and predicted class, int64 `[C, C]`, after the download.
         after: The same after local training.
-        digest: Of its upload; see `shoal.engine.rounds.reduction.upload_digest`.
+        digest: Of its upload; see `shoal.engine.uploads.reduction.upload_digest`.
     """
 
     phase: str

@@ -1,1 +1,1 @@
-"""What a round is: cohort, the method's exchange, reduction, mixing, evaluation, and the state between rounds."""
+"""What a round is: the method's exchange, mixing, evaluation, and the state between rounds."""

@@ -21,12 +21,12 @@ from torch import Tensor
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Reduce, Replies, Tree, Upload
 from shoal.engine.config.round_sections import FEDASYNC, ScheduleOptions
 from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.participation.sampling import Drawn, Plan, Schedule, form_cells
 from shoal.engine.rounds.costs import SIMULATED
-from shoal.engine.rounds.reduction import Sums, combine, merge, reduce_cell
-from shoal.engine.rounds.sampling import Drawn, Plan, Schedule, form_cells
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.simulation.events import Timeline, timeline, weight
 from shoal.engine.simulation.work import work_of
+from shoal.engine.uploads.reduction import Sums, combine, merge, reduce_cell
 from shoal.storage.errors import ShoalError
 
 KEY = "schedule.name"

@@ -23,10 +23,12 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
+from shoal.engine.participation.sampling import Drawn, Group, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
-from shoal.engine.rounds.protocol_checks import (
+from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
+from shoal.engine.uploads.protocol_checks import (
     checks_always,
     require_generator,
     require_notes,
@@ -34,9 +36,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_tree,
     require_untouched,
 )
-from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
-from shoal.engine.rounds.sampling import Drawn, Group, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
-from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
+from shoal.engine.uploads.reduction import Sums, Uploads, combine, require_finite
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -91,13 +91,13 @@ class Server:
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
         if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
-            from shoal.engine.rounds.robust import Door
+            from shoal.engine.uploads.robust import Door
 
             name = type(self.algorithm).__name__
             self._door = Door(job.attack, job.aggregation, name)
             self._door.secure, self._door.seed = job.secure, job.seed
             if job.privacy is not None:
-                from shoal.engine.rounds.privacy import Release
+                from shoal.engine.uploads.privacy import Release
 
                 clients = len(self.infos)
                 drawn = min(plan.participation.size(clients), clients)
@@ -120,7 +120,7 @@ class Server:
         """What says who takes part, where it is not the uniform draw alone; raises a ShoalError if no client can."""
         if not self.plan.participation.simulates:
             return None
-        from shoal.engine.rounds.participation import Participation, unknown
+        from shoal.engine.participation.participation import Participation, unknown
 
         if self.plan.participation.selection != "random":
             self.state.known = self.state.known or unknown(len(self.infos))
@@ -169,7 +169,7 @@ class Server:
             scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
             if next_state.known:
-                from shoal.engine.rounds.participation import noted
+                from shoal.engine.participation.participation import noted
 
                 next_state.known = noted(drawn.state, meter.losses, exchange.cohort, number)
             self.state = next_state
@@ -411,7 +411,7 @@ class Exchange:
     def _masks_of(self, ask: Ask, ids: Sequence[int]) -> Any:
         if self._door is None or self._door.secure is None or not ask.up or not ids:
             return None
-        from shoal.engine.rounds.masks import Masks
+        from shoal.engine.uploads.masks import Masks
 
         self._asked += 1
         stream = (self._door.seed, self.next_state.round, ask.phase, self._asked)

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.sections import current_scopes
 from shoal.engine.messages.cell import Kept
-from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
+from shoal.engine.uploads.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import ShoalError
 
 # Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
@@ -161,7 +161,7 @@ class FederationState:
             `trained` are from the end of that visit.
         evaluated: Digest of the server's model that the counts of scope `global` are of; empty: there are none.
         first_losses: Largest loss of a client in the first round of each phase that trained.
-        known: What a selection of clients reads, see `shoal.engine.rounds.selection`; empty of a random one.
+        known: What a selection of clients reads, see `shoal.engine.participation.selection`; empty of a random one.
         on_disk: Rounds whose models, among `downloads`, are in files that are mapped into memory.
     """
 

@@ -24,11 +24,11 @@ from shoal.engine.messages.job import require_room_for_hops
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
+from shoal.engine.participation.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
 from shoal.engine.preparing.client_files import shards_bytes
 from shoal.engine.preparing.identity import identity, remote_of, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
-from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
@@ -295,7 +295,7 @@ def expected(plan: RunPlan) -> Expected:
 
 def _hostile(config: Config, clients: int) -> str:
     """How many clients attack, how, and the first of them."""
-    from shoal.engine.rounds.hostile import hostile_clients
+    from shoal.engine.uploads.hostile import hostile_clients
 
     found = sorted(hostile_clients(config.attack, clients, config.seed))
     first = ", ".join(map(str, found[:MOST_NAMED]))
@@ -304,7 +304,7 @@ def _hostile(config: Config, clients: int) -> str:
 
 def _private(config: Config) -> str:
     """Epsilon after all rounds, with its unit."""
-    from shoal.engine.rounds.privacy import bound_of
+    from shoal.engine.uploads.privacy import bound_of
 
     return bound_of(config, config.rounds)
 

@@ -15,21 +15,22 @@ from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
-from shoal.engine.preparing.checks import require_known
-from shoal.engine.preparing.prepare import prepare
-from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import run_path, run_place
-from shoal.engine.rounds.measures import measures_of
-from shoal.engine.rounds.sampling import (
+from shoal.engine.participation.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
     Plan,
+    draw_cohort,
     draw_newcomers,
     read_trace,
     require_cohorts,
     require_sample,
     require_without,
 )
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records import inputs
+from shoal.engine.records.run_folder import run_path, run_place
+from shoal.engine.rounds.measures import measures_of
 from shoal.storage.store.store import Store
 
 
@@ -95,7 +96,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
     online = None if participation.trace is None else read_trace(participation.trace, clients)
     if participation.availability.kind != "always":
-        from shoal.engine.rounds.availability import online_of
+        from shoal.engine.participation.availability import online_of
 
         online = online_of(participation.availability, clients, config.rounds, participation.seed)
     if participation.devices is not None and participation.network is not None:
@@ -111,11 +112,13 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         require_cohorts(participation, clients, config.rounds, members)
         require_sample(config.evaluation.clients, clients)
         if config.attack.kind != "none" or config.aggregation.kind != "mean":
-            from shoal.engine.rounds.hostile import require_possible
+            from shoal.engine.uploads.hostile import require_possible
 
-            require_possible(config, newcomers)
+            everybody = config.partition.clients
+            cohort = draw_cohort(everybody, participation, config.seed, 1, None, newcomers)
+            require_possible(config, len(cohort))
         if config.privacy.unit != "none":
-            from shoal.engine.rounds import privacy
+            from shoal.engine.uploads import privacy
 
             privacy.require_possible(config)
     size: int | str = config.engine.cell_size

@@ -7,7 +7,7 @@ from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.sampling import Plan
+from shoal.engine.participation.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 

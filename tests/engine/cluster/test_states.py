@@ -19,9 +19,9 @@ from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import ADDRESS, Checkpoint, load_round, write
 from shoal.engine.records.remote_parts import OBJECTS
 from shoal.engine.records.run_folder import CHECKPOINTS
-from shoal.engine.rounds.reduction import Mixed
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.uploads.reduction import Mixed
 
 # 80 kB of parameters, with two moments of Adam.
 LARGE = {"model.name": "mlp", "model.hidden": 2000, "participation.ratio": 0.7, "rounds": 6, "evaluation.every": 2}

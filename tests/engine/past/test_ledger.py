@@ -15,8 +15,8 @@ from shoal.engine.config.config import parse_config
 from shoal.engine.past.fork import fork
 from shoal.engine.past.ledger import AVERAGED, BY_ROW, HIDDEN, MIXED, OF_CLASSES, ledger
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.rounds.privacy import epsilon_after
 from shoal.engine.runs.run import run
+from shoal.engine.uploads.privacy import epsilon_after
 
 
 def made(folder: Path, **changes: Any) -> Path:

@@ -14,8 +14,8 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce, Replies, Upload
 from shoal.engine.config.round_sections import AggregationOptions, AttackOptions
 from shoal.engine.messages.cell import Outcome, one_by_one
-from shoal.engine.rounds.reduction import TILE, merge, reduce_cell
-from shoal.engine.rounds.robust import Door, require_enough, tolerated
+from shoal.engine.uploads.reduction import TILE, merge, reduce_cell
+from shoal.engine.uploads.robust import Door, require_enough, tolerated
 
 KINDS = ("median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median")
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.round_sections import CommunicationOptions
-from shoal.engine.rounds import compression
-from shoal.engine.rounds.compression import Compression, rounded
-from shoal.engine.rounds.sampling import evaluation_cell
+from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.uploads import compression
+from shoal.engine.uploads.compression import Compression, rounded
 
 Start = Callable[..., Server]
 LR, RATIO = 0.5, 0.2

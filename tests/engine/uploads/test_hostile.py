@@ -18,12 +18,12 @@ from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import AggregationOptions, AttackOptions
-from shoal.engine.rounds.hostile import HostileUploads, hostile_clients
-from shoal.engine.rounds.sampling import evaluation_cell
+from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.uploads.hostile import HostileUploads, hostile_clients
 from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]

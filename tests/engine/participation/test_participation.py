@@ -18,10 +18,10 @@ from shoal.engine.clock.report import Asked, clocked
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.round_sections import ParticipationOptions
+from shoal.engine.participation.participation import Participation
+from shoal.engine.participation.sampling import draw_cohort
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.rounds.participation import Participation
-from shoal.engine.rounds.sampling import draw_cohort
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan

@@ -21,9 +21,9 @@ from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.engine.rounds.costs import Pool
-from shoal.engine.rounds.masks import BITS, Masks
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.uploads.masks import BITS, Masks
 
 Start = Callable[..., Server]
 MASKED = {"secure.kind": "masks"}

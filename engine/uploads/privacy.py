@@ -17,7 +17,7 @@ from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.messages.cell import Cell
-from shoal.engine.rounds.compression import like
+from shoal.engine.uploads.compression import like
 from shoal.storage.errors import ShoalError
 
 # Noise for an epsilon is found to this accuracy, on the side of more noise, and not looked for below.

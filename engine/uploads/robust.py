@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce, Replies, Tree
 from shoal.engine.config.round_sections import AggregationOptions, AttackOptions, SecureOptions
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.rounds.reduction import TILE, require_one_shape
+from shoal.engine.uploads.reduction import TILE, require_one_shape
 from shoal.storage.errors import ShoalError
 
 # Clients that f hostile ones need: a f + b.
@@ -51,7 +51,7 @@ class Door:
     def __init__(self, attack: AttackOptions | None, aggregation: AggregationOptions | None, method: str) -> None:
         """Of a job and its method's name."""
         self._aggregation, self._method = aggregation, method
-        # Of clients whose changes are hidden: `shoal.engine.rounds.privacy.Release`.
+        # Of clients whose changes are hidden: `shoal.engine.uploads.privacy.Release`.
         self.release: Any = None
         # Of clients that mask what they send.
         self.secure: SecureOptions | None = None

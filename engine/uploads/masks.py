@@ -19,7 +19,7 @@ from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.messages.cell import PartialSum
-from shoal.engine.rounds.reduction import counted, require_sound
+from shoal.engine.uploads.reduction import counted, require_sound
 from shoal.storage.errors import ShoalError
 
 # A sum of m rounded numbers is within m 2^-(BITS + 1) of the exact one.

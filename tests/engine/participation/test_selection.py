@@ -15,7 +15,7 @@ from support.small_runs import small_run
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import parse_config
-from shoal.engine.rounds.selection import OURS, Known
+from shoal.engine.participation.selection import OURS, Known
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan

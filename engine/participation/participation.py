@@ -16,8 +16,8 @@ from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import key
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
-from shoal.engine.rounds.sampling import Drawn, Plan, draw_cohort
-from shoal.engine.rounds.selection import KEY, OURS, Known, own_selection
+from shoal.engine.participation.sampling import Drawn, Plan, draw_cohort
+from shoal.engine.participation.selection import KEY, OURS, Known, own_selection
 from shoal.engine.simulation.schedule import schedule
 from shoal.engine.simulation.work import work_of
 from shoal.storage.errors import ShoalError

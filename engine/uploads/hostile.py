@@ -6,7 +6,7 @@ name in this visit, in a download or its inbox, or the entry itself where it rec
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,11 +19,10 @@ from shoal.engine.config.names import own_among
 from shoal.engine.config.round_sections import AttackOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.compression import like
-from shoal.engine.rounds.protocol_checks import named
-from shoal.engine.rounds.reduction import counted
-from shoal.engine.rounds.robust import require_enough
-from shoal.engine.rounds.sampling import draw_cohort
+from shoal.engine.uploads.compression import like
+from shoal.engine.uploads.protocol_checks import named
+from shoal.engine.uploads.reduction import counted
+from shoal.engine.uploads.robust import require_enough
 from shoal.storage.errors import ShoalError
 from shoal.storage.user_code.user_code import UserCode
 
@@ -42,14 +41,14 @@ def hostile_clients(options: AttackOptions, clients: int, seed: int) -> frozense
     return frozenset(np.random.default_rng(key(seed, "hostile")).choice(clients, size=count, replace=False).tolist())
 
 
-def require_possible(config: Config, newcomers: Sequence[int]) -> None:
+def require_possible(config: Config, cohort: int) -> None:
     """Raises a ShoalError if no client would be hostile, an attack is none, or a cohort is too small."""
     clients, attack = config.partition.clients, config.attack.kind
     if attack != "none":
         hostile_clients(config.attack, clients, config.seed)
         for code in own_among(KIND, [attack]).values():
             own_change(code)
-    require_enough(config.aggregation, len(draw_cohort(clients, config.participation, config.seed, 1, None, newcomers)))
+    require_enough(config.aggregation, cohort)
 
 
 class HostileUploads:
@@ -70,7 +69,7 @@ class HostileUploads:
         self._bound = aggregation.bound if aggregation and aggregation.kind == "norm_bound" else math.inf
         self._once: Callable[[Upload, Tree, Cell], Upload] | None = None
         if job.privacy is not None:
-            from shoal.engine.rounds.privacy import once
+            from shoal.engine.uploads.privacy import once
 
             self._once, self._bound = once, job.privacy.clip or math.inf
 

@@ -10,7 +10,7 @@ from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.config.round_sections import AvailabilityOptions
-from shoal.engine.rounds.availability import online_of
+from shoal.engine.participation.availability import online_of
 from shoal.engine.runs.plan import RunPlan
 
 KINDS = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.rounds.protocol_checks import require_tree
+from shoal.engine.uploads.protocol_checks import require_tree
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "participation.selection"

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.algorithms.method_errors import ProtocolError
 from shoal.algorithms.protocol import Ask, Mix, Reduce, Upload
 from shoal.algorithms.training.local_training import bounded_loss
-from shoal.engine.rounds.protocol_checks import (
+from shoal.engine.uploads.protocol_checks import (
     require_form,
     require_generator,
     require_loss,
@@ -22,7 +22,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_state,
     require_tree,
 )
-from shoal.engine.rounds.reduction import counted, require_finite, require_sound
+from shoal.engine.uploads.reduction import counted, require_finite, require_sound
 
 NAN, INF = float("nan"), float("inf")
 W = {"w": torch.ones(3)}
