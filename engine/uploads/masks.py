@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numba
 import numpy as np
-import torch
 from torch import Tensor
 
 from shoal.algorithms.rng import key
 from shoal.engine.uploads.secure import Secure
+from shoal.storage.kernels.counter_rng import bits_at
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,7 @@ class Masks(Secure):
     reach: ClassVar[int] = 62
 
     def hide(self, client: int, entry: str, numbers: Tensor) -> Tensor:
-        for other in self.clients:
-            if other != client:
-                numbers += self._between(client, other, entry, len(numbers))
+        self._add(numbers, client, self.clients, entry)
         return numbers
 
     def add(self, first: Tensor, second: Tensor) -> Tensor:
@@ -38,14 +37,23 @@ class Masks(Secure):
     def reveal(self, entry: str, total: Tensor, answered: Sequence[int]) -> Tensor:
         numbers = total.clone()
         for lost in set(self.clients) - set(answered):
-            for client in answered:
-                # What the lost client would have sent of this pair.
-                numbers += self._between(lost, client, entry, len(numbers))
+            # What the lost client would have sent of its pairs with these.
+            self._add(numbers, lost, answered, entry)
         return numbers
 
-    def _between(self, client: int, other: int, entry: str, count: int) -> Tensor:
-        """What `client` adds to its numbers for its pair with `other`, which adds the opposite."""
-        low, high = sorted((client, other))
-        bits = np.random.Philox(key(*self.stream, "mask", entry, low, high))
-        drawn = torch.from_numpy(bits.random_raw(count).view(np.int64))
-        return drawn if client == low else -drawn
+    def _add(self, numbers: Tensor, client: int, others: Sequence[int], entry: str) -> None:
+        """Adds what a client adds to its numbers for its pairs with others, which add the opposite."""
+        pairs = [(min(client, other), max(client, other)) for other in others if other != client]
+        keys = np.array([key(*self.stream, "mask", entry, *pair) for pair in pairs], np.uint64)
+        signs = np.array([1 if client == low else -1 for low, _ in pairs], np.int64)
+        _add_masks(numbers.numpy().view(np.uint64), keys, signs.view(np.uint64))
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_masks(numbers: np.ndarray, keys: np.ndarray, signs: np.ndarray) -> None:
+    # Of each number all masks at once: LLVM makes vectors of them.
+    for place in range(len(numbers)):
+        total = numbers[place]
+        for pair in range(len(keys)):
+            total += signs[pair] * bits_at(keys[pair], np.uint64(place))
+        numbers[place] = total
