@@ -16,7 +16,9 @@ from torch import Tensor
 
 from shoal.algorithms.rng import key
 from shoal.engine.uploads.secure import Secure
-from shoal.storage.kernels.counter_rng import bits_at
+from shoal.storage.kernels.counter_rng import GOLDEN, bits_at
+
+BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,21 @@ class Masks(Secure):
 
     def _add(self, numbers: Tensor, client: int, others: Sequence[int], entry: str) -> None:
         """Adds what a client adds to its numbers for its pairs with others, which add the opposite."""
-        pairs = [(min(client, other), max(client, other)) for other in others if other != client]
-        keys = np.array([key(*self.stream, "mask", entry, *pair) for pair in pairs], np.uint64)
-        signs = np.array([1 if client == low else -1 for low, _ in pairs], np.int64)
-        _add_masks(numbers.numpy().view(np.uint64), keys, signs.view(np.uint64))
+        of_entry = np.uint64(key(*self.stream, "mask", entry))
+        _add_masks(numbers.numpy().view(np.uint64), of_entry, client, np.array(others))
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_masks(numbers: np.ndarray, keys: np.ndarray, signs: np.ndarray) -> None:
-    # Of each number all masks at once: LLVM makes vectors of them.
-    for place in range(len(numbers)):
-        total = numbers[place]
-        for pair in range(len(keys)):
-            total += signs[pair] * bits_at(keys[pair], np.uint64(place))
-        numbers[place] = total
+def _add_masks(numbers: np.ndarray, of_entry: np.uint64, client: int, others: np.ndarray) -> None:
+    # Blocks stay in the nearest cache for all masks, and LLVM makes vectors of their loops.
+    for first in range(0, len(numbers), BLOCK):
+        block = numbers[first : first + BLOCK]
+        for other in others:
+            low, high = np.uint64(min(client, other)), np.uint64(max(client, other))
+            from_first = bits_at(of_entry, (low << np.uint64(32)) | high) + np.uint64(first) * GOLDEN
+            if client < other:
+                for place in range(len(block)):
+                    block[place] += bits_at(from_first, np.uint64(place))
+            elif client > other:
+                for place in range(len(block)):
+                    block[place] -= bits_at(from_first, np.uint64(place))

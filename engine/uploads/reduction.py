@@ -69,7 +69,8 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
             weight = {entry: _double(weight.get(entry, 1.0)) for entry in means}
             # That of one client is sent as it is: nothing was added that would need more digits.
             total = {entry: counted(total[entry], weight[entry]) * weight[entry] for entry in means}
-        sums.take(range(place[client], place[client] + 1), PartialSum(client, total, dict(weight)))
+        part = PartialSum(client, total, dict(weight), own=cell.secure is not None)
+        sums.take(range(place[client], place[client] + 1), part)
     sums.close(cell.places)
     for places, part in sums.parts.items():
         total = {entry: t.cpu() for entry, t in part.total.items()}

@@ -62,14 +62,16 @@ class Secure(ABC):
         entries, shapes = {}, {}
         for entry in up:
             value, weight = upload.entries[entry].cpu(), torch.as_tensor(upload.weight.get(entry, 1.0)).cpu().double()
-            rounded = self._rounded(entry, weight)
-            if bool(((weight != 0) & (rounded == 0)).any()):
+            weight = weight * 2**BITS
+            exact, values = torch.cat([counted(value, weight).reshape(-1), weight.reshape(-1)]), value.numel()
+            exact[:values].view(value.shape).mul_(weight)
+            numbers = self._rounded(entry, exact)
+            if bool(((exact[values:] != 0) & (numbers[values:] == 0)).any()):
                 raise ShoalError(
                     "secure.kind",
                     f"weights are rounded to 2^-{BITS}, and one of {entry!r} is less; take secure.kind=none",
                 )
-            total = self._rounded(entry, counted(value, weight).double() * weight)
-            entries[entry] = self.hide(client, entry, torch.cat([total.reshape(-1), rounded.reshape(-1)]))
+            entries[entry] = self.hide(client, entry, numbers)
             shapes[entry] = torch.tensor([value.dim(), *value.shape, *weight.shape])
         return Upload(entries, shapes, {entry: sent.nbytes for entry, sent in entries.items()})
 
@@ -103,13 +105,13 @@ class Secure(ABC):
 
     def _rounded(self, entry: str, numbers: Tensor) -> Tensor:
         limit = 2.0 ** (self.reach - BITS) / len(self.clients)
-        if bool((numbers.abs() >= limit).any()):
+        if bool((numbers.abs() >= limit * 2**BITS).any()):
             raise ShoalError(
                 "secure.kind",
                 f"numbers below {limit:.3g} in size are added up, found more in {entry!r} times its weight; a smaller "
                 "train.lr may help",
             )
-        return (numbers * 2**BITS).round().long()
+        return numbers.round().long()
 
 
 def _shapes(part: PartialSum, entry: str) -> tuple[list[int], list[int]]:
