@@ -25,6 +25,7 @@ OPTIONAL = {
     "mlflow-skinny": "callback mlflow (pip install --editable '.[mlflow]')",
     "wandb": "callback wandb (pip install --editable '.[wandb]')",
     "optuna": "search of options, shoal sweep --search (pip install --editable '.[search]')",
+    "tenseal": "secure=homomorphic (pip install --editable '.[homomorphic]')",
     "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
     "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
 }

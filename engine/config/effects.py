@@ -185,7 +185,7 @@ RULES = (
     _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client"),
     # Nodes of a client are read by others there.
     _one_of("privacy.unit", "data.cross_edges", "drop"),
-    _one_of("secure.threshold", "secure.kind", "masks"),
+    _one_of("secure.threshold", "secure.kind", "masks", "homomorphic"),
     _one_of("secure.kind", "data.cross_edges", "drop"),
     _one_of("secure.kind", "aggregation.kind", "mean"),
     _one_of("communication.upload", "secure.kind", "none"),

@@ -247,12 +247,12 @@ class PrivacyOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class SecureOptions:
-    """Secure aggregation, simulated; see `shoal.engine.uploads.masks`. A kind alone stands for the section.
+    """Secure aggregation, simulated; see `shoal.engine.uploads.secure`. A kind alone stands for the section.
 
     Attributes:
-        kind: `none`, or `masks`, with which the server reads the sum of a cohort alone.
+        kind: `none`, or how only the sum of a cohort is read: by `masks`, or by `homomorphic` encryption.
         threshold: Share of the clients asked that must answer, at least two; with fewer the round is refused.
     """
 
-    kind: Literal["none", "masks"] = "none"
+    kind: Literal["none", "masks", "homomorphic"] = "none"
     threshold: Annotated[Number, Field(gt=0, le=1)] = 0.5

@@ -291,8 +291,6 @@ class Visit:
             state |= kept
         if opened.hostile is not None:
             sent = opened.hostile.bounded(sent, self._had, self._cell)
-        if self._cell.masks is not None:
-            sent = self._cell.masks.masked(self._id, sent, self._cell.up)
         return sent, state
 
     def score(self) -> np.ndarray:
@@ -460,10 +458,14 @@ class _CellAtWork:
             require_sound(upload, {entry: how for entry, how in self._cell.up.items() if entry not in result.checked})
             if not math.isnan(loss := float(result.loss)):
                 bounded_loss(loss, self._cell.first_loss)
+            if self._cell.secure is not None:
+                began = working_clock()
+                upload = self._cell.secure.hidden(result.client, upload, self._cell.up)
+                outcome.seconds["upload"] += working_clock() - began
             outcome.states[result.client] = result.state
-            self._uploads.append(upload)
             if self._opened.job.digests:
                 outcome.digests[result.client] = upload_digest(upload)
+            self._uploads.append(upload)
             outcome.losses.append(loss)
             outcome.bytes_up.append(upload_bytes(upload))
         outcome.ids.append(result.client)

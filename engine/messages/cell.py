@@ -48,7 +48,7 @@ class Cell:
         kept: States that are in a cluster's memory, by client; a host has them in `states`.
         rows: Entries of `Reduce.MEAN` come as the tensor and the weight of every client, and are not added up.
         epochs: Of their local training; None: as the job has them.
-        masks: Behind which they send means, `shoal.engine.uploads.masks.Masks`; None: as they are.
+        secure: How they hide what they send, a `shoal.engine.uploads.secure.Secure`; None: they do not.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
@@ -70,7 +70,7 @@ class Cell:
     places: range = range(0)
     rows: bool = False
     epochs: int | None = None
-    masks: Any = None
+    secure: Any = None
 
     def train_options(self, train: TrainOptions) -> TrainOptions:
         """The options that its clients train with; raises a ShoalError if the schedule gives its round no rate."""

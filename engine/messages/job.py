@@ -74,7 +74,7 @@ class Job:
         own_attack: The user's function for it, by name.
         aggregation: How means are reduced; None: as weighted means.
         privacy: How changes are bounded and hidden; None: they are not.
-        secure: How clients mask what they send; None: they do not.
+        secure: How clients hide what they send; None: they do not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.

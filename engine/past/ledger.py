@@ -4,7 +4,7 @@ Entries are those of one round, which is made again in this process; bytes and t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ BY_ROW = (
     "counts tell the client's labels"
 )
 AVERAGED = "hidden from who sees the mean alone, not from the server, which is sent it; with one client it is its own"
-MASKED = "a masked number, of which the server reads the sum over a cohort alone (simulated)"
+HIDDEN_IN_A_SUM = "a hidden number, of which the server reads the sum over a cohort alone (simulated)"
 MIXED = "seen by the server as it is; others receive mixtures, from which one of few clients can be told"
 OF_CLASSES = "seen as it is: a row for each class, which of a class of one item is that item's embedding"
 SEEN = "seen by the server as it is: what can be computed from a model or a vector of one client, can be from this"
@@ -45,10 +45,10 @@ class Sent:
     shape: tuple[int, ...]
     by_row: bool
 
-    def reveals(self, classes: int, hidden: bool, masked: bool = False) -> str:
+    def reveals(self, classes: int, hidden: bool, in_sum: bool = False) -> str:
         """What it tells of a client, a sentence."""
         if self.how is Reduce.MEAN:
-            return MASKED if masked else BY_ROW if self.by_row else HIDDEN if hidden else AVERAGED
+            return HIDDEN_IN_A_SUM if in_sum else BY_ROW if self.by_row else HIDDEN if hidden else AVERAGED
         if self.how is Reduce.MIX:
             return MIXED
         return OF_CLASSES if len(self.shape) == 2 and self.shape[0] == classes else SEEN
@@ -140,9 +140,11 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     before = past.after(number - 1)
     backend = _Noting()
     backend.found = {}
-    backend.enter(past.job)
+    # Whoever hides what it sends sends other shapes.
+    job = replace(past.job, secure=None)
+    backend.enter(job)
     state = None if before is None else before.state
-    Server(past.job, past.plan.rounds, backend, state, server_device(past.config)).round(unwatched)
+    Server(job, past.plan.rounds, backend, state, server_device(past.config)).round(unwatched)
     if not backend.found:
         raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
     private, classes = past.config.privacy, past.store.manifest.classes
@@ -159,7 +161,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
         [
-            (one, one.reveals(classes, hidden, past.config.secure.kind == "masks" and not hidden))
+            (one, one.reveals(classes, hidden, past.config.secure.kind != "none" and not hidden))
             for one in backend.found.values()
         ],
         times,

@@ -368,7 +368,7 @@ class Exchange:
         self.predicted: list[Predicted] = []
         self.uploads: list[tuple[str, int, str]] = []
         # Of the phase that runs.
-        self._masks: Any = None
+        self._secure: Any = None
         self._asked = 0
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
@@ -391,7 +391,7 @@ class Exchange:
         again = able[0] if able and next_state.round == 1 else None
         score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
         groups = form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
-        self._masks = self._masks_of(ask, ids)
+        self._secure = self._secured(ask, ids)
         cells = [self._cell(ask, next_state.round, group, score, again) for group in groups]
         self.meter.sent(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
@@ -400,22 +400,19 @@ class Exchange:
             replies: Replies = self._door.reduced(answered)
             return replies
         from_clients = [i for outcome in answered for i in outcome.ids]
-        if answered and self._masks is not None:
-            self._masks.unmask(sums.whole, from_clients)
+        if answered and self._secure is not None:
+            self._secure.read(sums.whole, from_clients)
         replies, held = combine(answered, from_clients, ask.up, sums)
         self._held.update(held)
         if answered and self._door is not None and self._door.release is not None:
             replies = self._door.release.of(replies, ask, next_state.round)
         return replies
 
-    def _masks_of(self, ask: Ask, ids: Sequence[int]) -> Any:
-        if self._door is None or self._door.secure is None or not ask.up or not ids:
+    def _secured(self, ask: Ask, ids: Sequence[int]) -> Any:
+        if self._door is None or not ask.up or not ids:
             return None
-        from shoal.engine.uploads.masks import Masks
-
         self._asked += 1
-        stream = (self._door.seed, self.next_state.round, ask.phase, self._asked)
-        return Masks(self._door.secure, stream, tuple(ids))
+        return self._door.secured(tuple(ids), self.next_state.round, ask.phase, self._asked)
 
     def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:
         """Clients to ask in round `number`; of these `score` are evaluated, and `again` is visited twice."""
@@ -427,7 +424,7 @@ class Exchange:
             again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
             kept=_pick(next_state.kept, ids), places=group.places,
             rows=self._door is not None and self._door.keeps_rows, epochs=self.epochs,
-            masks=self._masks,
+            secure=self._secure,
         )  # fmt: skip
 
     def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -507,7 +504,7 @@ class Exchange:
     def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums, list[ScoreTable]]:
         """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
         outcomes: dict[int, Outcome] = {}
-        sums, tables, counts = Sums(), list[ScoreTable](), dict[int, np.ndarray]()
+        sums, tables, counts = Sums(self._secure), list[ScoreTable](), dict[int, np.ndarray]()
         self.meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
         asked = working_clock()
         for position, outcome in self._pool.run_cells(cells, shared):

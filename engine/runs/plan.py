@@ -121,6 +121,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
             from shoal.engine.uploads import privacy
 
             privacy.require_possible(config)
+        if config.secure.kind == "homomorphic":
+            from shoal.engine.uploads.homomorphic import require_tenseal
+
+            require_tenseal()
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"

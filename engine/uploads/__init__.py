@@ -1,1 +1,1 @@
-"""What becomes of uploads: checks, attacks, compression, clipping, masks, and reductions to what the server reads."""
+"""What becomes of uploads: checks, attacks, compression, clipping, hidden sums, and reductions for the server."""

@@ -49,7 +49,7 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
     """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
     for entry, how in cell.up.items():
         tensors = [upload.entries[entry] for upload in uploads]
-        if how is not Reduce.GATHER:
+        if how is not Reduce.GATHER and not cell.secure:
             require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
         if cell.rows:
             outcome.tensors[entry] = torch.stack([t.cpu() for t in tensors])
@@ -62,14 +62,15 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
             else:
                 outcome.tensors[entry] = torch.stack(tensors)
     means = [entry for entry, how in cell.up.items() if how is Reduce.MEAN and not cell.rows]
-    sums, place = Sums(), dict(zip(cell.ids, cell.places))
+    sums, place = Sums(cell.secure), dict(zip(cell.ids, cell.places))
     for client, upload in zip(outcome.ids, uploads) if means else ():
-        weight = {entry: _double(upload.weight.get(entry, 1.0)) for entry in means} if not cell.masks else upload.weight
-        # That of one client is sent as it is: nothing was added that would need more digits.
-        total = upload.entries
-        if not cell.masks:
+        weight, total = upload.weight, upload.entries
+        if not cell.secure:
+            weight = {entry: _double(weight.get(entry, 1.0)) for entry in means}
+            # That of one client is sent as it is: nothing was added that would need more digits.
             total = {entry: counted(total[entry], weight[entry]) * weight[entry] for entry in means}
-        sums.take(range(place[client], place[client] + 1), PartialSum(client, total, dict(weight)))
+        part = PartialSum(client, total, dict(weight), own=cell.secure is not None)
+        sums.take(range(place[client], place[client] + 1), part)
     sums.close(cell.places)
     for places, part in sums.parts.items():
         total = {entry: t.cpu() for entry, t in part.total.items()}
@@ -116,15 +117,16 @@ class Sums:
         parts: Sums that wait for their other half.
     """
 
-    def __init__(self) -> None:
-        """Starts with nothing."""
+    def __init__(self, secure: Any = None) -> None:
+        """Starts with nothing; `secure` adds up what clients hide, see `Cell`."""
         self.parts: dict[range, PartialSum] = {}
+        self._joined = secure.joined if secure else _joined
 
     def take(self, places: range, part: PartialSum) -> None:
         """Takes a sum, and joins it with those that wait for it; raises as `reduce_cell` does."""
         while (half := _other_half(places)) in self.parts:
             other = self.parts.pop(half)
-            part = _joined(part, other) if places.start < half.start else _joined(other, part)
+            part = self._joined(part, other) if places.start < half.start else self._joined(other, part)
             places = _both_halves(places)
         self.parts[places] = part
 

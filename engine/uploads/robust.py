@@ -53,9 +53,10 @@ class Door:
         self._aggregation, self._method = aggregation, method
         # Of clients whose changes are hidden: `shoal.engine.uploads.privacy.Release`.
         self.release: Any = None
-        # Of clients that mask what they send.
+        # Of clients that hide what they send.
         self.secure: SecureOptions | None = None
         self.seed = 0
+        self._holder: Any = None
         # Of the attack, where that is one on uploads.
         self._attack = None if attack is None or attack.kind == "label_flip" else attack.kind
 
@@ -75,7 +76,7 @@ class Door:
         for key, kind, does, other in (
             ("aggregation.kind", reduction, "reduces", "mean"),
             ("privacy.unit", "client" if self.release else None, "bounds", "none"),
-            ("secure.kind", "masks" if self.secure else None, "add up", "none"),
+            ("secure.kind", f"secure={self.secure.kind}" if self.secure else None, "adds up", "none"),
             ("attack.kind", attack, "changes", "label_flip"),
         ):
             if others and kind is not None:
@@ -85,6 +86,19 @@ class Door:
                     f"{kind} {does} means, and {others[0]!r} of {self._method} is {how}; take {key}={other}, or a "
                     "method that sends means alone",
                 )
+
+    def secured(self, clients: tuple[int, ...], *exchange: int | str) -> Any:
+        """How the clients of an exchange hide what they send, a `Secure`; None: they do not."""
+        if self.secure is None:
+            return None
+        if self.secure.kind == "masks":
+            from shoal.engine.uploads.masks import Masks
+
+            return Masks(self.secure, clients, (self.seed, *exchange))
+        from shoal.engine.uploads.homomorphic import Homomorphic, KeyHolder
+
+        self._holder = self._holder or KeyHolder()
+        return Homomorphic(self.secure, clients, self._holder.public, self._holder)
 
     def reduced(self, outcomes: Sequence[Outcome]) -> Replies:
         """What the server sees of cells that kept rows; raises a ShoalError if clients' shapes differ."""

@@ -121,6 +121,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("secure.kind", "masks", "data.cross_edges", "hops", "drop"),
     ("secure.kind", "masks", "aggregation.kind", "median", "mean"),
     ("secure.threshold", 0.7, "secure.kind", "none", "masks"),
+    ("secure.kind", "homomorphic", "data.cross_edges", "hops", "drop"),
     ("communication.upload", "int8", "secure.kind", "masks", "none"),
     ("data.newcomers", 0.2, "secure.kind", "masks", "none"),
     ("run.keep_digests", True, "secure.kind", "masks", "none"),

@@ -13,7 +13,7 @@ from shoal.algorithms.protocol import Reduce
 from shoal.engine.cli.cli import app
 from shoal.engine.config.config import parse_config
 from shoal.engine.past.fork import fork
-from shoal.engine.past.ledger import AVERAGED, BY_ROW, HIDDEN, MIXED, OF_CLASSES, ledger
+from shoal.engine.past.ledger import AVERAGED, BY_ROW, HIDDEN, HIDDEN_IN_A_SUM, MIXED, OF_CLASSES, ledger
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
 from shoal.engine.uploads.privacy import epsilon_after
@@ -38,6 +38,13 @@ def test_entries_are_those_of_the_method(tmp_path: Path, method: str, entries: d
     found = {sent.entry: (sent.how, says) for sent, says in ledger(folder, 3).sent}
     assert {name: found[name] for name in entries} == entries
     assert read_metrics(folder)[-1]["round"] == 4
+
+
+@pytest.mark.parametrize("kind", ["masks", "homomorphic"])
+def test_entries_that_are_hidden_have_the_shapes_of_plain_ones(tmp_path: Path, kind: str) -> None:
+    found = [ledger(made(tmp_path, secure=secure)) for secure in ({}, {"kind": kind})]
+    assert [[sent.shape for sent, _ in of.sent] for of in found] == [[(27,)]] * 2
+    assert [says for of in found for _, says in of.sent] == [AVERAGED, HIDDEN_IN_A_SUM]
 
 
 def test_times_and_bytes_are_those_of_the_log(tmp_path: Path) -> None:
