@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+from shoal.engine.config.run_identity import changes_numbers
 from shoal.engine.past.fork import begin, fixed_in, require_changeable, require_same_state
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.run_folder import finished, started
@@ -85,7 +86,10 @@ class ForkedSweep(Sweep):
 
 
 def _base(choice: Selection, fixed: Sequence[str]) -> Selection:
-    """A combination without the keys that a fork can change."""
-    columns = {key: value for key, value in choice.columns.items() if key.partition(".")[0] in fixed}
-    texts = (text for text in choice.overrides if text.partition("=")[0].partition(".")[0] in fixed)
-    return Selection(columns, tuple(texts))
+    """A combination without the keys that a fork can change; it has its places and hosts."""
+
+    def kept(key: str) -> bool:
+        return key.partition(".")[0] in fixed or (key != "name" and not changes_numbers(key))
+
+    columns = {key: value for key, value in choice.columns.items() if kept(key)}
+    return Selection(columns, tuple(text for text in choice.overrides if kept(text.partition("=")[0])))

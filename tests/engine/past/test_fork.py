@@ -16,7 +16,7 @@ from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.pages.report import report
 from shoal.engine.past.fork import fork
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.records.run_folder import parent_of
+from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.runs.run import run
 from shoal.engine.studies.listing import compare, kept_in, listed
 from shoal.storage.errors import ShoalError
@@ -43,6 +43,9 @@ def test_a_fork_without_changes_has_the_bits_of_the_run_and_trains_no_shared_rou
     shared = [folder / "checkpoints/round-000003/state.safetensors" for folder in (whole, forked)]
     assert shared[0].stat().st_ino == shared[1].stat().st_ino
     assert read_metrics(forked)[:3] == read_metrics(whole)[:3]
+    seconds = [line["seconds"]["round"] for line in read_metrics(forked)]
+    assert read_summary(forked)["seconds"]["rounds"] == pytest.approx(sum(seconds[3:]))
+    assert read_summary(whole)["seconds"]["rounds"] > sum(seconds[:3])
 
 
 def test_a_fork_of_a_round_without_checkpoint_says_what_it_trains(
