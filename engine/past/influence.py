@@ -110,7 +110,7 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
     before, found = _test_counts(path, scope, number), list[Influence]()
     ordered = sorted(set(clients) or range(number), key=lambda client: (first.get(client, 0), client))
     asked = f" --clients {','.join(map(str, clients))}" if clients else ""
-    command = f"shoal influence {shlex.quote(str(path))} --scope {scope}{asked}"
+    command = f"shoal influence {shlex.quote(past.place)} --scope {scope}{asked}"
     with closing(open_backend(past.config)) as backend:
         for place, client in enumerate(ordered, 1):
             shared = first[client] - 1 if client in first else len(past.lines)

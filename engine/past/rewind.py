@@ -10,7 +10,7 @@ from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
 from shoal.engine.records import inputs
-from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.checkpoint import Checkpoint, address_of
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.rounds.costs import unwatched
@@ -25,6 +25,7 @@ class PastRun:
     """A run that is looked back at.
 
     Attributes:
+        place: Its folder, or its address, as text.
         lines: Of the rounds that it logged.
         trained: Rounds that `after` trained once more.
     """
@@ -32,6 +33,7 @@ class PastRun:
     def __init__(self, run: Path) -> None:
         """Opens a run, finished or not. Raises ShoalError: it is damaged, or what it reads is another content now."""
         self.path, self.config, self.lines = run, load_config(run), read_metrics(run)
+        self.place = address_of(run) or str(run.resolve())
         self.plan = RunPlan.of(self.config)
         self.store = self.plan.prepare(repair=False)
         self.job = make_job(self.config, self.store, run.name)

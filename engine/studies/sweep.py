@@ -58,6 +58,8 @@ class Sweep:
         self.command = command or study.command + (f" --at-once {at_once}" if at_once > 1 else "")
         self._choices = choices = study.choices
         self.plans = [RunPlan.of(config) for config in study.configs]
+        for plan in self.plans:
+            plan.bring()
         paths = [plan.folder for plan in self.plans]
         self.rows = [row_of(choice.columns, path) for choice, path in zip(choices, paths)]
         for number, path in enumerate(paths):
