@@ -37,6 +37,8 @@ OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS = "checkpoints"
 # Of a fork: the run that it goes on from, and after which round.
 FORK = "fork.json"
+# By `shoal influence`, for the page.
+INFLUENCE = "influence.json"
 
 
 def runs_here(config: Config) -> Path:
@@ -185,6 +187,7 @@ class RunFolder:
                 UPLOADS,
                 SUMMARY,
                 FAILURE,
+                INFLUENCE,
                 LOG,
                 CHECKPOINTS,
                 checkpoint.BEST,
