@@ -6,6 +6,7 @@ Nothing is written. What is trained again is compared with what the run logged o
 from pathlib import Path
 
 from shoal.engine.config.config import load_config
+from shoal.engine.config.config_text import CONFIG
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
@@ -31,7 +32,9 @@ class PastRun:
     """
 
     def __init__(self, run: Path) -> None:
-        """Opens a run, finished or not. Raises ShoalError: it is damaged, or what it reads is another content now."""
+        """Opens a run, finished or not. Raises ShoalError: it is gone or damaged, or what it reads has changed."""
+        if not (run / CONFIG).exists():
+            raise ShoalError(run, "no run is here; a fork of it that has begun goes on by `shoal run FORK --resume`")
         self.path, self.config, self.lines = run, load_config(run), read_metrics(run)
         self.place = address_of(run) or str(run.resolve())
         self.plan = RunPlan.of(self.config)

@@ -128,7 +128,7 @@ def test_a_fork_without_its_parent_goes_on_and_a_new_one_names_it(tmp_path: Path
     forked = fork(whole, 3, [])
     (forked / "summary.json").unlink()
     shutil.rmtree(whole)
-    with refused(whole / "config.yaml", says="no such config"):
+    with refused(whole, says="no run is here"):
         fork(whole, 3, [])
     # As its own folder says all of it, it needs no parent any more.
     assert run(load_config(forked), resume=True) == forked
