@@ -86,7 +86,7 @@ class TableRuns:
         self.plans = [plan for _, _, plan, _ in found]
         if any(isinstance(plan.place, str) for plan in self.plans):
             raise ShoalError(
-                "run.root", "is an address; tables of a paper are kept in a folder of this machine, set one"
+                "run.root", "is an address; tables of a paper are kept in a folder of this machine; set one"
             )
         self.rows = [row for _, _, _, row in found]
         selections = tuple(selection for _, selection, _, _ in found)
