@@ -19,10 +19,11 @@ from shoal.engine.studies.study_table import Ties, layout_of, table_of
 from shoal.engine.studies.sweep_folder import read_rows, root_of, rows_of, table_of_runs
 from shoal.engine.studies.text_table import TextTable
 from shoal.kept_run import Run
+from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.types import is_address, one_of
 
-NO_LABELS: Mapping[str, str] = {}
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +57,15 @@ class Sweep:
         return [Run(row["run"]) for row in rows if row["state"] == "finished"]
 
     @property
+    def search(self) -> TextTable:
+        """Of a search: trials, rounds, and the options that validation chose, by combination of the axes."""
+        from shoal.engine.pages.search_page import chosen_table, read_search
+
+        if (plain := read_search(self.path)) is None:
+            raise ShoalError(self.path, "the sweep is no search; call shoal.sweep with search='optuna'")
+        return chosen_table(plain)
+
+    @property
     def scaling(self) -> TextTable:
         """Seconds of a round, speed-up, efficiency, parts, memory and bytes, by numbers of clients and hosts."""
         from shoal.engine.studies.scaling import scaling_table
@@ -70,15 +80,22 @@ Runs = OneOfRuns | Sequence[OneOfRuns]
 
 def sweep(
     config: Source,
-    axes: Mapping[str, Sequence[Any] | Any],
+    axes: Mapping[str, Sequence[Any] | Any] = NOTHING,
     *,
     at_once: int = 1,
     choose: str | None = None,
     choose_seeds: int = 2,
     choose_by: str = "deployed",
+    fork_at: int | None = None,
+    search: Literal["optuna"] | None = None,
+    space: Mapping[str, Sequence[Any] | str] | str | PathLike[str] = NOTHING,
+    trials: int = 64,
+    rounds_budget: int | None = None,
+    sampler: str = "tpe",
+    prune: str = "none",
     **overrides: Any,
 ) -> Sweep:
-    """Runs a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row.
+    """Runs a grid, or a search, on warm hosts; finished runs are skipped, unfinished resumed, a failed one is a row.
 
     Args:
         config: The config that all runs share, as `load_config` takes it, and so its `overrides`.
@@ -89,17 +106,24 @@ def sweep(
         choose: A key of the axes whose value validation chooses: all values run with the first `choose_seeds` seeds,
             and that with the highest mean validation of the scope `choose_by` (`trained`, `deployed`, `global` or
             `domains`) with the others. With several methods each has a value of its own.
+        fork_at: Rounds that combinations share: trained once a seed, by the config; each combination is a fork of them.
+        search: `optuna` draws options from `space` for each combination of the axes; `choose_seeds` seeds of a search
+            of its own judge them, and the runs of the sweep are those of the best with the seeds of the axes.
+        space: By key a range, as `"0:1"`, `"1:8"` or `"0.001:0.1:log"`, or a list of values; or a YAML file of that.
+        trials: Draws, at most, and `rounds_budget` rounds over all trials and seeds, for each combination.
+        sampler: `tpe`, `cma`, `random` or `grid`.
+        prune: `halving`, `hyperband` or `median` stop trials early; `none`.
 
     Raises:
-        ShoalError: Names, options or values of any run are wrong, or two runs are the same.
+        ShoalError: Names, options or values of any run are wrong, two runs are the same, or every trial failed.
         KeyboardInterrupt: The user stopped it; the same sweep continues.
     """
-    from shoal.engine.studies import sweep as sweep_command
+    from shoal.engine.past.forked_sweep import sweep_of
 
-    texts = tuple(f"{key}={axis_text(_several(values))}" for key, values in axes.items())
     scope = cast(Scope, one_of("choose_by", current_name(choose_by), *get_args(Scope)))
-    study = Study(str(_file_of(config, overrides)), texts, choose, choose_seeds, scope)
-    return _gone(sweep_command.Sweep(study, at_once))
+    file, drawn = str(_file_of(config, overrides)), _texts(space) if isinstance(space, Mapping) else (str(space),)
+    study = Study(file, _texts(axes), choose, choose_seeds, scope, fork_at=fork_at)
+    return _gone(sweep_of(study, at_once, search, drawn, trials, rounds_budget, sampler, prune))
 
 
 def scale(
@@ -151,7 +175,7 @@ def table(
     ties: Ties = "shown",
     not_worse: float | None = None,
     wide: bool = False,
-    labels: Mapping[str, str] = NO_LABELS,
+    labels: Mapping[str, str] = NOTHING,
 ) -> TextTable:
     """A table of any runs, as `shoal table`: those that differ in seeds alone share a cell, the best two are marked.
 
@@ -229,6 +253,11 @@ def _gone(command: Any) -> Sweep:
     """A sweep that has come to its end."""
     complete = command.go()
     return Sweep(command.folder, table_of_runs(command.rows), complete)
+
+
+def _texts(axes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Axes, or keys of a space, as a command line has them."""
+    return tuple(f"{key}={axis_text(_several(values))}" for key, values in axes.items())
 
 
 def _several(values: Any) -> Any:

@@ -1,5 +1,6 @@
 """The commands that look back at a run: a visit made again, a fork, what left clients; and paths of commands."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -70,11 +71,14 @@ def influence_command(
     from shoal.engine.studies.study_table import on_screen
     from shoal.storage.files.atomic import output, replacing
 
-    table = influence(possible_path(run), _clients("--clients", clients), scope).table()
-    print(on_screen(table), end="")
+    path = possible_path(run)
+    found = influence(path, _clients("--clients", clients), scope)
+    print("\n".join(map(on_screen, (found.table(), found.of_classes()))), end="")
+    found.write(path)
+    print(f"next: shoal report {shlex.quote(run)}")
     if out is not None:
         with replacing(output(out)) as unfinished:
-            unfinished.write_text(table.csv())
+            unfinished.write_text(found.table(by_class=True).csv())
         print(f"written: {out}")
 
 

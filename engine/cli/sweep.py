@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.engine.cli.past import possible_path
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import one_of
+from shoal.storage.options.types import is_address, one_of
 
 if TYPE_CHECKING:
     from shoal.engine.studies.search import Search
@@ -55,45 +56,30 @@ def sweep_command(
     from shoal.engine.studies.study import read_study
 
     scope = one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
+    config = str(possible_path(config)) if is_address(config) else config
     study = read_study(config, axes or (), choose, choose_seeds, scope, search is not None)  # type: ignore[arg-type]
     study = replace(study, fork_at=fork_at or study.fork_at)
-    one_of("--search", search or "optuna", "optuna")
-    of_search = (space, rounds_budget, trials, sampler, prune)
-    if search is None and of_search != (None, None, 64, "tpe", "none"):
-        raise ShoalError("--search", "its options are given without it; add --search optuna")
     if forecast and (search is not None or dry_run):
         raise ShoalError("--forecast", "is for a sweep of axes alone, without --search and --dry-run")
-    if study.fork_at and (search is not None or forecast):
+    if study.fork_at and forecast:
         raise ShoalError("--fork-at", "is for a sweep of axes alone, without --search and --forecast")
     if price and not forecast:
         raise ShoalError("--price", "is of a forecast; add --forecast")
-    if search is not None and study.choose is not None:
-        raise ShoalError("--choose", f"the search chooses; put {study.choose} into --space")
-    if search is not None:
-        from shoal.engine.studies.search import PRUNERS, SAMPLERS, Asked, Search
-        from shoal.engine.studies.search_space import read_space
-
-        drawn, pruner = one_of("--sampler", sampler, *SAMPLERS), one_of("--prune", prune, *PRUNERS)
-        named = read_space(space or ())
-        asked = Asked(named, trials, rounds_budget, drawn, pruner, choose_seeds, study.choose_by)
-        searches = Search(study, asked, at_once)
-        _show_head_of_study(study, searches.folder)
-        if dry_run:
-            print("\n".join(searches.lines()))
-        else:
-            _go(searches, page)
-        return
-    _show_head_of_study(study)
+    if search is None:
+        _show_head_of_study(study)
     # It loads what trains, which takes seconds.
-    from shoal.engine.studies.sweep import Sweep, show_sweep_plan
+    from shoal.engine.past.forked_sweep import sweep_of
+    from shoal.engine.studies.search import Search
+    from shoal.engine.studies.sweep import show_sweep_plan
 
-    if study.fork_at:
-        from shoal.engine.past.forked_sweep import ForkedSweep
-
-        sweep: Sweep = ForkedSweep(study, study.fork_at, at_once)
-    else:
-        sweep = Sweep(study, at_once)
-    if dry_run:
+    sweep = sweep_of(study, at_once, search, space or (), trials, rounds_budget, sampler, prune)
+    if isinstance(sweep, Search):
+        _show_head_of_study(study, sweep.folder)
+        if dry_run:
+            print("\n".join(sweep.lines()))
+        else:
+            _go(sweep, page)
+    elif dry_run:
         show_sweep_plan(sweep)
     elif forecast:
         from shoal.engine.studies.forecast import forecast as expected

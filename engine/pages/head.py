@@ -15,8 +15,9 @@ from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.run_identity import flatten
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head
-from shoal.engine.records.run_folder import parent_of, read_summary
+from shoal.engine.records.run_folder import name_of_parent, parent_of, read_summary
 from shoal.engine.records.summary import SAMPLED
+from shoal.engine.runs.remote_run import copies_of
 from shoal.engine.studies.figure_data import manifest_of
 from shoal.engine.studies.groups import Group, Row, spread_of
 from shoal.engine.studies.means import SCOPES, is_of_sample
@@ -25,6 +26,7 @@ from shoal.engine.studies.scaling import CLIENTS, HOSTS, LINK, NODES, REPEAT, SC
 from shoal.engine.studies.study import is_seed
 from shoal.engine.studies.sweep_folder import is_sweep, sweep_of
 from shoal.storage.files.reading import read_text
+from shoal.storage.options.types import is_address
 
 # Values of a key, and names in a title.
 MOST_VALUES, MOST_IN_TITLE = 8, 4
@@ -149,7 +151,7 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         out = f"{visits['dropped']:,} dropped out, {visits['late']:,} late, {visits['surplus']:,} not needed"
         facts["Drawn"] = f"{visits['drawn']:,} times a client, of {visits['online']:,} online; {out}"
     if len(rows) == 1 and (parent := parent_of(rows[0].path)):
-        facts["Fork of"] = f"{Path(parent['run']).name}, after round {parent['round']}"
+        facts["Fork of"] = f"{name_of_parent(parent)}, after round {parent['round']}"
     named = (*METHOD, *MODEL, "data.dataset", "name")
     facts |= {names.key(key).capitalize(): _listed(_values(looks, key)) for key in keys if key not in named}
     return facts
@@ -184,10 +186,13 @@ def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[st
 
 def _of_fork(parent: Mapping[str, Any], config: Config) -> str:
     """The command of a run that went on from another one; its changes where that one is there."""
-    words = ["shoal", "fork", _near(parent["run"]), "--round", str(parent["round"])]
-    if not Path(parent["run"]).is_dir():
+    remote = is_address(parent["run"])
+    place = parent["run"] if remote else _near(parent["run"])
+    words = ["shoal", "fork", place, "--round", str(parent["round"])]
+    folder = copies_of(parent["run"])[0] if remote else Path(parent["run"])
+    if not folder.is_dir():
         return shlex.join([*words, f"name={config.name}"])
-    old, new = (flatten(each.plain()) for each in (load_config(parent["run"]), config))
+    old, new = (flatten(each.plain()) for each in (load_config(folder), config))
     changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
     return shlex.join([*words, *(f"{key}={yaml.safe_dump(value).split(chr(10))[0]}" for key, value in changed.items())])
 

@@ -16,6 +16,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.pages import figures as drawings
 from shoal.engine.pages.figures import Drawing
 from shoal.engine.pages.head import best_of, head_of, standing_figure
+from shoal.engine.pages.influence_page import influence_sections
 from shoal.engine.pages.looks import MOST_LINES, Look, Looks, Panels
 from shoal.engine.pages.page import KINDS, PAGE, Section, write_page
 from shoal.engine.pages.scaling_figures import is_scaling, scaling_sections
@@ -80,7 +81,7 @@ def report(
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
-    sections += search_sections(paths[0])
+    sections += [*search_sections(paths[0]), *influence_sections(paths[0])]
     if (paths[0] / FORECAST).exists():
         sections.append(Section("Forecast", tables=[forecast_table(paths[0], read)], folded=True))
     runs = _runs(rows, folder, looks)

@@ -84,6 +84,10 @@ class TableRuns:
         found.sort(key=lambda run: int(run[1].columns["seed"]))
         self.places = [place for place, _, _, _ in found]
         self.plans = [plan for _, _, plan, _ in found]
+        if any(isinstance(plan.place, str) for plan in self.plans):
+            raise ShoalError(
+                "run.root", "is an address; tables of a paper are kept in a folder of this machine; set one"
+            )
         self.rows = [row for _, _, _, row in found]
         selections = tuple(selection for _, selection, _, _ in found)
         self.study = replace(study_of(paper, name, [], self._seeds), selections=selections)

@@ -40,14 +40,23 @@ def chosen_table(plain: Mapping[str, Any]) -> TextTable:
     return TextTable(heads, tuple(rows), len(heads), title="Chosen options", notes=(note,))
 
 
-def search_sections(folder: Path) -> list[Section]:
-    """The sections of the search in a folder; none where there is none. Raises ShoalError: its file is damaged."""
+def read_search(folder: Path) -> dict[str, Any] | None:
+    """The search in the folder of a sweep, as `Search.plain` gave it; None where there is none.
+
+    Raises ShoalError: its file is damaged.
+    """
     try:
-        plain = unsealed(read_bytes(folder / SEARCH))
+        return unsealed(read_bytes(folder / SEARCH))
     except FileNotFoundError:
-        return []
+        return None
     except ValueError as error:
         raise ShoalError(folder / SEARCH, f"damaged ({error}); the same shoal sweep writes it again") from None
+
+
+def search_sections(folder: Path) -> list[Section]:
+    """The sections of the search in a folder; none where there is none. Raises as `read_search`."""
+    if (plain := read_search(folder)) is None:
+        return []
     found: list[Drawing] = []
     searches = plain["searches"]
     looks = [

@@ -45,22 +45,23 @@ def begin(past: PastRun, plan: RunPlan, number: int) -> None:
     """Gives a fork that has not begun the first rounds of its parent, maybe none. Raises as `fork`."""
     if plan.config.rounds <= number:
         raise ShoalError("rounds", f"{plan.config.rounds}, and the fork begins after round {number}; set rounds higher")
-    if isinstance(plan.place, str):
-        raise ShoalError("run.root", f"{plan.config.run.root} is an address; a fork is made in a folder, run.root=runs")
-    of = {"run": str(past.path.resolve()), "round": number}
+    plan.bring()
     if not number:
         return
+    of = {"run": past.place, "round": number}
     if not (started(plan.folder) or finished(plan.folder)):
         found = past.after(number)
         assert found is not None
         require_same_state(plan, past.plan, past.store, found.state.server)
         with closing(RunFolder(plan.folder, plan.config.run.log_format)) as folder:
-            note_parent(folder.path, of)
-            # Files of the fork may be others, of its method for one.
-            bring(past.path, replace(found, inputs=found.inputs | plan.inputs), folder)
-        say(f"its first {number} rounds are those of {past.path}")
-    elif parent_of(plan.folder) != of:
-        raise ShoalError(plan.folder, "holds another run; give the fork another name, as name=mine")
+            # The same fork may have begun in another process meanwhile.
+            if not (folder.started or folder.finished):
+                note_parent(folder.path, of)
+                # Files of the fork may be others, of its method for one.
+                bring(past.path, replace(found, inputs=found.inputs | plan.inputs), folder)
+                say(f"its first {number} rounds are those of {past.place}")
+    if parent_of(plan.folder) != of:
+        raise ShoalError(plan.place, "holds another run; give the fork another name, as name=mine")
 
 
 def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:

@@ -1,18 +1,55 @@
-"""A sweep with first rounds that are trained once: its combinations are forks of one run a seed."""
+"""A sweep of any kind; one with first rounds that are trained once: its combinations are forks of one run a seed."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+from shoal.engine.config.run_identity import changes_numbers
 from shoal.engine.past.fork import begin, fixed_in, require_changeable, require_same_state
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.screen.progress import say
+from shoal.engine.studies.search import PRUNERS, SAMPLERS, Asked, Search
+from shoal.engine.studies.search_space import read_space
 from shoal.engine.studies.study import Selected, Selection, Study
 from shoal.engine.studies.sweep import Hosts, Sweep
 from shoal.engine.studies.sweep_folder import root_of
 from shoal.engine.studies.sweep_view import FAILED, SweepView
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import one_of
+
+
+def sweep_of(
+    study: Study,
+    at_once: int = 1,
+    search: str | None = None,
+    space: Sequence[str] = (),
+    trials: int = Asked.trials,
+    rounds_budget: int | None = None,
+    sampler: str = Asked.sampler,
+    prune: str = Asked.prune,
+) -> Sweep | Search:
+    """The sweep that was asked for, with the options of `shoal sweep`: a grid, forks of shared rounds, or a search.
+
+    Raises ShoalError: an option has a wrong value, or does not go with another one; or as the sweep.
+    """
+    numbers = {"--at-once": at_once, "--fork-at": study.fork_at, "--trials": trials, "--rounds-budget": rounds_budget}
+    numbers["--choose-seeds"] = study.choose_seeds
+    for option, number in numbers.items():
+        if number is not None and number < 1:
+            raise ShoalError(option, f"must be 1 or more, found {number}")
+    if search is None:
+        if (*space, trials, rounds_budget, sampler, prune) != (Asked.trials, None, Asked.sampler, Asked.prune):
+            raise ShoalError("--search", "its options are given without it; add --search optuna")
+        return Sweep(study, at_once) if study.fork_at is None else ForkedSweep(study, study.fork_at, at_once)
+    one_of("--search", search, "optuna")
+    if study.fork_at is not None:
+        raise ShoalError("--fork-at", "is for a sweep of axes alone, without --search and --forecast")
+    if study.choose is not None:
+        raise ShoalError("--choose", f"the search chooses; put {study.choose} into --space")
+    drawn, pruner = one_of("--sampler", sampler, *SAMPLERS), one_of("--prune", prune, *PRUNERS)
+    asked = Asked(read_space(space), trials, rounds_budget, drawn, pruner, study.choose_seeds, study.choose_by)
+    return Search(study, asked, at_once)
 
 
 class ForkedSweep(Sweep):
@@ -85,7 +122,10 @@ class ForkedSweep(Sweep):
 
 
 def _base(choice: Selection, fixed: Sequence[str]) -> Selection:
-    """A combination without the keys that a fork can change."""
-    columns = {key: value for key, value in choice.columns.items() if key.partition(".")[0] in fixed}
-    texts = (text for text in choice.overrides if text.partition("=")[0].partition(".")[0] in fixed)
-    return Selection(columns, tuple(texts))
+    """A combination without the keys that a fork can change; it has its places and hosts."""
+
+    def kept(key: str) -> bool:
+        return key.partition(".")[0] in fixed or (key != "name" and not changes_numbers(key))
+
+    columns = {key: value for key, value in choice.columns.items() if kept(key)}
+    return Selection(columns, tuple(text for text in choice.overrides if kept(text.partition("=")[0])))

@@ -7,75 +7,22 @@ run without it from the start, to the bit; that is also how its data is removed 
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
 
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.past.fork import begin, forked
 from shoal.engine.past.rewind import PastRun
-from shoal.engine.records.client_scores import read_client_scores
+from shoal.engine.records.checkpoint import load_last
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.records.run_folder import finished, parent_of, read_summary, started
+from shoal.engine.records.run_folder import CHECKPOINTS, finished, parent_of, read_summary, started
+from shoal.engine.rounds.scoring import CORRECT, PARTS, SUPPORT
 from shoal.engine.runs.run import run
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.text_table import TextTable
+from shoal.engine.studies.influences import Influence, Influences
 from shoal.storage.errors import ShoalError
-
-
-@dataclass(frozen=True)
-class Influence:
-    """What a client changes of a run.
-
-    Attributes:
-        first: The round of its first visit; 0: it has none, and changes nothing.
-        trained: Rounds that the run without it trained.
-        run: Folder of that run; of a client without visits, of the run itself.
-        items: Test items of the client.
-        on_others: Test accuracy of all others in the run minus that in the run without the client, in points; NaN
-            where there are no test items.
-        on_itself: The same of the client.
-    """
-
-    client: int
-    first: int
-    trained: int
-    run: Path
-    items: int
-    on_others: float
-    on_itself: float
-
-
-@dataclass(frozen=True)
-class Influences:
-    """Influences of clients, in a scope in the final round, and how many rounds the run has."""
-
-    scope: str
-    rounds: int
-    found: Sequence[Influence]
-
-    def table(self) -> TextTable:
-        """A row a client, the most useful one for others first; numbers are points."""
-        ordered = sorted(self.found, key=lambda each: (-each.on_others, each.client))
-        rows = tuple(
-            (
-                *map(str, (each.client, each.items, each.first or "-", each.trained)),
-                *(f"{points:+.2f}" for points in (each.on_others, each.on_itself)),
-                each.run.name,
-            )
-            for each in ordered
-        )
-        trained, scratch = sum(each.trained for each in self.found), self.rounds * len(self.found)
-        return TextTable(
-            ("client", "test items", "first round", "rounds trained", "on others", "on itself", "run without it"),
-            rows,
-            1,
-            title=f"influence on test accuracy, scope {self.scope}, final round: points with the client minus without",
-            notes=(f"{trained} rounds trained, {scratch} from scratch",),
-        )
 
 
 def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None) -> Influences:
@@ -91,7 +38,7 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
         scope: The models that are scored: `global`, by default where the method has one, `deployed` or `trained`.
 
     Raises:
-        ShoalError: The run is not finished, a fork, or kept no scores of clients; a client or a scope is none of it;
+        ShoalError: The run is not finished, or a fork; a client or a scope is none of it;
             clients read each other's data before training; or as `shoal.engine.runs.run.run`.
     """
     if not finished(path) or parent_of(path):
@@ -107,10 +54,13 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
     scope = scope or known[0]
     if scope not in known:
         raise ShoalError(path, "--scope", f"{scope} is none of its scopes; there are {', '.join(known)}")
-    before, found = _test_counts(path, scope, number), list[Influence]()
+    rounds, found = len(past.lines), list[Influence]()
+    before = _test_counts(path, scope, number, rounds)
+    items_NC = before[:, 0]
+    names = past.store.manifest.label_names or [str(c) for c in range(items_NC.shape[1])]
     ordered = sorted(set(clients) or range(number), key=lambda client: (first.get(client, 0), client))
     asked = f" --clients {','.join(map(str, clients))}" if clients else ""
-    command = f"shoal influence {shlex.quote(str(path))} --scope {scope}{asked}"
+    command = f"shoal influence {shlex.quote(past.place)} --scope {scope}{asked}"
     with closing(open_backend(past.config)) as backend:
         for place, client in enumerate(ordered, 1):
             shared = first[client] - 1 if client in first else len(past.lines)
@@ -119,13 +69,14 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
             except KeyboardInterrupt:
                 say(f"continue with: {command}")
                 raise
-            after, trained = _test_counts(folder, scope, number), len(read_metrics(folder)) - shared
-            gain_N, items_N = before[:, 1] - after[:, 1], before[:, 0]
-            others = _points(gain_N.sum() - gain_N[client], items_N.sum() - items_N[client])
-            own = int(items_N[client]), others, _points(gain_N[client], items_N[client])
-            found.append(Influence(client, first.get(client, 0), trained, folder, *own))
-            say(f"[{place}/{len(ordered)}] without client {client}: {trained} rounds trained, {others:+.2f} on others")
-    return Influences(scope, len(past.lines), found)
+            trained = (logged := len(read_metrics(folder))) - shared
+            gain_NC = before[:, 1] - _test_counts(folder, scope, number, logged)[:, 1]
+            items, gains = ([of[client], of.sum(0) - of[client]] for of in (items_NC, gain_NC))
+            counts = ([each.tolist() for each in both] for both in (items, gains))
+            found.append(each := Influence(client, first.get(client, 0), trained, folder, *counts))
+            done = f"[{place}/{len(ordered)}] without client {client}"
+            say(f"{done}: {trained} rounds trained, {each.on_others:+.2f} on others")
+    return Influences(scope, rounds, names, found)
 
 
 def _without(past: PastRun, client: int, shared: int, backend: Backend, command: str) -> Path:
@@ -145,16 +96,10 @@ def first_visits(past: PastRun) -> dict[int, int]:
     return found
 
 
-def _points(gain: int, items: int) -> float:
-    return 100 * float(gain) / float(items) if items else float("nan")
-
-
-def _test_counts(run: Path, scope: str, clients: int) -> np.ndarray:
-    """Test items of all clients in the final round of a run, and how many are predicted right, int64 `[N, 2]`."""
-    table = read_client_scores(run)
-    final = pc.max(table["round"])
-    of = pc.and_(pc.equal(table["scope"].cast("string"), scope), pc.equal(table["part"].cast("string"), "test"))
-    rows = table.filter(pc.and_(of, pc.equal(table["round"], final)))
-    counts_N2 = np.zeros((clients, 2), dtype=np.int64)
-    counts_N2[rows["client"].to_numpy()] = np.stack([rows["rows"].to_numpy(), rows["correct"].to_numpy()], axis=1)
-    return counts_N2
+def _test_counts(run: Path, scope: str, clients: int, rounds: int) -> np.ndarray:
+    """Test items of all clients after the last round, by class, and how many are predicted right, int64 `[N, 2, C]`."""
+    table = load_last(run / CHECKPOINTS, rounds).state.scores[scope]
+    counts_BKC = np.concatenate(list(table.blocks()))[:, PARTS.index("test")]
+    counts_N2C = np.zeros((clients, 2, counts_BKC.shape[2]), dtype=np.int64)
+    counts_N2C[table.clients] = counts_BKC[:, [SUPPORT, CORRECT]]
+    return counts_N2C

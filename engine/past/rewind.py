@@ -6,11 +6,12 @@ Nothing is written. What is trained again is compared with what the run logged o
 from pathlib import Path
 
 from shoal.engine.config.config import load_config
+from shoal.engine.config.config_text import CONFIG
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
 from shoal.engine.records import inputs
-from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.checkpoint import Checkpoint, address_of
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.rounds.costs import unwatched
@@ -25,13 +26,17 @@ class PastRun:
     """A run that is looked back at.
 
     Attributes:
+        place: Its folder, or its address, as text.
         lines: Of the rounds that it logged.
         trained: Rounds that `after` trained once more.
     """
 
     def __init__(self, run: Path) -> None:
-        """Opens a run, finished or not. Raises ShoalError: it is damaged, or what it reads is another content now."""
+        """Opens a run, finished or not. Raises ShoalError: it is gone or damaged, or what it reads has changed."""
+        if not (run / CONFIG).exists():
+            raise ShoalError(run, "no run is here; a fork of it that has begun goes on by `shoal run FORK --resume`")
         self.path, self.config, self.lines = run, load_config(run), read_metrics(run)
+        self.place = address_of(run) or str(run.resolve())
         self.plan = RunPlan.of(self.config)
         self.store = self.plan.prepare(repair=False)
         self.job = make_job(self.config, self.store, run.name)

@@ -37,6 +37,8 @@ OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS = "checkpoints"
 # Of a fork: the run that it goes on from, and after which round.
 FORK = "fork.json"
+# By `shoal influence`, for the page.
+INFLUENCE = "influence.json"
 
 
 def runs_here(config: Config) -> Path:
@@ -185,6 +187,7 @@ class RunFolder:
                 UPLOADS,
                 SUMMARY,
                 FAILURE,
+                INFLUENCE,
                 LOG,
                 CHECKPOINTS,
                 checkpoint.BEST,
@@ -212,7 +215,7 @@ class RunFolder:
 
 
 def note_parent(run: Path, parent: Mapping[str, Any]) -> None:
-    """Writes that a run is a fork: the folder of its parent, `run`, and the last `round` of both."""
+    """Writes that a run is a fork: the folder or address of its parent, `run`, and the last `round` of both."""
     with replacing(run / FORK) as unfinished:
         unfinished.write_text(sealed(parent))
 
@@ -225,6 +228,11 @@ def parent_of(run: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise ShoalError(run / FORK, f"damaged ({error}); remove the run, and fork again") from None
+
+
+def name_of_parent(parent: Mapping[str, Any]) -> str:
+    """The name of the run that a fork goes on from."""
+    return Path(parent["run"].partition("?")[0]).name
 
 
 class _Log(logging.FileHandler):

@@ -91,8 +91,14 @@ def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str
     )
 
 
-def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str) -> dict[str, Any]:
-    """Plain values for summary.json: numbers of the last and the best-validation round, bytes, seconds, memory."""
+def summarize_run(
+    lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str, shared: int = 0
+) -> dict[str, Any]:
+    """Plain values for summary.json: numbers of the last and the best-validation round, bytes, seconds, memory.
+
+    Of a fork the first `shared` rounds are its parent's, and took none of its seconds.
+    """
+    own = lines[shared:]
     scored = [line for line in lines if "scopes" in line]
     scopes: dict[str, Any] = {}
     for scope in scored[-1]["scopes"] if scored else ():
@@ -117,15 +123,15 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
         # As papers count: four bytes each.
         "scalars": {f"{way}_per_client_round": total / visits / 4 for way, total in sent.items()},
         "seconds": {
-            "round_median": median(line["seconds"]["round"] for line in lines),
-            "rounds": sum(line["seconds"]["round"] for line in lines),
-            **{part: sum(line["seconds"][part] for line in lines) for part in PARTS},
+            "round_median": median(line["seconds"]["round"] for line in own),
+            "rounds": sum(line["seconds"]["round"] for line in own),
+            **{part: sum(line["seconds"][part] for line in own) for part in PARTS},
             # Beside those of rounds; runs of earlier versions have no such numbers.
-            **{part: sum(line["seconds"].get(part, 0.0) for line in lines) for part in ("kernels", "checkpoint")},
+            **{part: sum(line["seconds"].get(part, 0.0) for line in own) for part in ("kernels", "checkpoint")},
         },
         # Of each host, in all rounds; empty where all is one process.
         "busy_seconds": {
-            host: sum(line["hosts"].get("busy", {}).get(host, 0.0) * line["seconds"]["round"] for line in lines)
+            host: sum(line["hosts"].get("busy", {}).get(host, 0.0) * line["seconds"]["round"] for line in own)
             for host in lines[-1]["hosts"].get("busy", {})
         },
         "retries": sum(line["retries"] for line in lines),

@@ -111,7 +111,9 @@ class Driver:
             if done < self.config.rounds and not self._ended_early():
                 return
             lines = self.folder.metrics.lines
-            summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
+            parent = parent_of(self.folder.path)
+            shared = parent["round"] if parent else 0
+            summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device, shared)
             summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints
             kernel: Any = self.config.kernel()
             if kernel.boundaries:

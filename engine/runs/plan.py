@@ -84,6 +84,13 @@ class RunPlan:
         """Where the run is kept: its folder, or its address as text."""
         return run_place(self.config, self.folder)
 
+    def bring(self) -> None:
+        """Brings what there is of the run at its address, if it has one, to `folder`; as `bring_here`."""
+        if isinstance(self.place, str):
+            from shoal.engine.runs.remote_run import bring_here
+
+            bring_here(self.place, self.folder)
+
     def prepare(self, repair: bool = True) -> Store:
         """Opens the store that the method trains on; as `shoal.engine.preparing.prepare.prepare`."""
         return prepare(self.config, self.algorithm.centralized, repair, known=True)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -319,6 +319,17 @@ def _bring_one(folder: Folder, path: Path, files: Mapping[str, list[Any]], name:
 def _is_as(file: Path, record: list[Any]) -> bool:
     size, xxh3 = record
     return file.exists() and file.stat().st_size == size and _digest(file, size) == xxh3
+
+
+def bring_here(address: str, path: Path) -> None:
+    """Brings what is new of a run at an address into the folder of its driver on this machine, as that driver does.
+
+    Raises ShoalError: another driver writes it; FetchError.
+    """
+    there = read_list(Folder(address, WAY_OUT))
+    if there and there != _list_here(path):
+        with closing(RunFolder(path)) as run, closing(RemoteRun(address, run, fresh=False)):
+            pass
 
 
 def copies_of(address: str) -> list[Path]:

@@ -14,7 +14,16 @@ from shoal.engine.config.names import shown_name
 from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.records.run_folder import CONFIG, FAILURE, failure_of, finished, parent_of, read_summary, started
+from shoal.engine.records.run_folder import (
+    CONFIG,
+    FAILURE,
+    failure_of,
+    finished,
+    name_of_parent,
+    parent_of,
+    read_summary,
+    started,
+)
 from shoal.engine.records.summary import NODES, OF_SAMPLES, POOLED, SAMPLED
 from shoal.engine.studies.groups import Row, short_key, varied_in
 from shoal.engine.studies.means import MEANS, by_one_mean, figures_by, is_of_sample, is_share, several_clients
@@ -237,7 +246,7 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
     else:
         head = shown_name(keys["algorithm.name"])
     parent = parent_of(path)
-    fork = f"fork of {Path(parent['run']).name} after round {parent['round']}" if parent else ""
+    fork = f"fork of {name_of_parent(parent)} after round {parent['round']}" if parent else ""
     what = ", ".join(part for part in (head, what, fork) if part)
     if not finished(path):
         return Entry(each, failure_of(path) or ("unfinished" if started(path) else "not begun"), what, sweep)

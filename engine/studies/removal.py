@@ -28,7 +28,7 @@ REPORT = r"report/(index\.html|figures/[^/]+\.(svg|png|pdf))"
 # Paths of the files that Shoal writes into a folder of a kind, and of the links.
 FILES = {
     "run": (
-        r"config\.yaml|metrics\.jsonl|clients\.arrows|uploads\.arrows|fork\.json|summary\.json|failure\.txt|run\.log|metrics\.csv|\.lock|\.address|run\.json",
+        r"config\.yaml|metrics\.jsonl|clients\.arrows|uploads\.arrows|(fork|influence)\.json|summary\.json|failure\.txt|run\.log|metrics\.csv|\.lock|\.address|run\.json",
         rf"(checkpoints|best)/{ROUND}(\.unfinished|\.unusable\d*)?/(state\.safetensors|state\.json|metrics\.jsonl)",
         rf"records/{ROUND}\.safetensors|code/[0-9a-f]{{8}}/.+\.py|tensorboard/events\.out\.tfevents\..+|wandb/.+",
         rf"export/(best-\w+/)?((models|beside)\.safetensors|predictions(-domains)?\.arrow)|{REPORT}",
@@ -38,7 +38,7 @@ FILES = {
         rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}(-\d{{5,}})?\.arrow",
         rf"{BELOW}tables/(clients|(splits|hops)/[^/]+)\.arrow",
     ),
-    "sweep": (rf"sweep\.json|table\.(csv|parquet|json)|said/\d+\.txt|{REPORT}",),
+    "sweep": (rf"(sweep|search|forecast)\.json|table\.(csv|parquet|json)|said/[^/]+\.txt|{REPORT}",),
 }
 LINKS = {"run": "wandb/.+", "store": rf"{BELOW}(clients|nodes|(splits|hops)/[^/]+)", "sweep": "runs/[^/]+"}
 MARKS = {"run": CONFIG, "store": MANIFEST, "sweep": SWEEP}

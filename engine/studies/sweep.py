@@ -58,6 +58,8 @@ class Sweep:
         self.command = command or study.command + (f" --at-once {at_once}" if at_once > 1 else "")
         self._choices = choices = study.choices
         self.plans = [RunPlan.of(config) for config in study.configs]
+        for plan in self.plans:
+            plan.bring()
         paths = [plan.folder for plan in self.plans]
         self.rows = [row_of(choice.columns, path) for choice, path in zip(choices, paths)]
         for number, path in enumerate(paths):
@@ -91,7 +93,7 @@ class Sweep:
         """
         self._require_set_up()
         self._write()
-        self._view = SweepView(self.rows, self.study.runs, self._parallel, shares=self.shares)
+        self._view = SweepView(self.rows, self.study.runs, self._parallel)
         try:
             with closing(Hosts()) as hosts, self._view.shown():
                 first = self._for_the_choice()
@@ -188,7 +190,7 @@ class Sweep:
             )
 
     def _output(self, place: int) -> Path:
-        return self.folder / "said" / f"{place}.txt"
+        return self.folder / "said" / f"{self.plans[place].folder.name}.txt"
 
     def _one(self, place: int, hosts: "Hosts") -> None:
         plan = self.plans[place]
@@ -312,7 +314,9 @@ def show_sweep_plan(sweep: Sweep) -> None:
 
     That is the mean of the finished runs of the sweep, or, if none is, what rounds take as measured on a mean client.
     """
-    took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
+    # As if each had trained all of its rounds.
+    done = [(row, share) for row, share in zip(sweep.rows, sweep.shares) if row.state == FINISHED]
+    took = [row.figures["seconds.rounds"] / share for row, share in done]
     measured: dict[str, float] = {}
 
     def seconds_of(plan: RunPlan) -> float:

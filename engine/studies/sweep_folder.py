@@ -18,7 +18,7 @@ from shoal.engine.config.config import Config, usual
 from shoal.engine.config.config_text import LOADER, require_as_kept, with_new_keys
 from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.records.metrics import METRICS
-from shoal.engine.records.run_folder import CONFIG, failure_of, finished
+from shoal.engine.records.run_folder import CONFIG, failure_of, finished, runs_here
 from shoal.engine.records.summary import NODES
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
@@ -28,7 +28,6 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.reading import read_bytes
-from shoal.storage.options.types import is_address
 
 SWEEP, RUNS, SWEEPS = "sweep.json", "runs", "sweeps"
 LONGEST_TITLE = 160
@@ -42,12 +41,8 @@ TABLES = ("table.csv", "table.parquet", "table.json")
 
 
 def root_of(config: Config) -> Path:
-    """The folder of the runs of a config, beside which its sweeps lie. Raises ShoalError: that is an address."""
-    if is_address(config.run.root):
-        raise ShoalError(
-            "run.root", "a sweep is kept in a folder of this machine; set one, or run each config with `shoal run`"
-        )
-    return Path(config.run.root)
+    """The folder on this machine of the runs of a config, beside which its sweeps lie; of an address, in the cache."""
+    return runs_here(config)
 
 
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:

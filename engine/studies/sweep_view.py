@@ -26,22 +26,17 @@ OTHER_LINES = 8
 class SweepView:
     """How far the runs of a sweep are, and the time to expect; `rows` change as they finish."""
 
-    def __init__(
-        self, rows: Sequence[Row], runs: int, at_once: int = 1, quiet: bool = False, shares: Sequence[float] = ()
-    ) -> None:
-        """`runs` of the rows will run, the others are not chosen. A quiet one says nothing of single runs.
-
-        `shares` are those of its rounds that each run trains, by default all.
-        """
+    def __init__(self, rows: Sequence[Row], runs: int, at_once: int = 1, quiet: bool = False) -> None:
+        """`runs` of the rows will run, the others are not chosen. A quiet one says nothing of single runs."""
         self._rows, self._runs, self._at_once, self._quiet = rows, runs, at_once, quiet
         self._varied = list(varied_in(rows))
         self._names = key_names(self._varied)
         self._running: dict[int, float] = {}
         # Seconds of finished runs, by what they share with repetitions of them.
         self._took: dict[Key, list[float]] = {}
-        for row, share in zip(rows, shares or [1.0] * len(rows)):
+        for row in rows:
             if "seconds.rounds" in row.figures:
-                self._took.setdefault(others_of(row), []).append(share * row.figures["seconds.rounds"])
+                self._took.setdefault(others_of(row), []).append(row.figures["seconds.rounds"])
 
     def label(self, place: int) -> str:
         """What a run has that others have not."""

@@ -11,8 +11,10 @@ import torch
 import yaml
 from support.errors import refused
 from torch_geometric.data import Data
+from typer.testing import CliRunner
 
 import shoal
+from shoal.engine.cli.cli import app
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.verify import verify_run
 from shoal.storage.store.shard import Shard
@@ -140,6 +142,44 @@ def test_validation_chooses_a_value_for_each_method(elsewhere: dict[str, Any]) -
         assert [row["train.lr"] for row in of_seeds[1] if row["state"] == "finished"] == [best]
     with refused("choose_by", says="must be one of trained, deployed, "):
         shoal.sweep(elsewhere, axes, choose="train.lr", choose_by="test")
+
+
+def test_a_search_of_a_program_is_that_of_the_command(elsewhere: dict[str, Any], tmp_path: Path) -> None:
+    (file := tmp_path / "config.yaml").write_text(yaml.safe_dump({**elsewhere, "rounds": 3}))
+    space = {"train.lr": "0.001:0.1:log", "train.epochs": [1, 2]}
+    of_search: dict[str, Any] = {"search": "optuna", "trials": 3, "prune": "halving", "choose_seeds": 1}
+    found = shoal.sweep(file, {"seed": [0, 1]}, space=space, **of_search)
+    assert found.complete
+    assert found.table["seed"].to_pylist() == [0, 1]
+    words = ["--space=train.lr=0.001:0.1:log", "--space=train.epochs=1,2", "--trials=3", "--prune=halving"]
+    command = ["sweep", str(file), "seed=0,1", "--search=optuna", "--choose-seeds=1", "--no-report", *words]
+    before = (found.path / "search.json").read_bytes()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert (found.path / "search.json").read_bytes() == before
+    (row,) = found.search.rows
+    assert row[1] == "3"
+    assert f"rate {found.table['train.lr'][0].as_py():.4g}" in row[-1]
+    for wrong, option in (
+        ({"space": space}, "--search"),
+        ({"space": space, "search": "grid"}, "--search"),
+        ({"space": space, **of_search, "trials": 0}, "--trials"),
+        ({"space": {"train.lrr": "1:2"}, **of_search}, "train.lrr"),
+        ({"space": space, **of_search, "fork_at": 1}, "--fork-at"),
+        ({"space": space, **of_search, "choose": "seed"}, "--choose"),
+        ({"fork_at": 0}, "--fork-at"),
+    ):
+        with refused(option):
+            shoal.sweep(file, {"seed": [0, 1]}, **wrong)
+    with refused(says="is no search"):
+        _ = shoal.sweep(file, {"seed": [0]}).search
+
+
+def test_combinations_of_a_program_share_first_rounds(elsewhere: dict[str, Any]) -> None:
+    found = shoal.sweep({**elsewhere, "rounds": 3}, {"train.lr": [0.1, 1e-3]}, fork_at=2)
+    one, other = (run.metrics.to_pylist() for run in found.runs)
+    assert [line["loss"] for line in one[:2]] == [line["loss"] for line in other[:2]]
+    assert one[2]["loss"] != other[2]["loss"]
+    assert [run.path.name.split("-at-")[1][:2] for run in found.runs] == ["2-", "2-"]
 
 
 def test_scale_and_overrides(elsewhere: dict[str, Any]) -> None:

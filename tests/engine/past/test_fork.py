@@ -3,6 +3,8 @@
 import html
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,15 @@ from support.errors import refused
 from support.same_runs import require_same_runs
 from support.small_runs import small_run
 
-from shoal.engine.config.config import Config, parse_config
+from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.pages.report import report
 from shoal.engine.past.fork import fork
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.records.run_folder import parent_of
+from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.runs.run import run
 from shoal.engine.studies.listing import compare, kept_in, listed
+from shoal.engine.studies.sweep import SHOAL
 from shoal.storage.errors import ShoalError
 
 KEPT = {"checkpoint_every": 1, "keep": 9, "keep_digests": True, "keep_records": True}
@@ -43,6 +46,9 @@ def test_a_fork_without_changes_has_the_bits_of_the_run_and_trains_no_shared_rou
     shared = [folder / "checkpoints/round-000003/state.safetensors" for folder in (whole, forked)]
     assert shared[0].stat().st_ino == shared[1].stat().st_ino
     assert read_metrics(forked)[:3] == read_metrics(whole)[:3]
+    seconds = [line["seconds"]["round"] for line in read_metrics(forked)]
+    assert read_summary(forked)["seconds"]["rounds"] == pytest.approx(sum(seconds[3:]))
+    assert read_summary(whole)["seconds"]["rounds"] > sum(seconds[:3])
 
 
 def test_a_fork_of_a_round_without_checkpoint_says_what_it_trains(
@@ -115,6 +121,30 @@ def test_what_cannot_change_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
     with refused(whole, "--round"):
         fork(whole, 6, [])
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith("small-")] == [whole.name]
+
+
+def test_a_fork_without_its_parent_goes_on_and_a_new_one_names_it(tmp_path: Path) -> None:
+    whole = run(small(tmp_path))
+    forked = fork(whole, 3, [])
+    (forked / "summary.json").unlink()
+    shutil.rmtree(whole)
+    with refused(whole, says="no run is here"):
+        fork(whole, 3, [])
+    # As its own folder says all of it, it needs no parent any more.
+    assert run(load_config(forked), resume=True) == forked
+    assert len(read_metrics(forked)) == 5
+
+
+def test_of_two_forks_into_one_folder_one_is_refused_or_all_is_the_same(tmp_path: Path) -> None:
+    whole = run(small(tmp_path))
+    expected = fork(whole, 3, ["name=alone"])
+    command = [*SHOAL, "fork", str(whole), "--round", "3", "name=both"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [(process.communicate()[1], process.returncode) for process in processes]
+    assert 0 in {code for _, code in ended}
+    assert all(code == 0 or "another run of this config is writing here" in said for said, code in ended)
+    (both,) = (tmp_path / "runs").glob("both-*")
+    require_same_runs(both, expected)
 
 
 def test_a_fork_never_starts_over(tmp_path: Path) -> None:

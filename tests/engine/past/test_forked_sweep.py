@@ -102,6 +102,11 @@ def test_several_at_once_have_the_same_bits(config: str, tmp_path: Path) -> None
     ]
     for one, two in zip(*runs, strict=True):
         require_same_runs(one, two)
+    # What every process printed is kept, that of bases too.
+    bases = {Path(parent["run"]).name for run in runs[1] if (parent := parent_of(run))}
+    (said,) = (tmp_path / "two").glob("sweeps/*/said")
+    assert {file.stem for file in said.iterdir()} == {*bases, *(run.name for run in runs[1])}
+    assert all(file.read_text() for file in said.iterdir())
 
 
 def test_the_plan_counts_shared_rounds_once(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,21 +1,28 @@
 """A run without a client is the run that never had it, and influence counts what differs, by exported predictions."""
 
+import csv
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.errors import refused
 from support.small_runs import small_run
+from typer.testing import CliRunner
 
+from shoal.engine.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.pages.report import report
 from shoal.engine.past.fork import fork
 from shoal.engine.past.influence import influence
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
+from shoal.engine.studies.influences import read_influences
 from shoal.storage.errors import ShoalError
 
 
@@ -45,7 +52,7 @@ def predictions(path: Path) -> list[dict[str, Any]]:
 
 def accuracy(rows: list[dict[str, Any]], scope: str, client: int, of_client: bool) -> float:
     right = [row[scope] == row["label"] for row in rows if (row["client"] == client) == of_client]
-    return 100 * sum(right) / len(right)
+    return 100 * sum(right) / len(right) if right else nan
 
 
 @pytest.mark.parametrize(("method", "scope"), [("fedgta", "deployed"), ("scaffold", "global"), ("fedavg", "global")])
@@ -74,8 +81,40 @@ def test_each_removal_is_the_run_that_never_had_the_client_and_the_table_counts_
         for points, of_client in ((each.on_others, False), (each.on_itself, True)):
             with_it, without = (accuracy(rows, scope, each.client, of_client) for rows in (before, after))
             assert points == pytest.approx(with_it - without, abs=1e-9)
+        for c, points in enumerate(each.on_classes):
+            of_class = ([row for row in rows if row["label"] == c] for rows in (before, after))
+            with_it, without = (accuracy(rows, scope, each.client, False) for rows in of_class)
+            assert points == pytest.approx(with_it - without, abs=1e-9, nan_ok=True)
     assert any(each.on_others for each in found.found)
     assert f"{sum(each.trained for each in found.found)} rounds trained, 20 from scratch" in found.table().text()
+
+
+def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path) -> None:
+    whole, out = run(small(tmp_path)), tmp_path / "influence.csv"
+    assert "Influence of clients" not in report([whole], None, kinds=("svg",)).read_text()
+    done = CliRunner().invoke(app, ["influence", str(whole), "--clients", "0,2", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    kept = read_influences(whole)
+    assert kept is not None
+    row, other = csv.DictReader(out.open())
+    first = kept.ordered[0]
+    assert [row["client"], other["client"]] == [str(each.client) for each in kept.ordered]
+    assert [row[f"on class {name}"] for name in kept.classes] == [f"{points:+.2f}" for points in first.on_classes]
+    by_class = kept.of_classes()
+    for c, (name, items, mean, lowest, highest) in enumerate(by_class.rows):
+        of_class = {each.on_classes[c]: each.client for each in reversed(kept.found)}
+        assert name == kept.classes[c]
+        assert int(items) == sum(row["label"] == c for row in predictions(whole))
+        assert float(mean) == pytest.approx(np.mean([each.on_classes[c] for each in kept.found]), abs=0.006)
+        assert float(lowest.split()[0]) == pytest.approx(min(of_class), abs=0.006)
+        assert float(highest.split()[0]) == pytest.approx(max(of_class), abs=0.006)
+        assert by_class.title in done.stdout
+    page = report([whole], None, kinds=("svg",)).read_text()
+    assert "Influence of clients on classes" in page
+    assert all(each.run.name in page for each in kept.found)
+    (whole / "influence.json").write_text("{}")
+    with refused(whole / "influence.json", says="shoal influence writes it again"):
+        report([whole], None)
 
 
 def test_interrupted_it_goes_on_where_it_was_and_trains_no_round_before_first_visits_twice(
@@ -132,9 +171,6 @@ def test_what_has_no_influence_is_refused(tmp_path: Path) -> None:
         influence(whole, [4])
     with refused(whole, "--scope"):
         influence(whole, [0], "global")
-    without = run(small(tmp_path, rounds=1, name="unscored", run={"client_scores": False}))
-    with refused(without / "clients.arrows"):
-        influence(without, [0])
     summed = run(small(tmp_path, rounds=1, algorithm={"name": "fedavg"}, data={"cross_edges": "hops"}))
     with refused(summed, "data.cross_edges"):
         influence(summed, [0])

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.golden_digests import config_of, matrix, write_graph
+from integration.golden_digests import COUPLED, MOST, config_of, matrix, write_graph
 from support.errors import refused
+from support.same_runs import require_same_runs
 from support.small_runs import small_run
 from typer.testing import CliRunner
 
+from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.cli.cli import app
 from shoal.engine.config.config import Config, config_from, parse_config
+from shoal.engine.past.fork import fork
 from shoal.engine.past.replay import replay, tables
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.records.metrics import read_metrics
@@ -84,6 +87,28 @@ def test_visits_of_selected_clients_are_replayed(tmp_path: Path) -> None:
 def test_replayed_visits_of_every_golden_run_have_its_digests(tmp_path: Path, name: str) -> None:
     graph = write_graph(tmp_path / "graph")
     require_replayed(run(config_of(name, matrix()[name], graph, run__keep_digests=True)), [4])
+
+
+# Its store has edges between clients, as that of no golden run.
+FEDGCN = {"algorithm": {"name": "fedgcn"}, "model": {**COUPLED, "head": "conv"}, "data": {"cross_edges": "two_hop"}}
+
+
+def one_of(method: str) -> dict[str, Any]:
+    """The first golden run of a method in which some clients take part; `global` has one client."""
+    found = [each for each in matrix().values() if each.get("algorithm", {"name": "fedavg"})["name"] == method]
+    return next((each for each in found if "participation" in each), {**FEDGCN, **MOST} if not found else found[0])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", METHODS)
+def test_forks_and_visits_of_every_method_have_the_bits_of_the_run(tmp_path: Path, method: str) -> None:
+    graph = write_graph(tmp_path / "graph")
+    whole = run(config_of(method, one_of(method), graph, run__keep_digests=True))
+    assert method == "global" or any(len(line["cohort"]) < 6 for line in read_metrics(whole))
+    require_replayed(whole, [4])
+    forked = fork(whole, 2, [])
+    assert [line["round"] for line in read_metrics(forked)] == [1, 2, 3, 4]
+    require_same_runs(whole, forked)
 
 
 def test_a_visit_shows_losses_gradients_and_confusions(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """A run at an address: it is there after every checkpoint, and goes on, is read and removed from any machine."""
 
+import html
 import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,22 +20,26 @@ from typer.testing import CliRunner
 import shoal
 from shoal.engine.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.pages.report import report
+from shoal.engine.past.fork import fork
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.remote_parts import OBJECTS
-from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
+from shoal.engine.records.run_folder import CHECKPOINTS, parent_of, read_summary
 from shoal.engine.runs import remote_run
 from shoal.engine.runs.driver import Driver
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.remote_run import DRIVERS, LIST, RemoteRun, Seat, copy_of
 from shoal.engine.runs.run import run
 from shoal.engine.studies.at_address import remove_at, verify_at
+from shoal.engine.studies.listing import Kept, listed
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.addresses import Folder, below
 
 Make = Callable[..., Config]
 KilledAfter = Callable[[Config, int], str]
-ROOT = "some/runs"
+ROOT, ROUNDS = "some/runs", 3
 
 
 class Killed(BaseException):
@@ -96,6 +103,43 @@ def killed_after(monkeypatch: pytest.MonkeyPatch) -> KilledAfter:
 
 def numbers(path: Path) -> list[Any]:
     return [(line["loss"], line["scopes"]) for line in read_metrics(path)]
+
+
+def test_forks_and_sweeps_of_an_address_have_the_numbers_of_folders(
+    config_of: Make, another_machine: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, here = run(config_of()), run(config_of(str(tmp_path / "folder")))
+    address = below(config_of().run.root, parent.name)
+    changes = ["--round", "2", "train.lr=0.2"]
+    expected = fork(here, 2, ["train.lr=0.2"])
+    another_machine()
+    assert CliRunner().invoke(app, ["fork", address, *changes]).exit_code == 0
+    # The fork is at the address of its parent, and is found there.
+    another_machine()
+    again = fork(copy_of(address), 2, ["train.lr=0.2"])
+    assert numbers(again) == numbers(expected)
+    assert parent_of(again) == {"run": address, "round": 2}
+    assert "fork of small-" in listed([Kept("run", again)])[0].text()
+    words = shlex.split(
+        html.unescape(re.findall(r'<pre class="command">(.*?)</pre>', report([again], None).read_text())[0])
+    )
+    assert words[:5] == ["shoal", "fork", address, "--round", "2"]
+    assert "train.lr=0.2" in words
+    local = fork(copy_of(address), 2, ["train.lr=0.2", f"run.root={tmp_path / 'folder'}", "name=other"])
+    assert numbers(local) == numbers(expected)
+    with refused(below(config_of().run.root, again.name), says="holds another run"):
+        fork(copy_of(address), 1, ["train.lr=0.2", f"name={again.name.rpartition('-')[0]}"])
+    # A sweep whose parent is that run: nothing of its first rounds is trained, and another machine finds all finished.
+    rounds: list[int] = []
+    before = LocalBackend.round
+    monkeypatch.setattr(LocalBackend, "round", lambda self, watch: rounds.append(1) or before(self, watch))
+    command = ["sweep", address, "train.lr=0.2,0.02", "--fork-at", "2", "--no-report"]
+    another_machine()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert len(rounds) == ROUNDS - 2
+    another_machine()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert len(rounds) == ROUNDS - 2
 
 
 def test_a_killed_run_goes_on_elsewhere_and_is_read_from_anywhere(

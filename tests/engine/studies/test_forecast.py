@@ -1,6 +1,7 @@
 """A forecast of a sweep: from the first rounds of each combination, which the sweep then goes on from."""
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 
@@ -10,6 +11,7 @@ from support.errors import refused
 from support.failing_method import failing
 from support.small_runs import small_run
 
+from shoal.engine.pages.report import report
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.studies.forecast import FORECAST, forecast, forecast_table
 from shoal.engine.studies.study import Study
@@ -40,6 +42,11 @@ def test_forecast_is_that_of_a_period_and_stands_beside_what_all_took(tmp_path: 
     table = {row[0]: row for row in forecast_table(sweep.folder, sweep.rows).rows}
     assert table["traffic"][5] == f"{error:+.0f} %"
     assert "-" not in {row[4] for row in table.values()}
+    page = report([sweep.folder], None, kinds=("svg",)).read_text()
+    section = page[page.index("<summary>Forecast</summary>") :]
+    cells = [cell.strip() for cell in re.findall(r"<td[^>]*>([^<]*)</td>", section)][: 6 * len(table)]
+    assert [tuple(cells[at : at + 6]) for at in range(0, len(cells), 6)] == list(table.values())
+    assert list(table) == ["time", "traffic", "memory", "money"]
 
 
 def test_forecast_of_a_run_that_fails_says_so(tmp_path: Path) -> None:
