@@ -160,8 +160,6 @@ def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
     if WEIGHTED not in algorithm.supports:
         others = ", ".join(weighing_methods(config.task))
         raise ShoalError("algorithm.name", f"{has}, which {name} leaves out; take another method ({others}), {WAY_OUT}")
-    if config.data.cross_edges == "two_hop":
-        raise ShoalError("data.cross_edges", f"{has}, which two_hop leaves out; take one_hop, {WAY_OUT}")
     if config.data.features.from_edges:
         raise ShoalError(
             "data.features", f"{has}, which {config.data.features.kind} leaves out; take other features, {WAY_OUT}"

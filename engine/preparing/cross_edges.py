@@ -22,6 +22,7 @@ from shoal.storage.runner import Runner, parts
 from shoal.storage.store.arrow_file import FileRecord, rows_column, write_pack
 from shoal.storage.store.boundary import boundary_columns
 from shoal.storage.store.hops import columns_of_hops
+from shoal.storage.store.shard import weights_column
 from shoal.storage.store.store import Store, boundary_path, hops_path
 
 
@@ -257,16 +258,20 @@ def write_cross_hops(exchange: Exchange, packs: Sequence[range]) -> Iterator[Fil
 
 
 def _with_neighbours(exchange: Exchange, client: int, hop: np.ndarray) -> dict[str, pa.Array]:
-    """A client's rows of a hop and behind them those of its neighbours at others; all edges and degrees of its own."""
+    """A client's rows of a hop and behind them those of its neighbours at others; all edges of its own, and degrees."""
     shard, boundary = exchange.store.shard(client), exchange.boundary(client)
     theirs, place = np.unique(exchange.first[boundary.client] + boundary.other, return_inverse=True)
     rows = np.concatenate([np.arange(*exchange.first[client : client + 2]), theirs])
     row = np.concatenate([np.repeat(np.arange(shard.nodes), np.diff(shard.indptr)), boundary.row])
-    column = np.concatenate([shard.indices, place + shard.nodes])[np.argsort(row, kind="stable")]
+    by_row = np.argsort(row, kind="stable")
+    column = np.concatenate([shard.indices, place + shard.nodes])[by_row]
     starts = np.concatenate([[0], np.bincount(row, minlength=len(rows)).cumsum()])
     degree = np.load(exchange.folder / "degree.npy", mmap_mode="r")
     neighbours = pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), pa.array(column.astype(np.int32)))
-    return {"neighbors": neighbours, "degree": pa.array(degree[rows]), "hop1": rows_column(hop[rows])}
+    found = {"neighbors": neighbours, "degree": pa.array(degree[rows]), "hop1": rows_column(hop[rows])}
+    if shard.edge_weight is None:
+        return found
+    return found | weights_column(starts, np.concatenate([shard.edge_weight, boundary.weight])[by_row])
 
 
 def exchange_bytes(store: Store, propagation: CrossPropagation) -> int:

@@ -58,7 +58,7 @@ def _of_labelled(shard: Shard, found: list[Rows], column: Callable[[Rows], pa.Ar
     neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
     rows = {"hop0": arrow_file.rows_column(shard.x[part.node])}
     rows |= {f"hop{k}": column(x[part.node]) for k, x in enumerate(found, 1)}
-    return {"row": pa.array(part.node), "neighbors": neighbors, **rows, **weights_column(part, weight)}
+    return {"row": pa.array(part.node), "neighbors": neighbors, **rows, **weights_column(part.indptr, weight)}
 
 
 def labelled_graph(shard: Shard) -> tuple[Induced, np.ndarray | None]:

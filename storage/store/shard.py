@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -175,15 +175,31 @@ def graph_columns(
         "label": pa.array(label_N.astype(np.int32)),
         "neighbors": neighbors,
         "x": arrow_file.rows_column(x_NF),
-        **weights_column(part, edge_weight),
+        **weights_column(part.indptr, edge_weight),
     }
 
 
-def weights_column(part: "Induced", edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
+class AllEdges(NamedTuple):
+    """A client's rows and behind them their neighbours at other clients, N + U in all.
+
+    Attributes:
+        indptr: Row starts, int32 `[N + U + 1]`; rows of neighbours at others are empty.
+        indices: Neighbours, int32 `[E]`.
+        degree: By all edges of the whole graph, and itself, int32 or, of weights, float64 `[N + U]`.
+        weight: Of every entry, float32 `[E]`; None: edges have none.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    degree: np.ndarray
+    weight: np.ndarray | None
+
+
+def weights_column(indptr: np.ndarray, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
     """The column of the weights of edges, beside that of the neighbours; none where edges have none."""
     if edge_weight is None:
         return {}
-    return {"weights": pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(edge_weight))}
+    return {"weights": pa.ListArray.from_arrays(pa.array(indptr.astype(np.int32)), pa.array(edge_weight))}
 
 
 def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
@@ -278,18 +294,17 @@ def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, li
     names = ["row", "neighbors", *hop_names, *weights] if labelled else hop_names
     names = ["row", *hop_names] if propagation.computed else names
     beside = propagation.first_layer == "two_hop"
-    names = ["neighbors", "degree", *hop_names] if beside else names
+    names = ["neighbors", "degree", *hop_names, *weights] if beside else names
     if file.names != names:
         return [f"columns {', '.join(file.names)} and not {', '.join(names)}"]
     faults: list[str] = []
     if "row" in names:
         check_ids(file.primitive("row"), nodes, "row", faults.append)
     if labelled or beside:
-        check_adjacency(*file.lists("neighbors"), file.rows, faults.append)
-    if labelled:
-        indptr, _ = file.lists("neighbors")
+        indptr, indices = file.lists("neighbors")
+        check_adjacency(indptr, indices, file.rows, faults.append)
         check_weights(weights_of(file, indptr), limits.weighted, faults.append)
-    elif (file.rows < nodes) if beside else (not propagation.computed and file.rows != nodes):
+    if (file.rows < nodes) if beside else not (labelled or propagation.computed or file.rows == nodes):
         faults.append(f"{file.rows} rows for a shard of {nodes}")
     for name in hop_names:
         check_rows(name, file.features(name), file.rows, limits.features, faults.append)

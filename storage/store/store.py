@@ -15,7 +15,7 @@ from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Pack, require_content
 from shoal.storage.store.client_table import Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
-from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard
+from shoal.storage.store.shard import AllEdges, Shard, only_labelled, open_hops, open_shard, weights_of
 from shoal.storage.store.split import Split, open_split
 
 if TYPE_CHECKING:
@@ -175,13 +175,13 @@ class Store:
             raise ShoalError(file.path, f"{file.rows} rows for a shard of {nodes}; {REMAKE}")
         return [file.features(name) for name in file.names if name.startswith("hop")]
 
-    def all_edges(self, propagation: str, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Maps row starts and neighbours of a client's rows at all clients, and degrees; None: hops are not so kept.
-
-        Neighbours at others lie behind its own rows, without neighbours.
-        """
+    def all_edges(self, propagation: str, client: int) -> AllEdges | None:
+        """Maps a client's neighbours at all clients, see `AllEdges`; None: hops are not so kept."""
         file = self.hops_file(propagation, client)
-        return (*file.lists("neighbors"), file.primitive("degree")) if "degree" in file.names else None
+        if "degree" not in file.names:
+            return None
+        indptr, indices = file.lists("neighbors")
+        return AllEdges(indptr, indices, file.primitive("degree"), weights_of(file, indptr))
 
     def hops_file(self, propagation: str, client: int) -> MappedFile:
         """Maps a client's hops as they are stored, of all rows or of labelled ones."""

@@ -14,7 +14,7 @@ from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, ranges
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.cache import SMALL, Cache, apart, write_count, writes
-from shoal.storage.store.shard import Shard
+from shoal.storage.store.shard import AllEdges, Shard
 from shoal.storage.store.split import Split
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class View:
         cache: Cache,
         device: torch.device = CPU,
         propagation: PropagationOptions | None = None,
-        all_edges: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+        all_edges: AllEdges | None = None,
         flipped: bool = False,
         boundary: "Callable[[], Boundary] | None" = None,
     ) -> None:
@@ -75,7 +75,7 @@ class View:
             hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse; or what computes them when they are read.
             cache: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
-            all_edges: Neighbours at all clients, see `Store.all_edges`.
+            all_edges: Neighbours at all clients, where layers read these.
             flipped: Training labels y are C - 1 - y (Fang et al., USENIX Security 2020), all others as they are.
             boundary: Opens its edges to other clients; None: hops do not run over them.
         """

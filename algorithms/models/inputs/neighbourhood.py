@@ -123,9 +123,9 @@ def _places(data: View, rows: int, first: int = 0) -> SparseMatrix:
 
 def _second_layer(data: View) -> SparseMatrix:
     assert data.all_edges is not None
-    indptr, indices, degree = data.all_edges
+    indptr, indices, degree, weight = data.all_edges
     drawn = Drawn(np.arange(len(degree)), indptr[: data.nodes + 1], indices)
-    return _matrix("symmetric", drawn, degree).prepared().to(data.device)
+    return _matrix("symmetric", drawn, degree, weight).prepared().to(data.device)
 
 
 def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:

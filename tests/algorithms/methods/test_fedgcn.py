@@ -44,7 +44,8 @@ class PlainFedGCN:
         graph = read_graph(config)
         nodes = len(graph.y)
         edges_NN = torch.zeros(nodes, nodes, dtype=torch.float64)
-        edges_NN[np.repeat(np.arange(nodes), np.diff(graph.indptr)), graph.indices.astype(np.int64)] = 1
+        weight = 1.0 if graph.edge_weight is None else torch.from_numpy(np.array(graph.edge_weight)).double()
+        edges_NN[np.repeat(np.arange(nodes), np.diff(graph.indptr)), graph.indices.astype(np.int64)] = weight
         whole_NN, x_NF = normalised(edges_NN), torch.from_numpy(np.array(graph.x)).double()
         self.clients = []
         for client in range(store.clients):
@@ -75,8 +76,11 @@ class PlainFedGCN:
 
 @pytest.mark.parametrize("trainer", ["autograd", "analytic", "batched"])
 @pytest.mark.parametrize("hops", [0, 1, 2])
-def test_whole_rounds_are_the_papers(start: Start, configure: Any, hops: int, trainer: str) -> None:
-    given = keys(hops, **{"engine.trainer": trainer})
+@pytest.mark.parametrize("weights", [False, True])
+def test_whole_rounds_are_the_papers(
+    start: Start, configure: Any, weighted: dict[str, Any], weights: bool, hops: int, trainer: str
+) -> None:
+    given = keys(hops, **{"engine.trainer": trainer}, **(weighted if weights else {}))
     server, config = start(given), configure(given)
     plain = PlainFedGCN(config, prepare(config), hops)
     flat = server._build(MODEL, 0)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fixtures import Start
 from support.same_bits import assert_same_runs
+from support.shards import flip
 from support.user_graph import write_arrays
 
 from shoal.algorithms.models.build import build
@@ -19,6 +20,7 @@ from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.storage.options.split_codes import TEST, TRAIN
 from shoal.storage.store.cache import Cache
+from shoal.storage.store.store import Store
 from shoal.storage.store.verify import unnamed_files, verify
 from shoal.storage.store.view import View
 
@@ -27,10 +29,13 @@ FORMS = [("gcn", "one_hop"), ("sage", "one_hop"), ("gcn", "two_hop")]
 
 
 def views_of(configure: Any, folder: Path, graph: dict[str, np.ndarray], model: str, edges: str) -> list[View]:
-    """Clients of an undirected graph `[N, N]` with features x and owners, where layers read edges between them."""
+    """Clients of an undirected graph, with weights of edges `[N, N]`, whose layers read edges between them."""
     nodes, clients = len(graph["x"]), int(graph["own"].max()) + 1
     split = np.where(np.arange(nodes) % 2, TEST, TRAIN).astype(np.int8)
-    arrays = {"edge_index": np.stack(np.nonzero(graph["edges"])), "x": graph["x"], "y": np.arange(nodes) % 3}
+    ends = np.nonzero(graph["edges"])
+    arrays = {"edge_index": np.stack(ends), "x": graph["x"], "y": np.arange(nodes) % 3}
+    if (graph["edges"][ends] != 1).any():
+        arrays["edge_weight"] = graph["edges"][ends]
     path = write_arrays(folder / "graph", **arrays, split=split, assignment=graph["own"])
     places = {"data.path": str(path), "data.store": str(folder / "store"), "partition.clients": clients}
     config = configure({**places, "model.name": model, "data.cross_edges": edges})
@@ -49,9 +54,9 @@ def whole_matrix(edges: np.ndarray, model: str) -> np.ndarray:
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 10**6), st.integers(6, 24), st.integers(2, 4), st.sampled_from(FORMS))
+@given(st.integers(0, 10**6), st.integers(6, 24), st.integers(2, 4), st.sampled_from(FORMS), st.booleans())
 def test_the_first_layer_is_that_of_the_whole_graph(
-    configure: Any, seed: int, nodes: int, clients: int, form: tuple[str, str]
+    configure: Any, seed: int, nodes: int, clients: int, form: tuple[str, str], weighted: bool
 ) -> None:
     """Isolated nodes, nodes with foreign neighbours alone, and clients without any cut edge among them."""
     rng = np.random.default_rng(seed)
@@ -59,7 +64,10 @@ def test_the_first_layer_is_that_of_the_whole_graph(
     upper[0, 1] = True
     own = np.concatenate([np.arange(clients), rng.integers(clients, size=nodes - clients)]).astype(np.int32)
     x = rng.standard_normal((nodes, 5)).astype(np.float32)
-    (name, edges), graph = form, {"edges": (upper | upper.T).astype(np.float64), "own": own, "x": x}
+    name, edges = form
+    drawn = rng.uniform(0.05, 4, upper.shape).astype(np.float32) if weighted and name == "gcn" else 1.0
+    one_way = (upper * drawn).astype(np.float64)
+    graph = {"edges": one_way + one_way.T, "own": own, "x": x}
     module = build(name, 5, 3, 0, 0.0, {"hidden": 4})
     weights = {key: p.detach().double().numpy() for key, p in module.convs[0].named_parameters()}
     matrix = whole_matrix(graph["edges"], name)
@@ -83,6 +91,9 @@ def test_the_first_layer_is_that_of_the_whole_graph(
                 second = around.operators[1].to_dense().numpy()
                 np.testing.assert_allclose(second, matrix[view.node][:, seen], rtol=1e-6, atol=1e-7)
             np.testing.assert_allclose(found, expected[seen], rtol=2e-5, atol=2e-6)
+            # Sums are exact, and rounded once.
+            read = around.x_NF[len(view.node) :] if name == "sage" else around.x_NF
+            np.testing.assert_allclose(read, sums[seen], rtol=2e-7, atol=1e-12)
             trains = receptive_field(view, OPERATOR[name], 2)  # type: ignore[arg-type]
             assert trains.rows is view.train
 
@@ -108,6 +119,21 @@ def test_two_clients_by_hand(configure: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(around.operators[0].to_dense(), [[0, 0, 1, 0], [0, 0, 0, 1]])
     # A further layer sums over own edges alone.
     np.testing.assert_allclose(around.operators[1].to_dense(), [[0, 1], [1, 0]])
+
+
+def test_two_clients_by_hand_with_weights(configure: Any, tmp_path: Path) -> None:
+    """The path 0 - 1 - 2 - 3 of weights 3, 12 and 3: degrees with loops are 4, 16, 16 and 4."""
+    edges = np.diag([3.0, 12, 3], 1) + np.diag([3.0, 12, 3], -1)
+    graph = {"edges": edges, "own": np.array([0, 0, 1, 1], np.int32), "x": np.eye(4, dtype=np.float32)}
+    left, _ = views_of(configure, tmp_path, graph, "gcn", "two_hop")
+    around = all_nodes(left, "symmetric", 2)
+    rows = np.array([[1 / 4, 3 / 8, 0, 0], [3 / 8, 1 / 16, 3 / 4, 0], [0, 3 / 4, 1 / 16, 3 / 8]], dtype=np.float32)
+    np.testing.assert_array_equal(around.x_NF, rows)
+    np.testing.assert_array_equal(around.operators[1].to_dense(), rows[:2, :3])
+    # What is damaged is found.
+    path = next((tmp_path / "store" / "hops").rglob("*.arrow"))
+    flip(path, path.stat().st_size // 2)
+    assert verify(Store(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("trainer", ["analytic", "batched"])
