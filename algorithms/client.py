@@ -60,9 +60,12 @@ class FlatModel:
         parameters = list(module.parameters())
         self._by_column = {id(p) for p in self._first_weights()} if sparse else set()
         ordered = [p.t() if id(p) in self._by_column else p for p in parameters]
-        values = torch.cat([p.detach().reshape(-1) for p in ordered]).contiguous()
+        # `torch.cat` and `zeros_like` of shapes without values would load torch's compiler, which takes a second.
+        values = ordered[0].detach().new_empty(sum(p.numel() for p in ordered))
+        for p, part in zip(ordered, values.split([p.numel() for p in ordered])):
+            part.copy_(p.detach().reshape(-1))
         flat = self._room_for(values).copy_(values) if sparse else values
-        gradient = self._room_for(values).zero_() if sparse else torch.zeros_like(values)
+        gradient = self._room_for(values).zero_() if sparse else values.new_zeros(len(values))
         for p, data, grad in zip(parameters, self.parts(flat), self.parts(gradient)):
             p.data, p.grad = data, grad
         self.w = nn.Parameter(flat)

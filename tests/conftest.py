@@ -1,5 +1,6 @@
 """A federation of six small clients for all tests, and single clients made from arrays."""
 
+import gc
 import os
 import shutil
 import signal
@@ -49,9 +50,35 @@ Start = Callable[..., Server]
 
 @pytest.hookimpl(trylast=True)  # after `-m` has deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sorts tests that kill processes to the front, so that no worker is left alone with a long file at the end."""
+    """Sorts tests that kill processes to the front, so that no worker is left alone with a long file at the end.
+
+    Files that share the hosts of a session come last: no test behind them starts a Ray of its own.
+    """
     choose(config, items)
-    items.sort(key=lambda item: item.path.parent not in (HERE, HERE / "integration"))
+    of_engine = (item for item in items if item.path.is_relative_to(HERE / "engine"))
+    on_hosts = {item.path for item in of_engine if "hosts" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path.parent not in (HERE, HERE / "integration"), item.path in on_hosts))
+
+
+def pytest_collectstart() -> None:
+    """Modules and tests that are loaded stay: no garbage collection looks at them, now or later."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _disk_is_not_awaited() -> Iterator[None]:
+    """What this process writes need not outlive the machine: a small run would wait 22 times, longer than it computes.
+
+    Commands in processes of their own, and hosts, wait for the disk.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

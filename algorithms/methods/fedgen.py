@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.client import FlatModel
@@ -19,6 +18,7 @@ from shoal.algorithms.losses.prototypes import bits, from_bits
 from shoal.algorithms.methods.lg_fedavg import LGFedAvg
 from shoal.algorithms.methods.shared.body import as_layer
 from shoal.algorithms.methods.shared.requirements import require_weight
+from shoal.algorithms.models.layers.head import undrawn
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.options.types import AboveZero, NotNegative, Part, Positive
 
@@ -33,9 +33,8 @@ class FeatureGenerator(nn.Module):
         """Draws no parameters: they are loaded, or drawn by `reset_parameters`."""
         super().__init__()
         self.noise, self.classes = noise, classes
-        device = torch.get_default_device()
         pairs = ((noise + classes, hidden), (hidden, width))
-        self.layers = nn.ModuleList(skip_init(nn.Linear, *pair, device=device) for pair in pairs)
+        self.layers = nn.ModuleList(undrawn(*pair) for pair in pairs)
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew from torch's default generator."""

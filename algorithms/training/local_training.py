@@ -1,5 +1,6 @@
 """Local training of one client: epochs over its training rows."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,11 +28,23 @@ Step = Callable[[], None]
 DIVERGED = 1e6
 
 
+# As torch has it, but not wrapped: the wrapper loads torch's compiler, which takes a second of every process.
+_add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
+class _Adam(torch.optim.Adam):
+    add_param_group = _add_param_group
+
+
+class _SGD(torch.optim.SGD):
+    add_param_group = _add_param_group
+
+
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
     """The optimizer of a model's parameters, or of those of batched clients."""
     if options.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
-    return torch.optim.SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
+        return _Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
+    return _SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
 
 
 class LocalTrainer:

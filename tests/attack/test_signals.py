@@ -89,7 +89,7 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
 
 
 # Seconds of a whole run on an idle machine, start-up included; a run that is slower is interrupted earlier.
-SPANS = {"local": 3.3, "ray": 8.0}
+SPANS = {"local": 2.4, "ray": 6.0}
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 # Seconds until the signal comes once more.
 TWICE = [None, 0.0, 0.3]

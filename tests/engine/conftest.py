@@ -261,8 +261,8 @@ class Harmful(FedAvg):
 """
 
 
-# Of a file, not of the session: other tests of this process start a Ray of their own.
-@pytest.fixture(scope="module")
+# Files that take them come last, see `pytest_collection_modifyitems`: there is one Ray in a process at a time.
+@pytest.fixture(scope="session")
 def hosts() -> Iterator[list[Any]]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     share_tensors()

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.layers.dropout import drop, transform
-from shoal.algorithms.models.layers.head import GAIN, Head, Output
+from shoal.algorithms.models.layers.head import GAIN, Head, Output, undrawn
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
@@ -39,8 +38,7 @@ class SIGN(nn.Module):
         self.inputs = tuple(range(hops + 1))
         self.dropout = dropout
         self.head = Head(len(self.inputs) * hidden, hidden, classes, layers, dropout, activation="prelu")
-        device = torch.get_default_device()
-        self.of_hops = nn.ModuleList(skip_init(nn.Linear, features, hidden, device=device) for _ in self.inputs)
+        self.of_hops = nn.ModuleList(undrawn(features, hidden) for _ in self.inputs)
         self.prelu = nn.PReLU()
         self._reset_hops()
 

@@ -1,13 +1,11 @@
 """FGGP's network for edges: the similarity of two rows of its output tells whether the nodes are joined."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.algorithms.models.layers.head import GAIN, Output
+from shoal.algorithms.models.layers.head import GAIN, Output, undrawn
 from shoal.storage.errors import ShoalError
 
 
@@ -26,9 +24,8 @@ class Topology(nn.Module):
         self.inputs = (0,)
         self.width = hidden
         self.head = None
-        device = torch.get_default_device()
         widths = (features, hidden), (hidden, hidden)
-        self.linears = nn.ModuleList(skip_init(nn.Linear, *pair, bias=False, device=device) for pair in widths)
+        self.linears = nn.ModuleList(undrawn(*pair, bias=False) for pair in widths)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

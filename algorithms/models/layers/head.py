@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.storage.errors import ShoalError
@@ -35,6 +34,17 @@ class Output(NamedTuple):
         Of a classifier that passes messages (`head: conv`) also before the normalisation and ReLU in front of it.
         """
         return self.embedding.to_dense()
+
+
+def undrawn(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A linear layer that draws nothing, on the default device: its parameters are set before use.
+
+    `torch.nn.utils.skip_init` makes the same, but loads sympy, which takes a third of a second of every process.
+    """
+    linear = nn.Linear(inputs, outputs, bias, device="meta")
+    for name, shape in linear.named_parameters():
+        setattr(linear, name, nn.Parameter(torch.empty(shape.shape)))
+    return linear
 
 
 class Head(nn.Module):
@@ -79,10 +89,8 @@ class Head(nn.Module):
         self.pooled = False
         self.messages: nn.Module | None = None
         widths = [features, *[hidden] * (layers - 1), classes]
-        # Layers that draw nothing when made: a fresh head then equals one that is reset under the same seed.
-        # They would be made on the processor, whatever device a block around this has chosen.
-        device = torch.get_default_device()
-        self.linears = nn.ModuleList(skip_init(nn.Linear, *pair, device=device) for pair in pairwise(widths))
+        # A fresh head then equals one that is reset under the same seed.
+        self.linears = nn.ModuleList(undrawn(*pair) for pair in pairwise(widths))
         self.prelu = nn.PReLU() if activation == "prelu" and layers > 1 else None
         if draws:
             self.reset_parameters()

@@ -260,15 +260,15 @@ def test_the_registry_has_every_table_and_figure(name: str, request: pytest.Fixt
 
 # A table of each paper, on graphs that are at hand; of slow ones some rows.
 LOOKS = [
-    ("fedgta", "table3", ()),
-    ("fedpg", "table10", ()),
-    ("fedgkc", "table5", ("Local", "Neither", "FedGKC")),
-    ("fggp", "table3", ("Local", "FINCH")),
-    ("fedgpl", "figure2", ("Local", "FedGPL")),
+    pytest.param("fedgta", "table3", (), id="fedgta"),
+    pytest.param("fedpg", "table10", (), id="fedpg"),
+    pytest.param("fedgkc", "table5", ("Local", "Neither", "FedGKC"), id="fedgkc", marks=pytest.mark.slow),
+    pytest.param("fggp", "table3", ("Local", "FINCH"), id="fggp", marks=pytest.mark.slow),
+    pytest.param("fedgpl", "figure2", ("Local", "FedGPL"), id="fedgpl", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("name", "table", "only"), LOOKS, ids=[name for name, _, _ in LOOKS])
+@pytest.mark.parametrize(("name", "table", "only"), LOOKS)
 def test_the_smallest_look_at_a_paper(name: str, table: str, only: Sequence[str], tmp_path: Path) -> None:
     """On the real graphs, by the command."""
     if "SHOAL_DATA" not in os.environ:
