@@ -22,9 +22,8 @@ from shoal.engine.pages.head import standing_figure
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head, Section, write_page
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.rounds.costs import CLIENT_BYTES, SIMULATED
+from shoal.engine.rounds.costs import CLIENT_BYTES, MISSING, SIMULATED
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.simulation.events import Asynchronous
 from shoal.engine.simulation.schedule import DEVICES, Classes, Clock, Fleet, Round, clock, read_classes, read_network
 from shoal.engine.simulation.work import ClientWork, work_of
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
@@ -83,12 +82,20 @@ class ClockedRun:
             raise ShoalError(run / METRICS, "has no round, which says who took part; run it again with shoal run")
         work = client_work(run)
         fleet = Fleet.of(asked.devices, asked.networks, len(work.train.flops), asked.seed)
-        if SIMULATED in lines[0]:
+        timed = _is_timed(run, lines)
+        if timed:
             _require_own_fleet(run, fleet, asked)
-        found = clock(_rounds(lines), work, fleet, asked.deadline)
+        rounds = _rounds(lines, timed)
+        found = clock(rounds, work, fleet, asked.deadline)
         simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]
+        for line, each in zip(simulated, rounds):
+            if each.counted is not None:
+                line |= {"bytes_down": float(each.down.sum()), "bytes_up": float(each.up.sum())}
+        older = {CLIENT_BYTES: "bytes of a round are shared equally by its clients"}
+        if any("participation" in line for line in lines):
+            older[MISSING] = "clients that were drawn and took no part to the end are left out"
         notes = [work.note] if work.note else []
-        notes += [] if CLIENT_BYTES in lines[0] else ["older runs: bytes of a round are shared equally by its clients"]
+        notes += [f"older runs: {text}" for key, text in older.items() if not any(key in line for line in lines)]
         return cls(run, simulated, found, "; ".join(notes))
 
     def columns(self) -> dict[str, list[float]]:
@@ -121,25 +128,54 @@ def client_work(run: Path) -> ClientWork:
     return work_of(job, store, plan.algorithm, job.sketch_models(store, plan.algorithm)[MODEL], run)
 
 
+def _is_timed(run: Path, lines: Sequence[Line]) -> bool:
+    """Whether simulated time decided what the run did: it is not synchronous, or some of its clients came too late."""
+    own = load_config(run).participation
+    waits = own.devices is not None and (own.deadline is not None or own.over_selection > 1)
+    return SIMULATED in lines[0] or (waits and any(MISSING in line for line in lines))
+
+
 def _require_own_fleet(run: Path, fleet: Fleet, asked: Asked) -> None:
-    """Raises ShoalError: a run that is not synchronous is of other devices, or a deadline is asked for."""
-    own = load_config(run).schedule
+    """Raises ShoalError: a run that simulated time decided is of other devices, or a deadline is asked for."""
+    config = load_config(run)
+    own = config.participation if config.participation.devices is not None else config.schedule
     if asked.deadline < math.inf:
-        raise ShoalError(run, "--deadline", f"is for synchronous rounds, and the run is of {own.name}; leave it out")
-    its = Asynchronous.of(own, len(fleet.device)).fleet(len(fleet.device))
+        kind = getattr(own, "name", "its participation")
+        raise ShoalError(run, "--deadline", f"the run's own times, of {kind}, decided its steps; leave it out")
+    classes = read_classes(own.devices, "devices", DEVICES), read_network(own.network)
+    its = Fleet.of(*classes, len(fleet.device), own.seed)
     if any(not np.array_equal(getattr(its, each.name), getattr(fleet, each.name)) for each in fields(Fleet)):
         given = f"--devices {own.devices} --network {own.network} --seed {own.seed}"
         raise ShoalError(run, f"its steps depend on its devices and links; give {given}")
 
 
-def _rounds(lines: Sequence[Line]) -> list[Round]:
-    """The rounds of a run; of one that is not synchronous with their simulated time."""
+def _rounds(lines: Sequence[Line], timed: bool) -> list[Round]:
+    """The rounds of a run; with their simulated time, where that decided what it did (`timed`)."""
     if SIMULATED not in lines[0]:
-        return [_round(line) for line in lines]
+        visits = max(sum(len(line["cohort"]) for line in lines), 1)
+        down, up = (sum(line[f"bytes_{way}"] for line in lines) / visits for way in ("down", "up"))
+        return [_with_missing(_round(line), line, (down, up), timed) for line in lines]
     time = np.array([0.0, *(line[SIMULATED] for line in lines)])
     begun = [line["round"] - 1 - np.array(line["staleness"]["of_clients"]) for line in lines]
     found = zip(map(_round, lines), time[1:], np.diff(time), begun)
     return [replace(each, scored=False, took=took, spent=end - time[start]) for each, end, took, start in found]
+
+
+def _with_missing(those: Round, line: Line, message: tuple[float, float], timed: bool) -> Round:
+    """A round with the clients that were drawn and took no part to its end.
+
+    Each is sent, and sends, the mean of all visits of the run (`message`, bytes); who drops out sends nothing.
+    """
+    if MISSING not in line:
+        return those
+    (down, up), missing = message, line[MISSING]
+    others = np.array([client for absent in missing.values() for client in absent], dtype=np.int64)
+    own = np.concatenate([those.cohort, others])
+    order = np.argsort(own)
+    sizes = np.full(len(others), down), np.where(np.isin(others, missing["dropped"]), 0.0, up)
+    down_C, up_C = (np.concatenate(each)[order] for each in zip((those.down, those.up), sizes))
+    end = line["participation"]["seconds"] if timed else None
+    return replace(those, cohort=own[order], down=down_C, up=up_C, counted=order < len(those.cohort), end=end)
 
 
 def _round(line: Line) -> Round:

@@ -75,14 +75,15 @@ class Participation:
         late = ~lost & (finished > self._deadline)
         in_time = np.flatnonzero(~lost & ~late)
         first = in_time[np.argsort(finished[in_time], kind="stable")][:size]
-        counts = ("online", present), ("drawn", drawn), ("dropped", drawn[lost]), ("late", drawn[late])
-        numbers: dict[str, float] = {name: len(those) for name, those in counts}
-        numbers["surplus"] = len(in_time) - len(first)
+        missing = {"dropped": drawn[lost], "late": drawn[late], "surplus": np.setdiff1d(drawn[in_time], drawn[first])}
+        counts = {"online": present, "drawn": drawn, **missing}
+        numbers: dict[str, float] = {name: len(those) for name, those in counts.items()}
         if fleet is not None:
             waits = len(first) < min(size, len(drawn)) and self._deadline < math.inf
             numbers["seconds"] = self._deadline if waits else float(finished[first].max(initial=0.0))
         cohort = drawn[np.sort(first)]
-        return Drawn(cohort[~np.isin(cohort, options.without)].tolist(), numbers, state)
+        absent = {name: those.tolist() for name, those in missing.items()}
+        return Drawn(cohort[~np.isin(cohort, options.without)].tolist(), numbers, state, absent)
 
     def _drawn(self, present: np.ndarray, count: int, number: int, known: Tree) -> tuple[np.ndarray, Tree]:
         """The drawn clients, ascending, and what the server knows then, with what the user's selection keeps."""

@@ -174,11 +174,15 @@ class Plan:
 
 
 class Drawn(NamedTuple):
-    """Who takes part in a round; numbers of it for its line of metrics, and what the user's selection keeps."""
+    """Who takes part in a round; numbers of it for its line of metrics, and what the user's selection keeps.
+
+    `missing` are those drawn that take no part to the end, by what became of them: `dropped`, `late` or `surplus`.
+    """
 
     cohort: list[int]
     numbers: dict[str, float]
     state: Tree
+    missing: dict[str, list[int]]
 
 
 class Schedule:
@@ -190,7 +194,7 @@ class Schedule:
         """Of a plan for so many clients; `draw` says who takes part (`Participation.draw`), None: the uniform draw."""
         self._plan, self._clients, self._seed, self._draw = plan, clients, seed, draw
         self._members = np.delete(np.arange(clients), plan.newcomers)
-        self._newest = 0, Drawn([], {}, {})
+        self._newest = 0, Drawn([], {}, {}, {})
         # The last of the drawn rounds from `first` to `drawn` in which a client takes part, none behind `end`.
         self._last_visits: dict[int, int] = {}
         self._first = self._drawn = self._end = 0
@@ -200,7 +204,7 @@ class Schedule:
         if self._draw is None:
             plan = self._plan
             where = self._clients, plan.participation, self._seed, round_number, plan.online, plan.newcomers
-            return Drawn(draw_cohort(*where), {}, {})
+            return Drawn(draw_cohort(*where), {}, {}, {})
         if known is not None or self._newest[0] != round_number:
             self._newest = round_number, self._draw(round_number, known or {}, self.evaluates(round_number))
         return self._newest[1]

@@ -66,7 +66,7 @@ class Visits(Schedule):
         self._last[time.unfinished] = plan.rounds + 1
 
     def draw(self, round_number: int, known: Tree | None = None) -> Drawn:
-        return Drawn(self._time.client[round_number - 1].tolist(), {}, {})
+        return Drawn(self._time.client[round_number - 1].tolist(), {}, {}, {})
 
     def starts(self, round_number: int) -> dict[int, int]:
         """The clients of a step, each with the step after which it began."""

@@ -17,6 +17,8 @@ from shoal.engine.uploads.reduction import tree_bytes
 ON_HOSTS = ("train", "upload", "evaluate")
 # Key of the bytes of every client in the line of a round.
 CLIENT_BYTES = "client_bytes"
+# Key of the clients that were drawn and took no part to the end, by what became of them.
+MISSING = "missing"
 # Key of the simulated time of a step, in the line of a round that is not synchronous.
 SIMULATED = "simulated"
 

@@ -24,7 +24,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
 from shoal.engine.participation.sampling import Drawn, Group, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
-from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched, working_clock
+from shoal.engine.rounds.costs import MISSING, Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
 from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
@@ -177,7 +177,7 @@ class Server:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
         line = meter.line(exchange.cohort, scopes) | self.schedule.columns(number, exchange.cohort)
         if drawn.numbers:
-            line["participation"] = drawn.numbers
+            line |= {"participation": drawn.numbers, MISSING: drawn.missing}
         if scopes is not None and sample is not None:
             line[EVALUATED] = len(sample)
         if exchange.predicted:

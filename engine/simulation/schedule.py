@@ -169,7 +169,7 @@ class Schedule:
         arrived, finished: When its upload is at the server's link, and when the server has it.
         moving: Seconds that its own messages take, without those of others in front of them.
         late: Whether it is finished after the deadline; the server does not wait for it.
-        end: When the server has all uploads, or the deadline, if any is late.
+        end: When the server has all uploads that it waits for, or the deadline, if any of these is late.
     """
 
     received: np.ndarray
@@ -182,10 +182,17 @@ class Schedule:
 
 
 def schedule(
-    fleet: Fleet, cohort: np.ndarray, down: np.ndarray, up: np.ndarray, compute: np.ndarray, deadline: float = math.inf
+    fleet: Fleet,
+    cohort: np.ndarray,
+    down: np.ndarray,
+    up: np.ndarray,
+    compute: np.ndarray,
+    deadline: float = math.inf,
+    counted: np.ndarray | None = None,
 ) -> Schedule:
     """The schedule of a synchronous round of a cohort, int64 `[C]`, ascending; bytes and seconds of compute `[C]`.
 
+    `counted` says whom the server waits for, bool `[C]`; None: all. The others take their places in the queues.
     The server's link is a queue, first in, first out, in each direction: it sends downloads one after another in the
     order of clients, and takes uploads one after another as they arrive. A message passes one link after the other.
     """
@@ -201,8 +208,9 @@ def schedule(
     # A link works without a break from some arrival on: the one that leaves the upload latest.
     finished = np.empty_like(arrived)
     finished[order] = done + np.maximum.accumulate(arrived[order] - (done - service[order]))
-    late = finished > deadline
-    end = deadline if late.any() else float(finished.max(initial=0.0))
+    waited = np.ones(len(cohort), dtype=bool) if counted is None else counted
+    late = (finished > deadline) & waited
+    end = deadline if late.any() else float(finished[waited].max(initial=0.0))
     return Schedule(received, ready, arrived, finished, sent + to_client + to_server + service, late, end)
 
 
@@ -230,7 +238,9 @@ class Round:
     """What a run records of a round: its cohort, bytes of each client, seconds of the server, and whether it scored.
 
     Of a run that is not synchronous also the seconds since the step before, and those of each client from the step
-    whose model it trained from, `[C]`; its evaluations take no time.
+    whose model it trained from, `[C]`; its evaluations take no time. Where some were drawn and take no part to the end,
+    they are in `cohort`, too, and are not `counted`, bool `[C]`; `end` is when the round ended in the run, None: when
+    the last one that counts is finished.
     """
 
     cohort: np.ndarray
@@ -240,12 +250,14 @@ class Round:
     scored: bool
     took: float = 0.0
     spent: np.ndarray | None = None
+    counted: np.ndarray | None = None
+    end: float | None = None
 
 
 def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: float = math.inf) -> Clock:
     """The clock of the rounds of a run; a round that scored has its cohort evaluate before it sends.
 
-    A client uses `watts` while it computes, a late one until the deadline, and `idle_watts` in the rest of the round.
+    A client uses `watts` while it computes, to the end of the round at most, and `idle_watts` in the rest of it.
     """
     plain, scored = (
         (fleet.seconds(work.train) + fleet.seconds(work.upload) + extra, work.train.flops + work.upload.flops + flops)
@@ -255,8 +267,9 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
     for number, each in enumerate(rounds):
         own = each.cohort
         compute, flops = (values[own] for values in (scored if each.scored else plain))
-        found = schedule(fleet, own, each.down, each.up, compute, deadline)
-        took, busy = found.end + each.server, np.clip(found.end - found.received, 0, compute)
+        found = schedule(fleet, own, each.down, each.up, compute, deadline, each.counted)
+        end = found.end if each.end is None else each.end
+        took, busy = end + each.server, np.clip(end - found.received, 0, compute)
         total = np.full(len(own), took)
         if each.spent is not None:
             took, busy, total = each.took + each.server, compute, each.spent

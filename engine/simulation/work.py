@@ -7,7 +7,7 @@ passes messages computes all nodes in every step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,9 +28,9 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.store import Store
 
-KNOWN = "mlp, sgc, s2gc, gbp, sign, gamlp, gcn, sage"
-# Bytes of a number; numbers of a parameter that a step of an optimizer reads and writes.
-FLOAT, ENTRY = 4, 8
+KNOWN = "mlp, sgc, s2gc, gbp, sign, gamlp, gat, gcn, gcnii, gin, sage, transformer"
+# Bytes of a number, and of the column of an entry; numbers of a parameter that a step of an optimizer reads and writes.
+FLOAT = 4
 OF_STEP = {"adam": 7, "sgd": 3, "momentum": 5}
 
 
@@ -64,7 +64,7 @@ class Product:
     Attributes:
         over: What n is, `rows` or `nodes`; `entries`: of a sparse matrix `[nodes, nodes]` with `[nodes, out]`.
         passes: Products of this size in a training step: the output, the gradient of the weight, that of the input.
-        repeat: Rows of the product for each of n.
+        repeat: Rows of the product for each of n; of a sparse matrix the values of an entry, one a head of attention.
         own: Each row has a second matrix of its own.
     """
 
@@ -76,10 +76,11 @@ class Product:
     own: bool = False
 
     def work(self, sizes: Sizes) -> Work:
-        """The work of one such product; each number is read and written once, of a sparse entry value and column."""
-        n = getattr(sizes, self.over).astype(np.float64) * self.repeat
+        """The work of one such product; each number is read and written once, of a sparse entry values and column."""
+        n = getattr(sizes, self.over).astype(np.float64)
         if self.over == "entries":
-            return Work(2 * n * self.out, ENTRY * n + 2 * FLOAT * sizes.nodes * self.out)
+            return Work(2 * n * self.out, FLOAT * ((self.repeat + 1) * n + 2 * sizes.nodes * self.out))
+        n = n * self.repeat
         second = self.inner * self.out * (n if self.own else 1)
         return Work(2 * n * self.inner * self.out, FLOAT * (n * (self.inner + self.out) + second))
 
@@ -117,23 +118,54 @@ def _sign(module: SIGN) -> list[Product]:
     return [*(Product("rows", of.in_features, of.out_features, 2) for of in of_hops), *_head(module.head, 3)]
 
 
-def _coupled(module: Coupled, transforms: int) -> list[Product]:
-    """Layers that transform so many times, and multiply by their matrix; then the classifier."""
-    convs: Any = module.convs
-    widths = [convs[0].in_channels, *(conv.out_channels for conv in convs)]
-    widths += [_widths(module.head)[-1][1]] if module.conv_head else []
-    found = []
-    for number, (width, out) in enumerate(pairwise(widths)):
-        found += [Product("nodes", width, out, 3 if number else 2)] * transforms + [Product("entries", 1, out, 2)]
-    return found if module.conv_head else [*found, *_head(module.head, 3)]
+class Layer(NamedTuple):
+    """Widths of a layer that passes messages: input, hidden layers, output; passes of its first weight, and heads."""
+
+    inner: int
+    hidden: int
+    out: int
+    first: int = 3
+    heads: int = 1
 
 
-def _gcn(module: Coupled) -> list[Product]:
-    return _coupled(module, 1)
+def _coupled(module: Coupled, layer: Callable[[Layer], list[Product]]) -> list[Product]:
+    """The products of all layers, then those of the classifier."""
+    hidden, classes = _widths(module.head)[-1]
+    inner, found = module.first_weights()[0].shape[1], list[Product]()
+    for number, conv in enumerate(module.convs):
+        of = Layer(hidden if number else inner, hidden, hidden, 3 if number else 2, getattr(conv, "heads", 1))
+        found += layer(of)
+    return found + (layer(Layer(hidden, hidden, classes)) if module.conv_head else _head(module.head, 3))
 
 
-def _sage(module: Coupled) -> list[Product]:
-    return _coupled(module, 2)
+def _gcn(of: Layer) -> list[Product]:
+    return [Product("nodes", of.inner, of.out, of.first), Product("entries", 1, of.out, 2)]
+
+
+def _sage(of: Layer) -> list[Product]:
+    return [Product("nodes", of.inner, of.out, of.first), *_gcn(of)]
+
+
+def _gin(of: Layer) -> list[Product]:
+    return [*_gcn(of._replace(out=of.hidden)), Product("nodes", of.hidden, of.out, 3)]
+
+
+def _gat(of: Layer) -> list[Product]:
+    # The weights of edges have a gradient, too.
+    return [Product("nodes", of.inner, of.out, of.first), Product("entries", 1, of.out, 3, repeat=of.heads)]
+
+
+def _transformer(of: Layer) -> list[Product]:
+    # Queries, keys, values and the node's own; a score of an edge is a product, too.
+    weight, summed = _gat(of)
+    return [weight] * 4 + [summed] * 2
+
+
+def _gcnii(module: Coupled) -> list[Product]:
+    hidden, classes = _widths(module.head)[-1]
+    lift = Product("nodes", module.first_weights()[0].shape[1], hidden, 2)
+    layers = [Product("entries", 1, hidden, 2), Product("nodes", hidden, hidden, 3)] * len(module.convs)
+    return [lift, *layers, *(_gcn(Layer(hidden, hidden, classes)) if module.conv_head else _head(module.head, 3))]
 
 
 def _hops_in_one(module: FixedHops) -> list[Product]:
@@ -143,7 +175,14 @@ def _hops_in_one(module: FixedHops) -> list[Product]:
 # By the class of a model.
 FORMULAS: dict[str, Callable[[Any], list[Product]]] = {
     **dict.fromkeys(("MLP", "SGC", "S2GC", "GBP"), _hops_in_one),
-    **{"GAMLP": _gamlp, "GCN": _gcn, "GraphSAGE": _sage, "SIGN": _sign},
+    **{
+        "GAMLP": _gamlp,
+        "SIGN": _sign,
+        "GCN": partial(_coupled, layer=_gcn),
+        "GraphSAGE": partial(_coupled, layer=_sage),
+    },
+    **{"GIN": partial(_coupled, layer=_gin), "GAT": partial(_coupled, layer=_gat), "GCNII": _gcnii},
+    "Transformer": partial(_coupled, layer=_transformer),
 }
 
 
@@ -218,4 +257,4 @@ def work_of(
 def _sizes(store: Store, module: nn.Module) -> tuple[np.ndarray, np.ndarray]:
     """Nodes of clients, and entries of the matrix of a layer: edges both ways, with self loops where it has them."""
     nodes, entries = (store.manifest.clients.count(name) for name in ("nodes", "entries"))
-    return nodes, entries + nodes if getattr(module, "operator", "") == "symmetric" else entries
+    return nodes, entries + nodes if getattr(module, "operator", "") in ("symmetric", "attention") else entries

@@ -339,12 +339,54 @@ def test_steps_have_the_time_that_the_run_gave_them(tmp_path: Path) -> None:
         clocked([run], Asked.of("phones", "consumer", 1.0, None, 4))
 
 
+def test_those_that_do_not_count_take_their_places_but_no_time_of_the_server() -> None:
+    """Client 1 drops out behind the download: the round of the other two is as worked by hand above, without it."""
+    work = ClientWork(Work(np.full(3, 2e9), np.zeros(3)), NOTHING, NOTHING)
+    counted, up = np.array([True, False, True]), np.array([5e5, 0, 5e5])
+    made = clock([Round(COHORT, DOWN, up, 0.1, False, counted=counted)], work, fleet())
+    # Client 2 still waits for the downloads of both others, and its upload comes first.
+    assert made.seconds[0] == pytest.approx(4.87, abs=MICROSECOND)
+    # It is there for 4.87 s, of which it computes 2 s: 10 J and 2.87 J.
+    assert made.joules[0] == pytest.approx((10 + 2.87) * 2 + 10 + 3.87, abs=MICROSECOND)
+    assert (made.flops[0], made.visits_of.tolist(), made.late_of.tolist()) == (6e9, [2, 1], [0, 0])
+    # The run's round ended after 3 s: the clients have the model after 1.26, 1.51 and 1.76 s.
+    short = clock([Round(COHORT, DOWN, up, 0.0, False, counted=~counted, end=3.0)], work, fleet(idle_watts=np.zeros(3)))
+    assert short.seconds[0] == 3.0
+    assert short.joules[0] == pytest.approx(5 * 1.74 + 5 * 1.49 + 10 * 1, abs=MICROSECOND)
+
+
+def test_clients_that_were_drawn_and_dropped_are_in_the_clock(tmp_path: Path) -> None:
+    own = {"count": 2, "over_selection": 2, "dropout": 0.4, "devices": "phones", "network": "consumer", "seed": 3}
+    run = shoal.run(small_run(tmp_path, rounds=6, participation=own)).path
+    lines, work, asked = read_metrics(run), client_work(run), Asked.of("phones", "consumer", None, None, 3)
+    (((timed,),),) = [clocked([run], asked).runs]
+    seen = set[str]()
+    for line, flops, down, up, seconds in zip(lines, *(timed.columns()[n] for n in (
+        "flops", "bytes_down", "bytes_up", "seconds"))):  # fmt: skip
+        missing = line["missing"]
+        assert {name: len(those) for name, those in missing.items()} == {n: line["participation"][n] for n in missing}
+        drawn = [*line["cohort"], *(client for those in missing.values() for client in those)]
+        assert len(set(drawn)) == len(drawn) == line["participation"]["drawn"] == 4
+        assert flops == sum(work.train.flops[drawn] + work.evaluate.flops[drawn])
+        # A model of 8 x 3 weights and 3 biases to each, one from each that does not drop out, and a number with it.
+        assert down == 4 * 27 * 4
+        assert up == (4 * 27 + 4) * (4 - len(missing["dropped"]))
+        assert seconds == pytest.approx(line["participation"]["seconds"] + line["seconds"]["aggregate"])
+        seen.update(name for name, those in missing.items() if those)
+    assert seen == {"dropped", "surplus"}
+    with refused(run, says="--seed 3"):
+        clocked([run], Asked.of("phones", "consumer", None, None, 0))
+    with refused(run, "--deadline", says="participation"):
+        clocked([run], Asked.of("phones", "consumer", 1.0, None, 3))
+
+
 def test_runs_that_cannot_be_clocked_are_refused(runs: list[Path], tmp_path: Path) -> None:
-    gat = shoal.run(small_run(tmp_path, name="gat", rounds=1, model={"name": "gat", "hidden": 4, "heads": 1})).path
+    drawn = {"name": "gcn", "hidden": 4, "head": "linear", "fanouts": [2, 2]}
+    gcn = shoal.run(small_run(tmp_path, name="gcn", rounds=1, model=drawn)).path
     asked = Asked.of("phones", "consumer", None, None, 0)
-    with refused(gat, says="gat"):
-        clocked([gat], asked)
-    (gat / "metrics.jsonl").write_text("")
-    (gat / "metrics.jsonl").touch()
-    with refused(gat / "metrics.jsonl"):
-        clocked([gat], asked)
+    with refused(gcn, says="gcn"):
+        clocked([gcn], asked)
+    (gcn / "metrics.jsonl").write_text("")
+    (gcn / "metrics.jsonl").touch()
+    with refused(gcn / "metrics.jsonl"):
+        clocked([gcn], asked)

@@ -15,12 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 import shoal
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.layers import edge_attention
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.clock.report import client_work
 from shoal.engine.config.config import load_config
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.simulation.work import Product, Sizes, forward_work, products_of, training_work
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import training_path
 
@@ -29,7 +31,9 @@ NODES, ROWS, FEATURES, CLASSES, HOPS = 11, 7, 5, 4, 3
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("mlp", {}), ("sgc", {}), ("sgc", {"layers": 3}), ("s2gc", {}), ("gbp", {}), ("sign", {}), ("sign", {"layers": 2}),
     *(("gamlp", {"attention": name}) for name in ("simple", "gate", "ori_ref", "jk", "recursive")),
-    *((name, {"head": head, "layers": 3}) for name in ("gcn", "sage") for head in ("linear", "conv")),
+    *((name, {"head": head, "layers": 3}) for name in ("gcn", "gcnii", "gin", "sage") for head in ("linear", "conv")),
+    *(("gat", {"head": head, "layers": 3, "heads": 3}) for head in ("linear", "conv")),
+    ("transformer", {"layers": 3, "heads": 3}),
 ]  # fmt: skip
 
 
@@ -53,6 +57,38 @@ class Traffic(TorchDispatchMode):
         return out
 
 
+def attended(score_HNN: Tensor, x_MHD: Tensor) -> Tensor:
+    """Sums over all nodes, weighted by a softmax of scores, as a product that torch counts, `[N, H, D]`."""
+    return torch.bmm(score_HNN.softmax(2), x_MHD.transpose(0, 1)).transpose(0, 1)
+
+
+def attend(full: Any, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
+    """The kernel of that name on a complete graph."""
+    scores = receiver_NH.t()[:, :, None] + sender_MH.t()[:, None]
+    return attended(nn.functional.leaky_relu(scores, slope), x_MHD)
+
+
+def attend_by_products(full: Any, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
+    """The kernel of that name on a complete graph."""
+    scores = torch.bmm(query_NHD.transpose(0, 1), key_MHD.permute(1, 2, 0))
+    return attended(scores / query_NHD.shape[2] ** 0.5, value_MHD)
+
+
+@pytest.fixture
+def dense_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention by torch's dense products, which its counter sees; they give what the kernels give."""
+    starts = torch.arange(0, NODES * NODES + 1, NODES, dtype=torch.int32)
+    full = SparseMatrix.of(starts, torch.arange(NODES, dtype=torch.int32).repeat(NODES), torch.ones(NODES**2), NODES)
+    torch.manual_seed(1)
+    rows, (query, key_, value) = torch.rand(2, NODES, 3), torch.rand(3, NODES, 3, 2)
+    torch.testing.assert_close(attend(full, *rows, value, 0.2), edge_attention.attend(full, *rows, value, 0.2))
+    torch.testing.assert_close(
+        attend_by_products(full, query, key_, value), edge_attention.attend_by_products(full, query, key_, value)
+    )
+    monkeypatch.setattr("shoal.algorithms.models.gnn.gat.attend", attend)
+    monkeypatch.setattr("shoal.algorithms.models.gnn.transformer.attend_by_products", attend_by_products)
+
+
 def made(name: str, options: dict[str, Any]) -> tuple[nn.Module, Any, Sizes]:
     """A model, its input of seven rows, and the sizes; the graph is complete, and its matrix dense."""
     torch.manual_seed(0)
@@ -74,10 +110,11 @@ def counted(module: nn.Module, inputs: Any, backward: bool) -> tuple[int, int]:
 
 
 def entries_of(products: list[Product], sizes: Sizes, trained: bool) -> int:
-    """Bytes that a sparse matrix takes beyond a dense one of as many entries: the columns."""
+    """Bytes that a sparse matrix takes beyond a dense one of as many entries: the columns, once for all heads."""
     return sum(4 * int(sizes.entries[0]) * (p.passes if trained else 1) for p in products if p.over == "entries")
 
 
+@pytest.mark.usefixtures("dense_attention")
 @pytest.mark.parametrize(("name", "options"), MODELS)
 def test_work_of_a_pass_and_a_step_is_what_torch_counts(name: str, options: dict[str, Any]) -> None:
     module, inputs, sizes = made(name, options)
