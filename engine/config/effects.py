@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS_THEMSELVES, READ_NO_EDGES
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
-from shoal.engine.config.round_sections import FEDASYNC, ParticipationOptions
+from shoal.engine.config.round_sections import FEDASYNC, TIERS, ParticipationOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -155,8 +155,9 @@ RULES = (
         lambda c: c.participation.devices or c.participation.availability.kind in ("periodic", "weibull"),
     ),
     _one_of("participation.candidates", "participation.selection", "power_of_choice"),
+    _one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS),
     Rule(
-        (*(f"participation.{key}" for key in PARTICIPATION), "communication.upload", "attack.kind",
+        (*(f"participation.{key}" for key in PARTICIPATION[2:]), "communication.upload", "attack.kind",
          "aggregation.kind", "privacy.unit", "secure.kind", "data.newcomers", "engine.on_client_error"),
         "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
     ),
@@ -165,10 +166,9 @@ RULES = (
         lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name),
     ),
     Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
-    _one_of(
-        "schedule.concurrency schedule.staleness schedule.a schedule.b schedule.devices schedule.network schedule.seed",
-        "schedule.name", "fedasync", "fedbuff",
-    ),
+    _one_of("schedule.devices schedule.network schedule.seed", "schedule.name", FEDASYNC, "fedbuff", TIERS),
+    _one_of("schedule.concurrency schedule.staleness schedule.a schedule.b", "schedule.name", FEDASYNC, "fedbuff"),
+    _one_of("schedule.tiers", "schedule.name", TIERS),
     _one_of("schedule.buffer", "schedule.name", "fedbuff"),
     _one_of("schedule.mixing", "schedule.name", FEDASYNC),
     _one_of("schedule.a", "schedule.staleness", "polynomial", "hinge"),

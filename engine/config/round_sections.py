@@ -109,7 +109,7 @@ class ParticipationOptions:
         return not usual or self.availability.kind != "always"
 
 
-FEDASYNC = "fedasync"
+FEDASYNC, TIERS = "fedasync", "tiers"
 # A name of ours is no path.
 IN_ORDER = Field(union_mode="left_to_right")
 
@@ -124,10 +124,11 @@ class ScheduleOptions:
     """When the server steps; see docs/asynchronous.md. A name alone stands for the section.
 
     Attributes:
-        name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), or with
-            every `buffer` uploads (`fedbuff`), which come in simulated time.
+        name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), with every
+            `buffer` uploads (`fedbuff`), or with those of a cohort of one of `tiers`, which come in simulated time.
         concurrency: Clients that train at a time.
         buffer: Uploads of a step of `fedbuff`.
+        tiers: Groups of clients of about one speed, the fastest first; sizes differ by one client at most.
         staleness: Weight of an upload by its staleness s, the steps of the server since its client began: 1
             (`constant`), (1 + s)^-a (`polynomial`), or 1 up to s = b and 1 / (a (s - b) + 1) from there (`hinge`).
         a: See `staleness`.
@@ -138,9 +139,10 @@ class ScheduleOptions:
         seed: Of the device and the link of each client.
     """
 
-    name: Literal["synchronous", "fedasync", "fedbuff"] = "synchronous"
+    name: Literal["synchronous", "fedasync", "fedbuff", "tiers"] = "synchronous"
     concurrency: Positive = 10
     buffer: Positive = 10
+    tiers: Positive = 5
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
     a: Annotated[Number, Field(gt=0)] = 0.5
     b: Count = 4
@@ -156,7 +158,7 @@ class ScheduleOptions:
 
     @property
     def in_step(self) -> int:
-        """Uploads of a step."""
+        """Uploads of a step, which does not wait for a tier."""
         return 1 if self.name == FEDASYNC else self.buffer
 
     @property

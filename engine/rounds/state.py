@@ -161,6 +161,7 @@ class FederationState:
             `trained` are from the end of that visit.
         evaluated: Digest of the server's model that the counts of scope `global` are of; empty: there are none.
         first_losses: Largest loss of a client in the first round of each phase that trained.
+        tiers: Models of the tiers of clients, see `shoal.engine.rounds.asynchronous`; empty without tiers.
         known: What a selection of clients reads, see `shoal.engine.participation.selection`; empty of a random one.
         on_disk: Rounds whose models, among `downloads`, are in files that are mapped into memory.
     """
@@ -176,6 +177,7 @@ class FederationState:
     touched: dict[int, bool] = field(default_factory=dict)
     evaluated: str = ""
     first_losses: dict[str, float] = field(default_factory=dict)
+    tiers: dict[int, Tree] = field(default_factory=dict)
     known: Tree = field(default_factory=dict)
     on_disk: frozenset[int] = frozenset()
 
@@ -192,6 +194,7 @@ class FederationState:
             newest=dict(self.newest),
             scores={scope: table.copy() for scope, table in self.scores.items()},
             touched=dict(self.touched),
+            tiers=dict(self.tiers),
             first_losses=dict(self.first_losses),
         )
 
@@ -246,7 +249,8 @@ class FederationState:
         """The state as flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
         tensors |= {f"known/{name}": t for name, t in self.known.items()}
-        for kind, trees in (("client", self.clients), ("inbox", self.inboxes), ("download", self.downloads)):
+        of_kind = {"client": self.clients, "inbox": self.inboxes, "download": self.downloads, "tier": self.tiers}
+        for kind, trees in of_kind.items():
             for number, tree in trees.items():
                 here = {name: t for name, t in tree.items() if not isinstance(t, Mixed)}
                 tensors.update({f"{kind}/{number}/{name}": t for name, t in here.items()})
@@ -270,6 +274,7 @@ class FederationState:
         # A state that was kept before there was this digest is evaluated once more.
         state.evaluated, state.first_losses = plain.get("evaluated", ""), plain.get("first_losses", {})
         trees = {"client": state.clients, "inbox": state.inboxes, "download": state.downloads}
+        trees["tier"] = state.tiers
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")
             if kind in ("server", "known"):

@@ -13,7 +13,7 @@ from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among
-from shoal.engine.config.round_sections import ParticipationOptions
+from shoal.engine.config.round_sections import TIERS, ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.participation.sampling import (
     IN_BATCHES,
@@ -141,8 +141,9 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     if not config.schedule.synchronous:
         from shoal.engine.simulation.events import Asynchronous
 
-        asynchronous = Asynchronous.of(config.schedule, config.partition.clients)
-        participation = ParticipationOptions(count=config.schedule.in_step)
+        asynchronous = Asynchronous.of(config.schedule, config.partition.clients, participation)
+        if config.schedule.name != TIERS:
+            participation = ParticipationOptions(count=config.schedule.in_step)
     own = own_among("participation.selection", [participation.selection])
     keeps = config.run.keep_records
     return Plan(

@@ -6,6 +6,7 @@ from pathlib import Path
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import shown_name
+from shoal.engine.config.round_sections import TIERS
 from shoal.engine.screen.progress import say
 from shoal.storage.options.dataset_names import NOT_IN_MEMORY
 from shoal.storage.options.types import is_address
@@ -69,7 +70,10 @@ def _data(config: Config, cohort: bool = True) -> str:
     if not cohort:
         return clients
     if not config.schedule.synchronous:
-        return f"{clients}, {config.schedule.concurrency:,} at a time, {config.schedule.name}"
+        own = config.schedule
+        return (
+            f"{clients}, {f'in {own.tiers:,}' if own.name == TIERS else f'{own.concurrency:,} at a time,'} {own.name}"
+        )
     taking_part = config.participation
     count = taking_part.size(part.clients)
     some = taking_part.trace or taking_part.availability.kind != "always"

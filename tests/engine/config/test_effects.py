@@ -88,7 +88,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
         (key, value, "schedule.name", "fedbuff", "synchronous")
         for key, value in [
             ("participation.ratio", 0.5),
-            ("participation.count", 3),
+            ("participation.dropout", 0.1),
             ("communication.upload", "int8"),
             ("attack.kind", "scaled"),
             ("aggregation.kind", "median"),
@@ -109,6 +109,11 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
             ("schedule.mixing", 0.5),
         ]
     ),
+    ("participation.count", 3, "schedule.name", "fedasync", "tiers"),
+    ("participation.selection", "loss", "schedule.name", "tiers", "synchronous"),
+    ("privacy.unit", "client", "schedule.name", "tiers", "synchronous"),
+    ("schedule.tiers", 3, "schedule.name", "fedbuff", "tiers"),
+    ("schedule.staleness", "constant", "schedule.name", "tiers", "fedbuff"),
     ("schedule.mixing", 0.5, "schedule.name", "fedbuff", "fedasync"),
     ("schedule.buffer", 3, "schedule.name", "fedasync", "fedbuff"),
     ("privacy.unit", "client", "algorithm", "local", "fedavg"),

@@ -71,7 +71,7 @@ KINDS: list[tuple[str, list[Any]]] = [
         "participation.at_least participation.candidates evaluation.every evaluation.clients engine.hosts "
         "engine.threads engine.cell_size "
         "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs "
-        "schedule.concurrency schedule.buffer",
+        "schedule.concurrency schedule.buffer schedule.tiers",
         [0, -1, 2.5, "4", True],
     ),
     (
@@ -214,6 +214,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "schedule.network": {"name": "fedbuff"},
     "schedule.b": {"name": "fedbuff", "staleness": "hinge"},
     "schedule.mixing": {"name": "fedasync"},
+    "schedule.tiers": {"name": "tiers"},
     "secure.threshold": {"kind": "masks"},
     **{f"privacy.{key}": {"unit": "client"} for key in ("clip", "noise", "epsilon", "delta")},
 }

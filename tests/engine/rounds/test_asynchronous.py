@@ -28,6 +28,7 @@ LR = 0.5
 PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "train.lr": LR, "train.epochs": 1}
 PLAIN |= {"train.dropout": 0.0, "train.weight_decay": 0.0, "algorithm.weight": "train", "rounds": 12}
 FEDBUFF = {"schedule.name": "fedbuff", "schedule.buffer": 2, "schedule.concurrency": 4}
+TIERS = {"schedule.name": "tiers", "schedule.tiers": 3, "participation.ratio": 0.5}
 FEDASYNC = {"schedule.name": "fedasync", "schedule.concurrency": 4, "schedule.mixing": 0.7}
 WEIGHTS: dict[str, Callable[[int], float]] = {
     "constant": lambda s: 1.0,
@@ -64,6 +65,32 @@ def test_steps_are_those_of_the_papers(start: Start, name: str, staleness: str) 
     assert stale
 
 
+@pytest.mark.parametrize("keys", [{}, {"schedule.tiers": 2}, {"schedule.tiers": 6}, {"participation.ratio": 1.0}])
+def test_steps_of_tiers_are_those_of_fedat(start: Start, keys: dict[str, Any]) -> None:
+    server = start({**PLAIN, **TIERS, **keys, "rounds": 20})
+    models, tiers = [server.state.server["w"].numpy().copy()], dict[int, Any]()
+    updates, stale, members = [0] * server.plan.asynchronous.options.tiers, 0, dict[int, set[int]]()  # type: ignore[union-attr]
+    for number in range(1, 21):
+        line = server.round()
+        (s,) = set(line["staleness"]["of_clients"])
+        found = [sgd_step(server, client, models[number - 1 - s], LR) for client in line["cohort"]]
+        tier, stale = line["tier"] - 1, stale + (s > 0)
+        updates[tier] += 1
+        members.setdefault(tier, set()).update(line["cohort"])
+        if sum(size for _, size in found):
+            tiers[tier] = np.average([after for after, size in found], axis=0, weights=[size for _, size in found])
+            ranked = sorted(range(len(updates)), key=lambda m: (-updates[m], m))
+            terms = [updates[ranked[-1 - rank]] * tiers.get(m, models[0]) for rank, m in enumerate(ranked)]
+            models.append((sum(terms) / number).astype(np.float32))
+        else:
+            models.append(models[-1])
+        np.testing.assert_allclose(server.state.server["w"], models[-1], rtol=0, atol=5e-6)
+    assert stale
+    assert sum(map(len, members.values())) == len(set().union(*members.values()))
+    # The fastest tier has the most steps.
+    assert updates[0] == max(updates) > 20 // len(updates)
+
+
 @pytest.fixture(scope="module")
 def equal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Keys of six clients with as much work, on devices of one class."""
@@ -80,6 +107,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["fedbuff", "tiers"])
 @pytest.mark.parametrize("count", [3, 6])
 @pytest.mark.parametrize(
     "more",
@@ -94,14 +122,19 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         },
     ],
 )
-def test_fedbuff_of_equal_clients_is_synchronous_to_the_bit(
-    start: Start, equal: Mapping[str, Any], count: int, more: Mapping[str, Any]
+def test_one_cohort_at_a_time_is_synchronous_to_the_bit(
+    start: Start, equal: Mapping[str, Any], name: str, count: int, more: Mapping[str, Any]
 ) -> None:
+    """FedBuff with clients of one speed; one tier with any."""
     keys = {**equal, **more}
     devices = keys.pop("schedule.devices")
     buff = {"schedule.name": "fedbuff", "schedule.buffer": count, "schedule.concurrency": count}
     buff |= {"schedule.devices": devices, "schedule.network": "none"}
-    server, plain = start({**keys, **buff}), start({**keys, "participation.count": count})
+    one = {"schedule.name": "tiers", "schedule.tiers": 1, "participation.count": count}
+    server, plain = (
+        start({**keys, **(buff if name == "fedbuff" else one)}),
+        start({**keys, "participation.count": count}),
+    )
     for _ in range(6):
         line, its = server.round(), plain.round()
         assert line["staleness"]["max"] == 0
@@ -122,7 +155,7 @@ def require_same(one: Server, other: Server) -> None:
 HARD = {"train.opt_state": "keep", "train.dropout": 0.5, "evaluation.every": 3, "rounds": 10}
 
 
-@pytest.mark.parametrize("keys", [FEDASYNC, {**FEDBUFF, "algorithm.name": "fedopt"}])
+@pytest.mark.parametrize("keys", [FEDASYNC, {**FEDBUFF, "algorithm.name": "fedopt"}, TIERS])
 def test_same_bits_on_two_hosts_after_a_resume_and_with_more_rounds(
     hosts: list[Any], start: Start, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
