@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.engine.cli.past import fork_command, influence_command, possible_path, privacy_command, replay_command
+from shoal.engine.cli.past import (
+    attack_command,
+    fork_command,
+    influence_command,
+    possible_path,
+    privacy_command,
+    replay_command,
+)
 from shoal.engine.cli.sweep import continued_by, sweep_command
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
@@ -431,6 +438,7 @@ app.command("replay")(replay_command)
 app.command("fork")(fork_command)
 app.command("influence")(influence_command)
 app.command("privacy")(privacy_command)
+app.command("attack")(attack_command)
 
 
 @app.command("export")

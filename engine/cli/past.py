@@ -103,3 +103,20 @@ def privacy_command(
     print("\n".join(map(on_screen, found.tables().values())), end="")
     if out is not None:
         print(f"written: {found.write(out)}")
+
+
+def attack_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    out: Annotated[Path | None, typer.Option(help="CSV file to write, a row for every client.")] = None,
+) -> None:
+    """Attack the models of a run: how well their losses tell training items from test items."""
+    from shoal.engine.past.membership import membership
+    from shoal.engine.studies.study_table import on_screen
+    from shoal.storage.files.atomic import output, replacing
+
+    found = membership(possible_path(run))
+    print(on_screen(found.table()), end="")
+    if out is not None:
+        with replacing(output(out)) as unfinished:
+            unfinished.write_text(found.csv())
+        print(f"written: {out}")

@@ -178,10 +178,12 @@ RULES = (
         "with uploads",
         lambda c: c.algorithm.name not in ("local", "global"),
     ),
-    _one_of("attack.share", "attack.kind", "label_flip", "sign_flip", "gaussian", "scaled", OWN),
+    _one_of("attack.share", "attack.kind", "label_flip", "backdoor", "sign_flip", "gaussian", "scaled", OWN),
+    _one_of("attack.target attack.poison attack.nodes", "attack.kind", "backdoor"),
     _one_of("attack.scale", "attack.kind", "sign_flip", "gaussian", "scaled", OWN),
     _one_of("aggregation.share", "aggregation.kind", "trimmed", "krum", "multi_krum", "bulyan"),
     _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
+    _one_of("aggregation.root", "aggregation.kind", "fltrust"),
     _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client"),
     # Nodes of a client are read by others there.
     _one_of("privacy.unit", "data.cross_edges", "drop"),

@@ -189,16 +189,23 @@ class AttackOptions:
     """Hostile clients, the same in all rounds; see `shoal.engine.uploads.hostile`. A kind alone stands for the section.
 
     Attributes:
-        kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); or the change of each mean entry
+        kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); some training nodes get a trigger
+            and the label `target` (`backdoor`, see `shoal.storage.store.trigger`); or the change of each mean entry
             from what the client received becomes `scale` times its opposite (`sign_flip`), noise of `scale` times its
             root mean square (`gaussian`), `scale` times itself (`scaled`), or what `my_file.py:Own` makes of it.
         share: Share of all clients that are hostile, rounded down.
         scale: See `kind`.
+        target: The class of a backdoor.
+        poison: Share of the training nodes of a hostile client that a backdoor takes, rounded down to one or more.
+        nodes: How many nodes it attaches to each.
     """
 
-    kind: Annotated[Name, _or_own("none", "label_flip", "sign_flip", "gaussian", "scaled")] = "none"
+    kind: Annotated[Name, _or_own("none", "label_flip", "backdoor", "sign_flip", "gaussian", "scaled")] = "none"
     share: Annotated[Number, Field(gt=0, le=1)] = 0.2
     scale: Annotated[Number, Field(gt=0)] = 10.0
+    target: Count = 0
+    poison: Annotated[Number, Field(gt=0, le=1)] = 0.2
+    nodes: Annotated[Positive, Field(le=100)] = 3
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -207,16 +214,19 @@ class AggregationOptions:
 
     Attributes:
         kind: The weighted mean (`mean`), of changes of bounded norm (`norm_bound`), or a robust reduction in which
-            each client counts once: `median`, `trimmed`, `krum`, `multi_krum`, `bulyan`, `geometric_median`.
+            each client counts once: `median`, `trimmed`, `krum`, `multi_krum`, `bulyan`, `geometric_median`, or
+            `fltrust`, by likeness to the change of `root`.
         share: Share of the clients of a round that may be hostile, rounded up, for `trimmed` and Krum's kin.
         bound: Largest l2 norm of the change of a message.
+        root: The client that `fltrust` trusts, of which the server has the data.
     """
 
-    kind: Literal["mean", "median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound"] = (
-        "mean"
-    )
+    kind: Literal[
+        "mean", "median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound", "fltrust"
+    ] = "mean"
     share: Annotated[Number, Field(ge=0, lt=0.5)] = 0.2
     bound: Annotated[Number, Field(gt=0)] = 1.0
+    root: Count = 0
 
 
 def _unit(unit: Any) -> Any:

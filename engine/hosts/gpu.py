@@ -26,7 +26,7 @@ from shoal.algorithms.training.batched.batched_training import evaluated, output
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
-from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, require_winner, scores_in_form
+from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, measured, require_winner, scores_in_form
 from shoal.engine.uploads.reduction import require_numbers
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
@@ -82,7 +82,7 @@ class Deferred:
     def scores_later(self, visit: Visited) -> bool:
         """Takes what a client predicts, or what that needs; False: it is to be scored now."""
         opened = self._opened
-        if opened.measures or opened.job.predictions or visit.is_graph:
+        if measured(opened.job.metrics) or opened.job.predictions or visit.is_graph:
             return False
         received, client = visit.received_to_score(), visit.scored
         scored: Scored

@@ -89,6 +89,7 @@ class OpenedJob:
         scored_views: What they are scored on; the same object as `views` where that is what training sees.
         kinds: By the number of a client's model.
         begins: Is called when the visit of a client begins.
+        triggered: Gives a client's data with the trigger of a backdoor at test nodes.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
@@ -125,8 +126,8 @@ class OpenedJob:
             places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
 
             def open_view(number: int) -> View:
-                flipped = self.hostile is not None and number in self.hostile.flipped
-                view = job.view(*places[number], cache=cache, device=device, flipped=flipped)
+                changed = self.hostile.on_data(number) if self.hostile else {}
+                view = job.view(*places[number], cache, device, **changed)
                 if self.guarded:
                     view.watch()
                 return view
@@ -134,6 +135,7 @@ class OpenedJob:
             nodes = np.concatenate([of.manifest.clients.count("nodes") for of in stores if of is not None])
             return OpenViews(open_view, most, (nodes <= SMALL).__getitem__ if device == CPU else None)
 
+        self.triggered = self.hostile and self.hostile.triggered(partial(job.view, store, cache=cache, device=device))
         job.require_room([of for of in (store, training, graphs) if of is not None], cache.limit)
         most = (PARTS_IN_MEMORY if job.computes_parts else most_views()) // (2 if job.training else 1)
         self.views = views(training, most)
@@ -298,9 +300,13 @@ class Visit:
         opened = self._opened
         with opened.creating:
             scored, received = self.scored, self.received_to_score()
-            if self.is_graph:
-                return score_graph(opened.algorithm, scored, received, opened.measures)
-            return score(opened.algorithm, scored, received, opened.measures, self.predicted)
+            of = opened.algorithm, scored, received, opened.measures
+            counts = score_graph(*of) if self.is_graph else score(*of, self.predicted)
+            if opened.triggered:
+                from shoal.engine.rounds.backdoor import with_rates
+
+                counts = with_rates(counts, opened, scored, received)
+            return counts
 
     @property
     def is_graph(self) -> bool:

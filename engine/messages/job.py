@@ -27,7 +27,7 @@ from shoal.engine.config.round_sections import (
     PrivacyOptions,
     SecureOptions,
 )
-from shoal.engine.config.sections import ACCURACY
+from shoal.engine.config.sections import ACCURACY, BACKDOOR
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
@@ -41,6 +41,7 @@ from shoal.storage.user_code.user_code import UserCode
 if TYPE_CHECKING:
     # Loaded where a store is at an address.
     from shoal.storage.store.remote_store import Remote
+    from shoal.storage.store.trigger import Trigger
 
 
 @dataclass(frozen=True)
@@ -222,11 +223,22 @@ class Job:
         path = built.spec.pretrained
         return drawn if path is None else start_from(built.flat, self.pretrained[path])
 
-    def view(self, store: Store, client: int, cache: Cache, device: torch.device = CPU, flipped: bool = False) -> View:
-        """The data of a client of one of the stores; `flipped` is as of `View`."""
-        name = (str(store.path), self.split, self.propagation, client, *(["flipped"] if flipped else []))
+    def view(
+        self,
+        store: Store,
+        client: int,
+        cache: Cache,
+        device: torch.device = CPU,
+        flipped: bool = False,
+        trigger: "Trigger | None" = None,
+    ) -> View:
+        """The data of a client of one of the stores, hops of a triggered one computed; `flipped` is as of `View`."""
+        changed = [*(["flipped"] if flipped else []), *([trigger] if trigger else [])]
+        name = (str(store.path), self.split, self.propagation, client, *changed)
         shard, split, hops = store.data(self.split, self.propagation, client)
         propagation = propagation_of(self.propagation) if self.propagation else None
+        if trigger is not None:
+            shard, hops = trigger.planted(shard, split, propagation)
         edges = None
         if propagation is not None and propagation.first_layer:
             edges = store.all_edges(propagation.name, client)
@@ -318,7 +330,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         domains=domains,
         graphs=graphs,
         training=_training(config, store),
-        metrics=config.evaluation.metrics,
+        metrics=(*config.evaluation.metrics, *(BACKDOOR if config.attack.kind == "backdoor" else ())),
         own_metrics=own_among("evaluation.metrics", config.evaluation.metrics),
         communication=None if config.communication.upload == "none" else config.communication,
         attack=None if config.attack.kind == "none" else config.attack,

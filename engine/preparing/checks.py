@@ -47,6 +47,8 @@ def require_fitting_data(config: Config, dataset: str, labels: str, classes: int
     require_task(config, dataset, labels)
     require_metric(config, dataset, classes)
     require_weights_used(config, dataset, weighted)
+    if config.attack.kind == "backdoor" and config.attack.target >= classes:
+        raise ShoalError("attack.target", f"{config.attack.target}, and classes of '{dataset}' are 0 to {classes - 1}")
 
 
 def require_task(config: Config, dataset: str, labels: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.engine.config.sections import AVERAGE_PRECISION, ROC_AUC
+from shoal.engine.config.sections import AVERAGE_PRECISION, BACKDOOR, ROC_AUC
 from shoal.engine.rounds.scoring import Measure, kept_of_own, measured, precision_bits, twice_wins
 from shoal.engine.uploads.protocol_checks import named
 from shoal.storage.user_code.user_code import UserCode
@@ -22,7 +22,8 @@ OURS: Mapping[str, Measure] = {ROC_AUC: twice_wins, AVERAGE_PRECISION: precision
 
 def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str, Measure]:
     """What is kept for the metrics that counts do not tell, by their names, in their order; raises as `own_metric`."""
-    return {metric: own_metric(own[metric]) if metric in own else OURS[metric] for metric in measured(metrics)}
+    named = [metric for metric in measured(metrics) if metric not in BACKDOOR]
+    return {metric: own_metric(own[metric]) if metric in own else OURS[metric] for metric in named}
 
 
 def own_metric(code: UserCode) -> Measure:

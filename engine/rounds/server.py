@@ -397,7 +397,7 @@ class Exchange:
         outcomes, sums, _ = self._run(cells, ask.shared)
         answered = self._take(ask, ids, outcomes)
         if keeps_rows and answered:
-            replies: Replies = self._door.reduced(answered)
+            replies: Replies = self._door.reduced(answered, ask.shared)
             return replies
         from_clients = [i for outcome in answered for i in outcome.ids]
         if answered and self._secure is not None:

@@ -74,7 +74,7 @@ def export(run: Path, best: str | None = None, probabilities: bool = False) -> P
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
             columns = _described(store, job.split, client_id, client=client_id)
-            for scope, visit in _deployed(host, state, client_id, global_model):
+            for scope, visit in visits_of(host, state, client_id, global_model):
                 if best is None or scope == best:
                     columns |= _predicted(scope, algorithm, visit, job.who(client_id), probabilities)
                 if scope == "global":
@@ -191,7 +191,7 @@ def with_ids(table: dict[str, pa.Array], ids: pa.Array | None) -> dict[str, pa.A
     return table | {name: ids.take(table[node]) for node, name in columns.items() if node in table}
 
 
-def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
+def visits_of(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
     """The client in every scope that a finished run still has; one at a time, they share the host's models."""
     own = evaluation_cell(state.round, [client], state.clients, state.inboxes)
     download = state.downloads.get(state.newest.get(client, 0), {})

@@ -7,6 +7,9 @@ name in this visit, in a download or its inbox, or the entry itself where it rec
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +27,12 @@ from shoal.engine.uploads.protocol_checks import named
 from shoal.engine.uploads.reduction import counted
 from shoal.engine.uploads.robust import require_enough
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 from shoal.storage.user_code.user_code import UserCode
 
 KIND = "attack.kind"
+# Attacks on the data of hostile clients; all others are on what they send.
+ON_DATA = ("label_flip", "backdoor")
 Change = Callable[[Tensor, float, torch.Generator], Tensor]
 
 
@@ -43,27 +49,49 @@ def hostile_clients(options: AttackOptions, clients: int, seed: int) -> frozense
 
 def require_possible(config: Config, cohort: int) -> None:
     """Raises a ShoalError if no client would be hostile, an attack is none, or a cohort is too small."""
-    clients, attack = config.partition.clients, config.attack.kind
+    clients, attack, hostile = config.partition.clients, config.attack.kind, frozenset[int]()
     if attack != "none":
-        hostile_clients(config.attack, clients, config.seed)
+        hostile = hostile_clients(config.attack, clients, config.seed)
+        if attack == "backdoor" and (why := _no_backdoor(config)):
+            raise ShoalError(KIND, f"backdoor attaches nodes to whole graphs of nodes, {why}")
         for code in own_among(KIND, [attack]).values():
             own_change(code)
     require_enough(config.aggregation, cohort)
+    root = config.aggregation.root
+    if config.aggregation.kind != "fltrust":
+        return
+    if root in hostile or not root < clients:
+        why = "is hostile with this seed" if root in hostile else f"is none of 0 to {clients - 1}"
+        raise ShoalError("aggregation.root", f"client {root} {why}; trust another one")
+    if cohort < clients:
+        raise ShoalError("aggregation.kind", f"fltrust trusts client {root} in every round; take participation.ratio=1")
+
+
+def _no_backdoor(config: Config) -> str:
+    """Why no trigger can be planted; empty: it can."""
+    if config.task != "node":
+        return f"and task is {config.task}; take label_flip"
+    if config.data.cross_edges != "drop":
+        return "and sums over edges between clients are made before; take data.cross_edges=drop"
+    if config.propagation.rows != "all":
+        return "and propagation.rows shows labelled ones; take all"
+    return ""
 
 
 class HostileUploads:
-    """What hosts of a job do to uploads.
-
-    Attributes:
-        flipped: Clients that train with flipped labels; see `shoal.storage.store.view.View`.
-    """
+    """What hosts of a job do to uploads, and to data that hostile clients train on."""
 
     def __init__(self, job: Job) -> None:
         """Raises a ShoalError if the user's function is none."""
         attack, aggregation = job.attack or AttackOptions(), job.aggregation
         hostile = hostile_clients(attack, len(job.model_of), job.seed) if job.attack else frozenset[int]()
-        self.flipped = hostile if attack.kind == "label_flip" else frozenset[int]()
-        self._attacks, self._scale = hostile - self.flipped, attack.scale
+        self._hostile, self._attack, self._seed = hostile, attack, job.seed
+        self._attacks, self._scale = frozenset() if attack.kind in ON_DATA else hostile, attack.scale
+        self._trigger: Any = None
+        if attack.kind == "backdoor":
+            from shoal.storage.store.trigger import Trigger
+
+            self._trigger = Trigger(attack.nodes, attack.target, key(job.seed, "trigger"))
         if self._attacks:
             self._change = CHANGES.get(attack.kind) or own_change(job.own_attack[attack.kind])
         self._bound = aggregation.bound if aggregation and aggregation.kind == "norm_bound" else math.inf
@@ -72,6 +100,19 @@ class HostileUploads:
             from shoal.engine.uploads.privacy import once
 
             self._once, self._bound = once, job.privacy.clip or math.inf
+
+    def on_data(self, client: int) -> dict[str, Any]:
+        """What is done to the data that a client trains on, as of `Job.view`."""
+        if client not in self._hostile or self._attack.kind not in ON_DATA:
+            return {}
+        if self._trigger is None:
+            return {"flipped": True}
+        draw = key(self._seed, client, "backdoor")
+        return {"trigger": replace(self._trigger, share=self._attack.poison, draw=draw)}
+
+    def triggered(self, view: Callable[..., View]) -> Callable[[int], View] | None:
+        """Gives a client's data where test nodes have the trigger of a backdoor; None: there is no trigger."""
+        return self._trigger and partial(view, trigger=self._trigger)
 
     def attacked(
         self, client: int, upload: Upload, received: Tree, cell: Cell, rng: Callable[[str], torch.Generator]

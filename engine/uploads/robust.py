@@ -20,6 +20,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce, Replies, Tree
 from shoal.engine.config.round_sections import AggregationOptions, AttackOptions, SecureOptions
 from shoal.engine.messages.cell import Outcome
+from shoal.engine.uploads.compression import like
 from shoal.engine.uploads.reduction import TILE, require_one_shape
 from shoal.storage.errors import ShoalError
 
@@ -27,6 +28,8 @@ from shoal.storage.errors import ShoalError
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
 # Of the geometric median: distances below nu count as nu (Pillutla et al., section 4); steps and their accuracy.
 NU, STEPS, ACCURACY = 1e-6, 1000, 1e-10
+# What divides no number by zero.
+TINY = 1e-30
 
 
 def tolerated(options: AggregationOptions, clients: int) -> int:
@@ -58,7 +61,7 @@ class Door:
         self.seed = 0
         self._holder: Any = None
         # Of the attack, where that is one on uploads.
-        self._attack = None if attack is None or attack.kind == "label_flip" else attack.kind
+        self._attack = None if attack is None or attack.kind in ("label_flip", "backdoor") else attack.kind
 
     @property
     def keeps_rows(self) -> bool:
@@ -100,8 +103,11 @@ class Door:
         self._holder = self._holder or KeyHolder()
         return Homomorphic(self.secure, clients, self._holder.public, self._holder)
 
-    def reduced(self, outcomes: Sequence[Outcome]) -> Replies:
-        """What the server sees of cells that kept rows; raises a ShoalError if clients' shapes differ."""
+    def reduced(self, outcomes: Sequence[Outcome], shared: Tree) -> Replies:
+        """What the server sees of cells that kept rows, after this download.
+
+        Raises ShoalError: clients' shapes differ, or too few have weight.
+        """
         ids = [client for outcome in outcomes for client in outcome.ids]
         order = sorted(range(len(ids)), key=ids.__getitem__)
         rows: dict[str, list[Tensor]] = {}
@@ -112,11 +118,15 @@ class Door:
             rows[entry], weights[entry] = ([found[place][part] for place in order] for part in (0, 1))
         assert self._aggregation is not None
         totals = {entry: torch.stack(torch.broadcast_tensors(*of)).sum(0) for entry, of in weights.items()}
-        return Replies(sorted(ids), reduce_rows(self._aggregation, rows, weights), totals)
+        return Replies(sorted(ids), reduce_rows(self._aggregation, rows, weights, sorted(ids), shared), totals)
 
 
 def reduce_rows(
-    options: AggregationOptions, rows: Mapping[str, Sequence[Tensor]], weights: Mapping[str, Sequence[Tensor]]
+    options: AggregationOptions,
+    rows: Mapping[str, Sequence[Tensor]],
+    weights: Mapping[str, Sequence[Tensor]],
+    ids: Sequence[int] = (),
+    shared: Tree | None = None,
 ) -> Tree:
     """The reduced entries, float32; zero where no client has weight.
 
@@ -125,6 +135,8 @@ def reduce_rows(
     Args:
         rows: By entry the tensor of every client, of one shape.
         weights: By entry the float64 weight of every client, a number or a tensor that broadcasts against the entry.
+        ids: The clients, of which `fltrust` trusts one.
+        shared: What all of them received: entries are changes from tensors of their names.
     """
     if options.kind in ("median", "trimmed"):
         return {entry: _by_coordinate(options, of, weights[entry]) for entry, of in rows.items()}
@@ -140,6 +152,9 @@ def reduce_rows(
         return {entry: torch.zeros(of[0].shape) for entry, of in rows.items()}
     require_enough(options, len(counted))
     here = {entry: [of[place].reshape(-1) for place in counted] for entry, of in rows.items()}
+    if options.kind == "fltrust":
+        found = trusted(options.root, [ids[place] for place in counted], here, shared or {})
+        return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in found.items()}
     distances = squared_distances(list(here.values()))
     f = tolerated(options, len(counted))
     out = {entry: torch.empty(of[0].numel()) for entry, of in here.items()}
@@ -152,6 +167,47 @@ def reduce_rows(
             else:
                 out[entry][tile] = (block_BM * shares).sum(1)
     return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in out.items()}
+
+
+def trusted(root: int, ids: Sequence[int], rows: Mapping[str, Sequence[Tensor]], shared: Tree) -> Tree:
+    """FLTrust (Cao et al., NDSS 2021, algorithm 2), float32: the root's change g_0 says how far others are trusted.
+
+    g = sum_i TS_i |g_0| / |g_i| g_i / sum_i TS_i with TS_i = max(0, cos(g_i, g_0)), over all clients but the root, of
+    whole messages; zero where none is trusted. The server does not train on a set of its own: it owns the root's shard.
+
+    Raises ShoalError: the root is not among the clients, or alone.
+
+    Args:
+        root: The client that is trusted.
+        ids: Those that have weight, M of them.
+        rows: By entry a flat tensor of each.
+        shared: What all received: entries are changes from tensors of their names, or from zero.
+    """
+    if root not in ids or len(ids) == 1:
+        raise ShoalError(
+            "aggregation.root", f"client {root} and another one must train in every round, found {list(ids[:20])}"
+        )
+    bases = {entry: like(of[0], shared.get(entry)) for entry, of in rows.items()}
+    flat = {entry: torch.zeros_like(rows[entry][0]) if of is None else of.reshape(-1) for entry, of in bases.items()}
+    place, dots_M, squares_M = ids.index(root), *torch.zeros(2, len(ids), dtype=torch.float64)
+
+    def changes(entry: str, tile: slice) -> Tensor:
+        return torch.stack([row[tile] for row in rows[entry]]).double() - flat[entry][tile]
+
+    for entry in rows:
+        for tile in _tiles(len(flat[entry])):
+            change_MB = changes(entry, tile)
+            dots_M += (change_MB * change_MB[place]).sum(1)
+            squares_M += change_MB.square().sum(1)
+    norm_M = squares_M.sqrt()
+    trust_M = (dots_M / (norm_M * norm_M[place]).clamp(min=TINY)).clamp(min=0)
+    trust_M[place] = 0
+    share_M = trust_M / trust_M.sum().clamp(min=TINY) * norm_M[place] / norm_M.clamp(min=TINY)
+    out = {entry: of.float().clone() for entry, of in flat.items()}
+    for entry, of in out.items():
+        for tile in _tiles(len(of)):
+            of[tile] = flat[entry][tile] + (changes(entry, tile) * share_M[:, None]).sum(0)
+    return out
 
 
 def _tiles(width: int) -> list[slice]:

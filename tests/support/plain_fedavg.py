@@ -39,6 +39,19 @@ def sgd_step(server: Server, client: int, w: np.ndarray, lr: float, flipped: boo
     return w - np.float32(lr) * free.grad.numpy(), len(y)
 
 
+def by_trust(changes: np.ndarray, root: int) -> np.ndarray:
+    """FLTrust's change of changes `[M, P]`, client by client."""
+    trusted, total, found = changes[root], 0.0, np.zeros(changes.shape[1])
+    for place, change in enumerate(changes):
+        if place == root:
+            continue
+        size = np.linalg.norm(change)
+        trust = max(0.0, float(change @ trusted) / (size * np.linalg.norm(trusted))) if size else 0.0
+        found += trust * np.linalg.norm(trusted) / (size or 1) * change
+        total += trust
+    return found / total if total else found
+
+
 def cross_entropy(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
     """What a method of plain training takes as its loss."""
     return F.cross_entropy(out.logits_NC, y)

@@ -81,8 +81,12 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("attack.kind", "scaled", "algorithm", "local", "fedavg"),
     ("attack.share", 0.1, "attack.kind", "none", "label_flip"),
     ("attack.scale", 2.0, "attack.kind", "label_flip", "mine.py:Own"),
+    ("attack.target", 1, "attack.kind", "label_flip", "backdoor"),
+    ("attack.poison", 0.5, "attack.kind", "scaled", "backdoor"),
+    ("attack.nodes", 1, "attack.kind", "none", "backdoor"),
     ("aggregation.kind", "median", "algorithm", "global", "fedavg"),
     ("aggregation.share", 0.1, "aggregation.kind", "median", "bulyan"),
+    ("aggregation.root", 1, "aggregation.kind", "median", "fltrust"),
     ("aggregation.bound", 2.0, "aggregation.kind", "krum", "norm_bound"),
     *(
         (key, value, "schedule.name", "fedbuff", "synchronous")

@@ -10,7 +10,7 @@ import pytest
 import ray
 import torch
 from support.errors import refused
-from support.plain_fedavg import sgd_step
+from support.plain_fedavg import by_trust, sgd_step
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
@@ -27,7 +27,7 @@ from shoal.engine.uploads.hostile import HostileUploads, hostile_clients
 from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]
-LR = 0.5
+LR, ROOT_CLIENT = 0.5, 1
 # Softmax regression on the features, by one step of plain SGD a round.
 PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "train.lr": LR, "train.epochs": 1}
 PLAIN |= {"train.dropout": 0.0, "train.weight_decay": 0.0, "algorithm.weight": "train"}
@@ -73,16 +73,19 @@ def drawn(seed: int, number: int, client: int, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["label_flip", "sign_flip", "gaussian", "scaled", "own"])
-@pytest.mark.parametrize("defence", ["mean", "median", "norm_bound"])
+@pytest.mark.parametrize("defence", ["mean", "median", "norm_bound", "fltrust"])
 def test_rounds_of_fedavg_with_hostile_clients(start: Start, tmp_path: Path, kind: str, defence: str) -> None:
     (tmp_path / "own.py").write_text(OWN)
     name = f"{tmp_path / 'own.py'}:Shifted" if kind == "own" else kind
     keys = {"attack.kind": name, "attack.share": 0.4, "participation.count": 4, "aggregation.kind": defence}
     keys |= {} if kind == "label_flip" else {"attack.scale": 3.0}
     keys |= {"aggregation.bound": 0.05} if defence == "norm_bound" else {}
+    # All clients take part, and one that trains and is not hostile is trusted.
+    keys |= {"aggregation.root": ROOT_CLIENT, "participation.count": 6} if defence == "fltrust" else {}
     server = start({**PLAIN, **keys})
     hostile = hostile_clients(AttackOptions(kind="scaled", share=0.4), 6, server.job.seed)
     assert len(hostile) == 2
+    assert ROOT_CLIENT not in hostile
     w, attacked, clipped = server.state.server["w"].numpy().copy(), 0, 0
     for number in (1, 2, 3):
         rows, sizes = [], []
@@ -103,9 +106,11 @@ def test_rounds_of_fedavg_with_hostile_clients(start: Start, tmp_path: Path, kin
                 change, clipped = change * 0.05 / norm, clipped + 1
             rows.append(w + change)
             sizes.append(size)
-        w = (np.median(rows, axis=0) if defence == "median" else np.average(rows, axis=0, weights=sizes)).astype(
-            np.float32
-        )
+        if defence == "fltrust":
+            reduced = w + by_trust(np.stack(rows) - w, ROOT_CLIENT)
+        else:
+            reduced = np.median(rows, axis=0) if defence == "median" else np.average(rows, axis=0, weights=sizes)
+        w = reduced.astype(np.float32)
         server.round()
         np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
     assert attacked
@@ -160,6 +165,7 @@ HARD = {"attack.kind": "gaussian", "attack.share": 0.34, "participation.ratio": 
 @pytest.mark.parametrize("keys", [
     {"aggregation.kind": "trimmed", "algorithm.name": "scaffold"},
     {"aggregation.kind": "geometric_median", "algorithm.name": "fedavg", "communication.upload": "int8"},
+    {"aggregation.kind": "fltrust", "aggregation.root": 1, "participation.ratio": 1.0},
     {"aggregation.kind": "krum", "aggregation.share": 0.0, "participation.ratio": 0.9, "attack.kind": "label_flip"},
 ])  # fmt: skip
 def test_same_bits_on_two_hosts_and_after_a_resume(
@@ -204,6 +210,12 @@ def test_wrong_attacks_and_small_cohorts_are_refused_before_data_is_read(
             RunPlan.of(make_config(attack__kind=f"{tmp_path / 'own.py'}:{name}"))
     with refused("attack.share", says="0.1 of 5 clients is less than one"):
         RunPlan.of(make_config(attack__kind="scaled", attack__share=0.1))
+    (number,) = hostile_clients(AttackOptions(kind="scaled"), 5, 0)
+    for root, says in ((number, "is hostile with this seed; trust another one"), (5, "is none of 0 to 4")):
+        with refused("aggregation.root", says=says):
+            RunPlan.of(make_config(attack__kind="scaled", aggregation__kind="fltrust", aggregation__root=root))
+    with refused("aggregation.kind", says="fltrust trusts client 0 in every round; take participation.ratio=1"):
+        RunPlan.of(make_config(aggregation__kind="fltrust", participation__count=2))
     with refused("aggregation.kind", says="bulyan against 1 hostile of 5 clients needs 7 in a round"):
         RunPlan.of(make_config(aggregation__kind="bulyan"))
     with refused("aggregation.kind", says="krum against 1 hostile of 2 clients needs 5 in a round"):

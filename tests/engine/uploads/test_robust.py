@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.plain_fedavg import by_trust
 from support.small_cells import cell_of
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from shoal.algorithms.protocol import Reduce, Replies, Upload
 from shoal.engine.config.round_sections import AggregationOptions, AttackOptions
 from shoal.engine.messages.cell import Outcome, one_by_one
 from shoal.engine.uploads.reduction import TILE, merge, reduce_cell
-from shoal.engine.uploads.robust import Door, require_enough, tolerated
+from shoal.engine.uploads.robust import Door, require_enough, tolerated, trusted
 
 KINDS = ("median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median")
 
@@ -38,7 +39,7 @@ def reduce(kind: str, cells: Sequence[Sequence[int]], uploads: dict[int, Upload]
             reduce_cell([uploads[i] for i in ids], cell, outcome)
         assert not outcome.sums
         outcomes.append(outcome)
-    return Door(None, AggregationOptions(kind=kind, share=share), "Mine").reduced(outcomes)  # type: ignore[arg-type]
+    return Door(None, AggregationOptions(kind=kind, share=share), "Mine").reduced(outcomes, {})  # type: ignore[arg-type]
 
 
 def krum_order(rows: np.ndarray, f: int) -> list[int]:
@@ -213,3 +214,28 @@ def test_shapes_that_differ_are_refused() -> None:
     for cells in ([[0, 1]], [[0], [1]]):
         with refused(says="upload() gives 'w' as [2] at client 0 and as [3] at client 1; "):
             reduce("median", cells, {0: one(torch.ones(2)), 1: one(torch.ones(3))})
+
+
+@pytest.mark.parametrize("width", [7, TILE + 5])
+def test_fltrust_weighs_changes_by_likeness_to_that_of_the_root(width: int) -> None:
+    rng = np.random.default_rng(width)
+    base = rng.standard_normal(width).astype(np.float32)
+    toward = rng.standard_normal(width)
+    # One is opposed, one large, one did not move.
+    changes = toward + rng.standard_normal((6, width))
+    changes[1], changes[2], changes[3] = -changes[1], 50 * changes[2], 0
+    rows = (base + changes).astype(np.float32)
+    shared = {"a": torch.from_numpy(base[:3].copy()), "b": torch.from_numpy(base[3:].copy())}
+    entries = {
+        "a": [torch.from_numpy(row[:3].copy()) for row in rows],
+        "b": [torch.from_numpy(row[3:].copy()) for row in rows],
+    }
+    found = trusted(8, [2, 4, 5, 6, 8, 9], entries, shared)
+    expected_change = by_trust(rows.astype(np.float64) - base, 4)
+    np.testing.assert_allclose(torch.cat(list(found.values())), base + expected_change, rtol=1e-5, atol=1e-5)
+    # What was not received is its own change; where all others are opposed, nothing changes.
+    alone = trusted(1, [0, 1], {"a": [torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.0])]}, {})
+    assert alone["a"].tolist() == [0.0, 0.0]
+    for ids in ([0, 2], [1]):
+        with refused("aggregation.root", says=f"client 1 and another one must train in every round, found {ids}"):
+            trusted(1, ids, {"a": [torch.ones(2) for _ in ids]}, {})

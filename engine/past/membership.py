@@ -1,0 +1,145 @@
+"""Membership inference on the models of a finished run: how well a model's loss tells training items from test items.
+
+An item's signal is log p - log(1 - p) of the probability p that the client's deployed model gives to its label, which
+orders items as their loss does: the threshold of Yeom et al., Privacy risk in machine learning (CSF 2018). The
+calibrated one is less its mean over the client's items of that class, as thresholds by class do (Song & Mittal,
+Systematic evaluation of privacy risks, USENIX Security 2021). Neither needs shadow models. Of each client, training and
+test items are drawn in equal numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.rng import key
+from shoal.engine.config.config import load_config
+from shoal.engine.hosts.host import Visit
+from shoal.engine.rounds.scoring import scores_of
+from shoal.engine.runs.export import Reopened, reopen, visits_of
+from shoal.engine.screen.progress import progress
+from shoal.engine.studies.text_table import TextTable
+from shoal.storage.errors import ShoalError
+
+ALL, FPR = "all", 0.01
+# Of a signal: a method may rule classes out.
+LARGEST = 1e6
+HEADS = ("client", "items of each", "AUC", "AUC calibrated", "TPR at 1 % FPR", "calibrated")
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Of one client, or of all: as many training as test items, and the attack's success in percent.
+
+    `auc` and `tpr` are of losses and of calibrated ones; chance is 50 and 1. A rate of true positives at 1 % of false
+    ones is NaN with fewer than 100 items.
+    """
+
+    client: str
+    items: int
+    auc: tuple[float, float]
+    tpr: tuple[float, float]
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The cells of a table."""
+        numbers = ("-" if value != value else f"{value:.1f}" for value in (*self.auc, *self.tpr))
+        return self.client, f"{self.items:,}", *numbers
+
+
+@dataclass(frozen=True)
+class Memberships:
+    """Success over all items together, and of every client that trained and has test items."""
+
+    overall: Membership
+    clients: Sequence[Membership]
+    bound: str
+
+    def table(self) -> TextTable:
+        """All together, then least, median and most over clients of each number."""
+        numbers = np.array([(each.items, *each.auc, *each.tpr) for each in self.clients])
+        rows = [self.overall.row]
+        for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
+            known = [column[~np.isnan(column)] for column in numbers.T]
+            items, *rest = (float(of(column)) if len(column) else np.nan for column in known)
+            rows.append(Membership(name, int(items), (rest[0], rest[1]), (rest[2], rest[3])).row)
+        title = f"membership inference on deployed models (%), chance 50 and 1: {len(self.clients)} clients"
+        return TextTable(HEADS, tuple(rows), 1, title=title, notes=(self.bound,) if self.bound else ())
+
+    def csv(self) -> str:
+        """A line for all together, and for every client."""
+        return TextTable(HEADS, (self.overall.row, *(each.row for each in self.clients)), 1).csv()
+
+
+def membership(run: Path) -> Memberships:
+    """Attacks the deployed models of a finished run; any task.
+
+    Raises ShoalError: the run is not finished or its last checkpoint is gone, or no client has both training and test
+    items.
+    """
+    opened, found = reopen(run, None), dict[int, tuple[np.ndarray, ...]]()
+    with progress("attack", opened.store.clients, "clients") as step:
+        for client in range(opened.store.clients):
+            # One that never took part has no model that saw its items.
+            if client in opened.state.newest or client in opened.state.clients:
+                _, visit = next(visits_of(opened.host, opened.state, client, opened.global_model))
+                found[client] = _signals(opened, visit, client)
+            step.advance()
+    found = {client: of for client, of in found.items() if len(of[0])}
+    if not found:
+        raise ShoalError(run, "no client that trained has training and test items, which the attack tells apart")
+    pooled = tuple(np.concatenate(of, axis=-1) for of in zip(*found.values()))
+    config, bound = load_config(run), ""
+    if config.privacy.unit != "none":
+        from shoal.engine.uploads.privacy import bound_of
+
+        bound = bound_of(config, opened.state.round)
+    return Memberships(_success(ALL, *pooled), [_success(str(i), *of) for i, of in found.items()], bound)
+
+
+def _signals(opened: Reopened, visit: Visit, client: int) -> tuple[np.ndarray, ...]:
+    """Signals of training and of test items, each `[2, n]`: plain and calibrated; of n drawn items of each."""
+    data, parts = visit.scored.data, list[Tensor]()
+    number = min(len(data.train), len(data.test))
+    if not number:
+        return np.empty((2, 0)), np.empty((2, 0))
+    rng = np.random.default_rng(key(opened.job.seed, client, "membership"))
+    for part in ("train", "test"):
+        items = getattr(data, part)
+        scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, part, len(items)).detach().double()
+        drawn = torch.from_numpy(np.sort(rng.permutation(len(items))[:number]))
+        parts += [margin(scores_NC[drawn], data.label[items[drawn]]), data.label[items[drawn]]]
+    signal, label = torch.cat(parts[::2]).numpy(), torch.cat(parts[1::2]).numpy()
+    totals, counts = np.bincount(label, signal), np.bincount(label)
+    both = np.stack([signal, signal - (totals / np.maximum(counts, 1))[label]])
+    return both[:, :number], both[:, number:]
+
+
+def margin(scores_NC: Tensor, label_N: Tensor) -> Tensor:
+    """log p - log(1 - p) of labels, float64 `[N]`, without the rounding of p near 1."""
+    own_N = scores_NC.gather(1, label_N[:, None]).squeeze(1)
+    found_N = own_N - scores_NC.scatter(1, label_N[:, None], -torch.inf).logsumexp(1)
+    return found_N.clamp(-LARGEST, LARGEST)
+
+
+def _success(client: str, member: np.ndarray, other: np.ndarray) -> Membership:
+    """Of signals `[2, n]` of training and test items."""
+    pairs = list(zip(member, other))
+    auc, tpr = ([100 * of(*pair) for pair in pairs] for of in (area, true_positives))
+    return Membership(client, member.shape[1], (auc[0], auc[1]), (tpr[0], tpr[1]))
+
+
+def area(member: np.ndarray, other: np.ndarray) -> float:
+    """The share of pairs in which the member has the larger signal, a tie counting half: the area under the ROC."""
+    below = np.sort(other)
+    twice = np.searchsorted(below, member, "left").sum() + np.searchsorted(below, member, "right").sum()
+    return float(twice / (2 * len(member) * len(other)))
+
+
+def true_positives(member: np.ndarray, other: np.ndarray) -> float:
+    """The share of members above the signal that 1 % of the others, rounded down, are above; NaN of fewer than 100."""
+    allowed = int(FPR * len(other) + 1e-9)
+    return float((member > np.sort(other)[::-1][allowed]).mean()) if allowed else float("nan")
