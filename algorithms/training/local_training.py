@@ -64,6 +64,10 @@ class LocalTrainer:
         self._moments = {name: moments_key(name) for name in models}
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
+    def take(self, gradients: AnalyticGradient) -> None:
+        """Trains by these gradients alone from now on."""
+        self._analytic, self._small = gradients, None
+
     def use(self, options: TrainOptions) -> None:
         """Trains with other options from now on, of which the learning rate is another one."""
         self.options = options

@@ -100,15 +100,18 @@ RULES = (
     _one_of("partition.alpha", "partition.method", "dirichlet"),
     _one_of("partition.options", "partition.method", OWN),
     Rule(
-        ("propagation.r", "propagation.dtype", "propagation.keep"),
+        ("propagation.r", "propagation.dtype", "propagation.keep", "propagation.max_degree"),
         "propagation.hops", "above 0", lambda c: c.propagation.hops > 0,
     ),
-    Rule(("propagation.r",), "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops),
+    Rule(
+        ("propagation.r", "propagation.max_degree"), "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops
+    ),
     _one_of(
         "data.cross_share data.cross_seed data.cross_min_neighbours", "data.cross_edges", "hops", "one_hop", "two_hop"
     ),
     Rule(CROSS, "propagation.hops", "above 0", lambda c: c.data.cross_edges != "hops" or c.propagation.hops > 0),
     _one_of(*CROSS, "propagation.keep", "all"),
+    Rule(CROSS, "propagation.max_degree", "null", lambda c: c.propagation.max_degree is None),
     Rule(
         CROSS, "model", f"that reads hops ({', '.join(READ_HOPS)})",
         lambda c: c.data.cross_edges != "hops" or _reads_hops(c),
@@ -184,7 +187,7 @@ RULES = (
     _one_of("aggregation.share", "aggregation.kind", "trimmed", "krum", "multi_krum", "bulyan"),
     _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
     _one_of("aggregation.root", "aggregation.kind", "fltrust"),
-    _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client"),
+    _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client", "node"),
     # Nodes of a client are read by others there.
     _one_of("privacy.unit", "data.cross_edges", "drop"),
     _one_of("secure.threshold", "secure.kind", "masks", "homomorphic"),

@@ -229,28 +229,21 @@ class AggregationOptions:
     root: Count = 0
 
 
-def _unit(unit: Any) -> Any:
-    if unit == "node":
-        raise ValueError(
-            "a node is read by its neighbours and in every step, and has no bound of its own; client bounds all nodes "
-            "of a client together"
-        )
-    return unit
-
-
 @dataclass(frozen=True, config=CLOSED)
 class PrivacyOptions:
-    """Differential privacy of what methods average; see `shoal.engine.uploads.privacy`.
+    """Differential privacy; see `shoal.engine.uploads.privacy`, and of nodes `shoal.engine.uploads.node_privacy`.
 
     Attributes:
-        unit: What is hidden: nothing (`none`), or all data of one `client`.
-        clip: C, the largest l2 norm of the change of a message; null: any, without noise.
-        noise: z, of which the noise on a sum of changes has the deviation z C. Either this, or `epsilon`.
-        epsilon: Of a client after all rounds, for which the least noise is taken.
-        delta: Beside epsilon; less than one over the number of clients.
+        unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.
+        clip: C, the largest l2 norm of the change of a message, or of a training node's gradient; null: any, without
+            noise.
+        noise: z, of which the noise on a sum of changes, or of gradients, has the deviation z C. Either this, or
+            `epsilon`.
+        epsilon: Of a client, or a node, after all rounds, for which the least noise is taken.
+        delta: Beside epsilon; less than one over the number of clients, or of a client's nodes.
     """
 
-    unit: Annotated[Literal["none", "client"], BeforeValidator(_unit)] = "none"
+    unit: Literal["none", "client", "node"] = "none"
     clip: Annotated[Number, Field(gt=0)] | None = 1.0
     noise: Annotated[Number, Field(ge=0)] | None = None
     epsilon: Annotated[Number, Field(gt=0)] | None = None

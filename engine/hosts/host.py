@@ -163,6 +163,10 @@ class OpenedJob:
                 LocalTrainer(models, job.train, self.algorithm, form),
                 BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
             )
+            if job.clipped_rows is not None:
+                from shoal.algorithms.training.clipped_rows import ClippedRows
+
+                kind.trainer.take(ClippedRows(models[MODEL], *job.clipped_rows))
             self.kinds.append(kind)
 
     def train_with(self, options: TrainOptions) -> None:

@@ -31,7 +31,7 @@ from shoal.engine.config.sections import ACCURACY, BACKDOOR
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
-from shoal.engine.messages.trainers import Clients, trainers_of
+from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
 from shoal.storage.store.store import Store
@@ -75,6 +75,7 @@ class Job:
         own_attack: The user's function for it, by name.
         aggregation: How means are reduced; None: as weighted means.
         privacy: How changes are bounded and hidden; None: they are not.
+        clipped_rows: Clip and noise of training rows, as of `ClippedRows`; None: they have none.
         secure: How clients hide what they send; None: they do not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
@@ -111,6 +112,7 @@ class Job:
     own_attack: Mapping[str, UserCode] = field(default_factory=dict)
     aggregation: AggregationOptions | None = None
     privacy: PrivacyOptions | None = None
+    clipped_rows: tuple[float | None, float] | None = None
     secure: SecureOptions | None = None
     predictions: bool = False
     digests: bool = False
@@ -197,7 +199,8 @@ class Job:
         `device` is the type of a host's device; None: that of the job.
         """
         clients = Clients(self.infos(self.open_training(store)), store.manifest.features, self.in_round)
-        return trainers_of(self.trainer, device or self.device, algorithm, models, self.train, clients)
+        path = self.trainer if self.clipped_rows is None else AUTOGRAD
+        return trainers_of(path, device or self.device, algorithm, models, self.train, clients)
 
     def _shape(self, store: Store) -> dict[str, Any]:
         manifest = store.manifest
@@ -336,7 +339,8 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         attack=None if config.attack.kind == "none" else config.attack,
         own_attack=own_among("attack.kind", [config.attack.kind]),
         aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
-        privacy=None if config.privacy.unit == "none" else config.privacy,
+        privacy=config.privacy if config.privacy.unit == "client" else None,
+        clipped_rows=_clipped_rows(config),
         secure=None if config.secure.kind == "none" else config.secure,
         digests=config.run.keep_digests,
         # Clients of a run that is not synchronous train one by one.
@@ -344,6 +348,14 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
     )
+
+
+def _clipped_rows(config: Config) -> tuple[float | None, float] | None:
+    if config.privacy.unit != "node":
+        return None
+    from shoal.engine.uploads.node_privacy import noise_of_node
+
+    return config.privacy.clip, noise_of_node(config)
 
 
 def _training(config: Config, store: Store) -> str:

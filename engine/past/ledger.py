@@ -18,12 +18,13 @@ from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
 from shoal.engine.rounds.server import Server
 from shoal.engine.studies.text_table import TextTable
-from shoal.engine.uploads.privacy import bound_of, drawn_of, epsilon_after, noise_of
+from shoal.engine.uploads.privacy import bound_of, drawn_of, epsilon_of
 from shoal.storage.errors import ShoalError
 
 # Rounds that the table of epsilon has at most.
 MOST_ROUNDS = 10
 HIDDEN = "a sum of bounded changes with noise: what it says of a client is bounded by epsilon"
+OF_ROWS = "a model trained on clipped rows with noise: what it says of a node is bounded by epsilon"
 BY_ROW = (
     "a mean by row, weighted by counts: a row that one client has is its own, of one item that item's embedding; "
     "counts tell the client's labels"
@@ -45,10 +46,13 @@ class Sent:
     shape: tuple[int, ...]
     by_row: bool
 
-    def reveals(self, classes: int, hidden: bool, in_sum: bool = False) -> str:
+    def reveals(self, classes: int, unit: str, in_sum: bool = False) -> str:
         """What it tells of a client, a sentence."""
+        hidden = unit == "client"
+        if unit == "node":
+            return OF_ROWS
         if self.how is Reduce.MEAN:
-            return HIDDEN_IN_A_SUM if in_sum else BY_ROW if self.by_row else HIDDEN if hidden else AVERAGED
+            return HIDDEN if hidden else HIDDEN_IN_A_SUM if in_sum else BY_ROW if self.by_row else AVERAGED
         if self.how is Reduce.MIX:
             return MIXED
         return OF_CLASSES if len(self.shape) == 2 and self.shape[0] == classes else SEEN
@@ -90,8 +94,9 @@ class Ledger:
         sent: Entries of one round, with what each tells.
         times: Messages of every client, int64 `[clients]`, one for each round that it took part in.
         bytes: That every client sent, int64 `[clients]`.
-        epsilons: By round epsilon of a client, to the delta of the config; empty: changes were not hidden.
+        epsilons: By round epsilon of a client or a node, to the delta of the config; empty: nothing was hidden.
         bound: What epsilon is of.
+        unit: Of it, a client or a node.
     """
 
     sent: Sequence[tuple[Sent, str]]
@@ -99,6 +104,7 @@ class Ledger:
     bytes: np.ndarray
     epsilons: Mapping[int, float]
     bound: str
+    unit: str = "client"
 
     def tables(self) -> dict[str, TextTable]:
         """By name of a file: entries, clients, and epsilon after rounds if there is one."""
@@ -117,7 +123,7 @@ class Ledger:
         }
         if self.epsilons:
             rows = tuple((str(number), f"{epsilon:.4g}") for number, epsilon in self.epsilons.items())
-            found["epsilon"] = TextTable(("after round", "epsilon of a client"), rows, 1, title=self.bound)
+            found["epsilon"] = TextTable(("after round", f"epsilon of a {self.unit}"), rows, 1, title=self.bound)
         return found
 
     def write(self, folder: Path) -> Path:
@@ -148,26 +154,25 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     if not backend.found:
         raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
     private, classes = past.config.privacy, past.store.manifest.classes
-    hidden = private.unit != "none"
     times, sizes = np.zeros(past.store.clients, np.int64), np.zeros(past.store.clients, np.int64)
     for line in past.lines:
         _add(line, times, sizes)
     epsilons, bound = dict[int, float](), ""
-    if hidden:
-        drawn, clients = drawn_of(past.config)
-        noise, last = noise_of(private, drawn, clients, past.config.rounds), len(past.lines)
+    if private.unit != "none":
+        last, (drawn, clients) = len(past.lines), drawn_of(past.config)
         for after in sorted({round(last * (i + 1) / MOST_ROUNDS) for i in range(MOST_ROUNDS)} - {0} | {1, last}):
-            epsilons[after] = epsilon_after(noise, private.delta, drawn, clients, after)
+            epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
         [
-            (one, one.reveals(classes, hidden, past.config.secure.kind != "none" and not hidden))
+            (one, one.reveals(classes, private.unit, past.config.secure.kind != "none"))
             for one in backend.found.values()
         ],
         times,
         sizes,
         epsilons,
         bound,
+        private.unit,
     )
 
 

@@ -67,6 +67,10 @@ class RunPlan:
         device = device_choice(config)
         require_known(config)
         rounds = plan_of(config, algorithm.centralized or not trains)
+        if config.privacy.unit == "node":
+            from shoal.engine.uploads.node_privacy import require_bounded
+
+            require_bounded(config, algorithm)
         return cls(config, method, algorithm, device, callbacks, rounds)
 
     @cached_property
@@ -124,7 +128,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
             everybody = config.partition.clients
             cohort = draw_cohort(everybody, participation, config.seed, 1, None, newcomers)
             require_possible(config, len(cohort))
-        if config.privacy.unit != "none":
+        if config.privacy.unit == "client":
             from shoal.engine.uploads import privacy
 
             privacy.require_possible(config)

@@ -80,13 +80,18 @@ def drawn_of(config: Config) -> tuple[int, int]:
     return min(config.participation.size(clients), clients), clients
 
 
-def require_possible(config: Config) -> None:
-    """Raises a ShoalError, which names the key: noise is not given once, or what else is chosen has no bound."""
-    options, clients = config.privacy, config.partition.clients
+def require_noise(options: PrivacyOptions) -> None:
+    """Raises a ShoalError, which names the key: noise is not given once, or has no clip."""
     if (options.noise is None) == (options.epsilon is None):
         raise ShoalError("privacy.noise", "give either privacy.noise, or privacy.epsilon, which finds the noise")
     if options.clip is None and options.noise != 0:
         raise ShoalError("privacy.clip", "noise is a multiple of the clip, found null; set a number")
+
+
+def require_possible(config: Config) -> None:
+    """Raises a ShoalError, which names the key: noise is not given once, or what else is chosen has no bound."""
+    options, clients = config.privacy, config.partition.clients
+    require_noise(options)
     if options.delta * clients >= 1:
         raise ShoalError("privacy.delta", f"{options.delta:g} of {clients} clients; take less than {1 / clients:g}")
     for place, idle, why in (
@@ -105,13 +110,26 @@ def require_possible(config: Config) -> None:
     noise_of(options, *drawn_of(config), config.rounds)
 
 
+def epsilon_of(config: Config, rounds: int) -> float:
+    """Epsilon of a client or a node after so many rounds of a run; raises as `epsilon_after`."""
+    if config.privacy.unit == "node":
+        from shoal.engine.uploads.node_privacy import epsilon_of_node
+
+        return epsilon_of_node(config, rounds)
+    options, drawn = config.privacy, drawn_of(config)
+    return epsilon_after(noise_of(options, *drawn, config.rounds), options.delta, *drawn, rounds)
+
+
 def bound_of(config: Config, rounds: int) -> str:
-    """What hides a client, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
+    """What hides a client or a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
+    if config.privacy.unit == "node":
+        from shoal.engine.uploads.node_privacy import bound_of_node
+
+        return bound_of_node(config, rounds)
     options, drawn = config.privacy, drawn_of(config)
     noise = noise_of(options, *drawn, config.rounds)
-    epsilon = epsilon_after(noise, options.delta, *drawn, rounds)
     return (
-        f"epsilon {epsilon:.3g} of a client (all its data replaced), delta {options.delta:g}; "
+        f"epsilon {epsilon_of(config, rounds):.3g} of a client (all its data replaced), delta {options.delta:g}; "
         f"noise {noise:.4g}, clip {options.clip}"
     )
 

@@ -71,6 +71,8 @@ def hops(
     A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
     features are sparse as long as that gains (`gains_sparse`).
     """
+    if propagation.max_degree is not None:
+        indptr, indices, weight = bounded(indptr, indices, propagation.max_degree, weight)
     result: list[Rows] = []
     for _ in range(propagation.hops):
         last = result[-1] if result else x
@@ -85,6 +87,28 @@ def hops(
         propagate(indptr, indices, last, propagation.r, out, weight=weight)
         result.append(out)
     return result
+
+
+def bounded(
+    indptr: np.ndarray, indices: np.ndarray, most: int, weight: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """A graph as of `propagate`, its rows ascending, without edges of nodes that have more than `most`; and weights.
+
+    Edges are numbered at random, keyed by `most`. One stays if at both of its nodes fewer than `most` have a smaller
+    number: graphs of this degree stay as they are.
+    """
+    degree = np.diff(indptr)
+    if degree.max(initial=0) <= most:
+        return indptr, indices, weight
+    row = np.repeat(np.arange(len(degree)), degree)
+    # An entry's place in the order of columns is that of its other direction in the order of rows.
+    other = np.lexsort((row, indices))
+    number = np.random.default_rng(most).permutation(len(row))[np.minimum(np.arange(len(row)), other)]
+    first = np.empty(len(row), dtype=bool)
+    first[np.lexsort((number, row))] = np.arange(len(row)) - indptr[row] < most
+    kept = first & first[other]
+    few = np.bincount(row[kept], minlength=len(degree)).cumsum()
+    return np.append(0, few).astype(indptr.dtype), indices[kept], None if weight is None else weight[kept]
 
 
 def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -26,6 +26,8 @@ class PropagationOptions:
             neighbours and the edges among these only: label propagation is limited to them, hops are not.
         keep: What lies on disk: hops of `all` rows that a client sees, of `labelled` rows alone, or `none`. Others are
             computed when a visit reads them, to the same bits, and cached. It changes no number.
+        max_degree: Most edges of a node that hops run over; see `bounded` in `shoal.storage.graph.propagation`. null:
+            all.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -36,12 +38,14 @@ class PropagationOptions:
     dtype: Literal["float32", "float16"] = "float32"
     rows: Literal["all", "labelled"] = "all"
     keep: Literal["all", "labelled", "none"] = "all"
+    max_degree: Positive | None = None
 
     @property
     def name(self) -> str:
         """Name of these hops, such as `r0.5-k3-float32`."""
         rows = "" if self.rows == "all" else f"-{self.rows}"
-        return f"r{self.r}-k{self.hops}-{self.dtype}{rows}" + (f"-keep-{self.keep}" if self.computed else "")
+        most = "" if self.max_degree is None else f"-degree{self.max_degree}"
+        return f"r{self.r}-k{self.hops}-{self.dtype}{most}{rows}" + (f"-keep-{self.keep}" if self.computed else "")
 
     @property
     def boundaries(self) -> str | None:
@@ -133,8 +137,8 @@ def propagation_of(name: str) -> PropagationOptions:
     own, _, cross = name.partition("-cross-")
     if cross:
         return over_cross_edges(propagation_of(own), cross)
-    found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(-labelled)?(?:-keep-(labelled|none))?", name)
+    found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(?:-degree(\d+))?(-labelled)?(?:-keep-(labelled|none))?", name)
     assert found is not None, name
-    r, hops, dtype, labelled, keep = found.groups()
+    r, hops, dtype, most, labelled, keep = found.groups()
     kept: Any = {"dtype": dtype, "rows": "labelled" if labelled else "all", "keep": keep or "all"}
-    return PropagationOptions(int(hops), float(r), **kept)
+    return PropagationOptions(int(hops), float(r), max_degree=int(most) if most else None, **kept)

@@ -71,7 +71,7 @@ KINDS: list[tuple[str, list[Any]]] = [
         "participation.at_least participation.candidates evaluation.every evaluation.clients engine.hosts "
         "engine.threads engine.cell_size "
         "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs "
-        "schedule.concurrency schedule.buffer schedule.tiers",
+        "schedule.concurrency schedule.buffer schedule.tiers propagation.max_degree",
         [0, -1, 2.5, "4", True],
     ),
     (
@@ -136,7 +136,7 @@ REFUSED: dict[str, list[Any]] = {
     "aggregation.root": [-1, 0.5, "0", True],
     "attack.nodes": [0, 101, 2.5, "3", True],
     "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
-    "privacy.unit": ["node"],
+    "privacy.unit": ["nodes"],
     "privacy.noise": [-0.1, NAN, INF, True, "1"],
     "privacy.delta": [1.0],
     "engine.hosts": [10**12],

@@ -210,8 +210,6 @@ def test_what_has_no_epsilon_is_refused_before_data_is_read(
         plan(privacy__noise=1.0, participation__without=[1])
     with refused("data.newcomers", says="take 0"):
         plan(privacy__noise=1.0, data__newcomers=0.4)
-    with refused("privacy.unit", says="a node is read by its neighbours"):
-        plan(privacy__unit="node", privacy__noise=1.0)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with refused("privacy.epsilon", says="pip install 'shoal[privacy]'"):
         plan(privacy__epsilon=1.5)

@@ -14,10 +14,10 @@ from support.shards import dense
 from torch_geometric.nn import SGConv
 
 from shoal.storage.graph import propagation
-from shoal.storage.graph.propagation import hops, propagate
+from shoal.storage.graph.propagation import bounded, hops, propagate
 from shoal.storage.graph.rows import CsrRows, dense_bytes, sparse_bytes
 from shoal.storage.kernels.spmm import converts_halves
-from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.options.propagation import PropagationOptions, propagation_of
 
 
 def random_graph(seed: int, nodes: int, density: float) -> np.ndarray:
@@ -272,3 +272,41 @@ def test_too_large_for_float16(width: int) -> None:
     x = csr_rows(np.full((60, 1), 6e4, dtype=np.float16) * np.eye(1, width, dtype=np.float16))
     with refused("propagation.dtype", says="float16 ends at 65504, but a hop reaches"):
         hops(*csr(random_graph(4, 60, 0.1)), x, PropagationOptions(1, 1.0, "float16"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.1, 0.4, 0.9]))
+def test_bounded_graphs_keep_edges_that_are_among_the_first_at_both_nodes(seed: int, most: int, density: float) -> None:
+    adjacency = random_graph(seed, 14, density)
+    indptr, indices = csr(adjacency)
+    weight = np.triu(np.random.default_rng(seed).random((14, 14)), 1).astype(np.float32)
+    of_entries = (weight + weight.T)[np.nonzero(adjacency)]
+    pointer, kept, weights = bounded(indptr, indices, most, of_entries)
+    found = np.zeros_like(adjacency)
+    found[np.repeat(np.arange(14), np.diff(pointer)), kept] = 1
+    assert pointer.dtype == indptr.dtype
+    assert pointer[-1] == len(kept) == found.sum()
+    assert (found == found.T).all()
+    assert (found <= adjacency).all()
+    assert found.sum(0).max() <= most
+    assert weights is not None
+    np.testing.assert_array_equal(weights, (weight + weight.T)[np.nonzero(found)])
+    # The edge with the smallest number among those of both of its nodes stays: there is one.
+    assert found.any() == adjacency.any()
+    if adjacency.sum(0).max() <= most:
+        assert kept is indices
+
+
+def test_hops_of_a_degree_run_over_the_bounded_graph() -> None:
+    # A star of four leaves: one edge stays, whichever; its leaf and the hub average, others keep their own.
+    star = np.zeros((5, 5))
+    star[0, 1:] = star[1:, 0] = 1
+    x = np.arange(5, dtype=np.float32)[:, None]
+    options = PropagationOptions(1, 0.0, max_degree=1)
+    found = hops(*csr(star), x, options)[0][:, 0]
+    moved = np.flatnonzero(found[1:] != x[1:, 0]) + 1
+    assert len(moved) == 1
+    assert found[0] == found[moved[0]] == moved[0] / 2
+    for name in ("r0.0-k1-float32-degree1", "r0.5-k2-float16-degree12-labelled"):
+        assert propagation_of(name).name == name
+    assert propagation_of(options.name) == options
