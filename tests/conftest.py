@@ -67,6 +67,7 @@ def pytest_collectstart() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(5_000, 10, 20)
     gc.enable()
 
 
