@@ -88,8 +88,9 @@ def _without_generated_files() -> Iterator[None]:
     """Removes the files to which PyG writes the loop of a layer, to import it once; it leaves them where they are."""
     count = len(sys.modules)
     yield
-    for name, module in list(sys.modules.items())[count:]:
-        folder, file = os.path.split(getattr(module, "__file__", None) or "")
+    # A list of pairs would be thousands of objects a model, which make Python look for garbage.
+    for name in list(sys.modules)[count:]:
+        folder, file = os.path.split(getattr(sys.modules.get(name), "__file__", None) or "")
         if folder == tempfile.gettempdir() and file.startswith(f"{name}_"):
             with suppress(OSError):
                 os.unlink(os.path.join(folder, file))
