@@ -131,8 +131,8 @@ def test_what_cannot_be_is_refused(start: Start) -> None:
     on = {f"participation.{name}": value for name, value in CLOCK.items()}
     with refused("participation.deadline", says="no client can meet 0.001 s: the fastest takes 0.0"):
         start({**SGC, **on, "participation.deadline": 0.001})
-    with refused("participation.devices", says="the work of gat here is not known"):
-        start({**on, "model.name": "gat"})
+    with refused("participation.devices", says="the work of gcn here is not known"):
+        start({**on, "model": {"name": "gcn", "head": "linear", "fanouts": [2, 2]}})
     with refused(Path("mine.csv").absolute(), says="no such file"):
         start({**SGC, **on, "participation.devices": "mine.csv"})
 
