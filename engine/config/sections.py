@@ -159,6 +159,13 @@ def _cross_edges(value: Any) -> Any:
     return value
 
 
+def _cross_share(value: Any) -> Any:
+    """Refuses a share of no edges, which is another choice."""
+    if value == 0:
+        raise ValueError("a share of 0 keeps no edge; take data.cross_edges: drop")
+    return value
+
+
 # Bases in this order: a resolved config begins with the dataset.
 @dataclass(frozen=True, config=CLOSED)
 class DataConfig(SplitOptions, DatasetPlaces):
@@ -197,7 +204,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     inductive: Flag = False
     edge_weights: EdgeWeights = "keep"
     cross_edges: Annotated[Literal["drop", "hops", "one_hop", "two_hop"], BeforeValidator(_cross_edges)] = "drop"
-    cross_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    cross_share: Annotated[Number, Field(gt=0, le=1), BeforeValidator(_cross_share)] = 1.0
     cross_seed: Seed = 0
     cross_min_neighbours: Positive = 1
     newcomers: Annotated[Number, Field(ge=0, lt=1)] = 0.0

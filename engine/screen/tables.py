@@ -167,13 +167,15 @@ def show_store(place: object, manifest: Manifest) -> None:
 
 def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
     edges, sums, of_one, known, same = record.counts.sum(0).tolist()
+    if not edges:
+        return "none is kept: hops run over clients' own edges"
     cut = record.counts[:, 0]
     shares = cut / np.maximum(cut + manifest.clients.count("entries"), 1)
     worst = np.argsort(-shares, kind="stable")[:WORST_CLIENTS]
     most = ", ".join(f"{100 * shares[client]:.1f} % of client {client}'s" for client in worst)
     of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
     return (
-        f"{edges // 2:,} undirected, {min(cut):,} to {max(cut):,} a client{of_class}; of all edges {most}; "
+        f"{edges // 2:,} undirected, {min(cut):,} to {max(cut):,} a client{of_class}; of the edges of hops {most}; "
         f"{sums:,} sums a hop ({size(record.hop_bytes(manifest.features))}), {of_one:,} of one neighbour"
     )
 

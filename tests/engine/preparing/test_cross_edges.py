@@ -172,6 +172,10 @@ def test_a_share_of_the_edges_and_sums_over_too_few(make_config: Make) -> None:
         assert abs(edges.sum() / all_of_them.sum() - share) < 0.1
     assert not (few & ~more).any()
     assert (kept(share=0.3, seed=1)[0] != few).any()
+    none, _, without, _ = kept(min_neighbours=NODES)
+    assert not none.any()
+    shown = " ".join(CliRunner().invoke(app, ["inspect", str(without.path)]).output.replace("│", " ").split())
+    assert "none is kept: hops run over clients' own edges" in shown
     two, *_ = kept(min_neighbours=2)
     sums = np.stack([all_of_them[:, own == client].sum(1) for client in range(5)], axis=1)
     np.testing.assert_array_equal(two, all_of_them & (sums[:, own] >= 2))
@@ -335,7 +339,7 @@ def test_inspect_shows_the_clients_and_classes_of_cut_edges(make_config: Make) -
     result = CliRunner().invoke(app, ["inspect", str(store.path), "--edges"])
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.replace("│", " ").split())
-    assert f"of all edges {lost[worst]:.1f} % of client {worst}'s" in text
+    assert f"of the edges of hops {lost[worst]:.1f} % of client {worst}'s" in text
     of_one = [100 * (whole & which & same).sum() / (whole & which).sum() for which in (~inside, inside)]
     assert f"of one class {of_one[0]:.2f} {of_one[1]:.2f}" in text
     joined = {
