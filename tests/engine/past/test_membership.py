@@ -97,7 +97,19 @@ def test_graphs_and_one_client(tmp_path: Path, configure: Callable[..., Config],
     assert len(membership(made(tmp_path, partition={"clients": 1})).clients) == 1
 
 
-def test_runs_without_a_checkpoint_or_members_are_refused(tmp_path: Path) -> None:
+def test_clients_that_never_trained_or_lack_a_part_are_left_out(
+    tmp_path: Path, configure: Callable[..., Config]
+) -> None:
+    keys = {"run.root": str(tmp_path / "runs"), "run.tensorboard": False, "rounds": 1}
+    # Client 4 has no test node, client 5 none for training.
+    assert [each.client for each in membership(run(configure(keys))).clients] == ["0", "1", "2", "3"]
+    some = membership(run(configure({**keys, "participation.without": [1, 2]})))
+    assert [each.client for each in some.clients] == ["0", "3"]
+    with refused(says="no client that trained has training and test items"):
+        membership(run(configure({**keys, "participation.without": [0, 1, 2, 3]})))
+
+
+def test_runs_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     folder = made(tmp_path / "whole")
     for checkpoint in sorted((folder / CHECKPOINTS).iterdir()):
         for file in sorted(checkpoint.rglob("*")):
@@ -105,7 +117,5 @@ def test_runs_without_a_checkpoint_or_members_are_refused(tmp_path: Path) -> Non
         checkpoint.rmdir()
     with refused(says="no checkpoint of round"):
         membership(folder)
-    with refused(says="no client that trained has training and test items"):
-        membership(made(tmp_path / "none", data={"fractions": [0.5, 0.3, 0.001]}))
     with refused(says="summary.json"):
         membership(tmp_path)
