@@ -318,9 +318,10 @@ def test_a_cache_without_room_is_refused(config_of: Make, tmp_path: Path) -> Non
         copy_of(address)
 
 
-def test_a_sweep_at_an_address_is_refused(config_of: Make, tmp_path: Path) -> None:
-    with refused("run.root"):
-        shoal.sweep(config_of(f"file://{tmp_path}/there"), {"seed": [0, 1]})
+def test_a_sweep_of_a_program_has_its_runs_at_the_address(config_of: Make, tmp_path: Path) -> None:
+    found = shoal.sweep(config_of(f"file://{tmp_path}/there"), {"seed": [0, 1]})
+    assert found.complete
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {run.path.name for run in found.runs}
 
 
 def test_a_store_at_an_address_is_inspected_verified_and_removed(config_of: Make, tmp_path: Path) -> None:
