@@ -222,7 +222,7 @@ class AggregationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class PrivacyOptions:
-    """Differential privacy; see `shoal.engine.uploads.privacy`, and of nodes `shoal.engine.uploads.node_privacy`.
+    """Differential privacy; see `shoal.engine.uploads.privacy`, and of nodes `shoal.engine.config.node_privacy`.
 
     Attributes:
         unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.

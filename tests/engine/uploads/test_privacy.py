@@ -20,13 +20,14 @@ from support.plain_fedavg import sgd_step
 from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.config.accounting import STEP, epsilon_after, noise_of
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.uploads.privacy import STEP, Release, epsilon_after, noise_of
+from shoal.engine.uploads.privacy import Release
 
 Start = Callable[..., Server]
 LR = 0.5
