@@ -144,6 +144,8 @@ def _require_own_fleet(run: Path, fleet: Fleet, asked: Asked) -> None:
         raise ShoalError(run, "--deadline", f"the run's own times, of {kind}, decided its steps; leave it out")
     assert own.devices is not None
     assert own.network is not None
+    assert own.devices is not None
+    assert own.network is not None
     classes = read_classes(own.devices, "devices", DEVICES), read_network(own.network)
     its = Fleet.of(*classes, len(fleet.device), own.seed)
     if any(not np.array_equal(getattr(its, each.name), getattr(fleet, each.name)) for each in fields(Fleet)):

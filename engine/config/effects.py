@@ -139,6 +139,10 @@ RULES = (
     ),
     Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
     Rule(
+        ("participation.draw",), "participation.selection", "random, without trace, availability, devices and dropout",
+        lambda c: c.participation.trace is None and not c.participation.simulates,
+    ),
+    Rule(
         ("participation.at_least",), "participation.trace", "a file, or another availability than always",
         lambda c: c.participation.trace is not None or c.participation.availability.kind != "always",
     ),

@@ -67,6 +67,8 @@ class ParticipationOptions:
     Attributes:
         ratio: Share of all clients, rounded down to one or more.
         count: Number of clients; wins over `ratio`.
+        draw: So many clients in every round (`fixed`), or each on its own with that share as its probability
+            (`poisson`), so that their number varies and may be 0.
         at_least: A round with fewer clients online does not take place.
         trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
         without: Clients that never answer: each is drawn as the others are, and left out of its rounds, so that the
@@ -85,6 +87,7 @@ class ParticipationOptions:
 
     ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
     count: Positive | None = None
+    draw: Literal["fixed", "poisson"] = "fixed"
     at_least: Positive = 1
     trace: FilePath | None = None
     without: tuple[Whole, ...] = ()
@@ -231,7 +234,7 @@ class AggregationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class PrivacyOptions:
-    """Differential privacy; see `shoal.engine.uploads.privacy`, and of nodes `shoal.engine.uploads.node_privacy`.
+    """Differential privacy; see `shoal.engine.uploads.privacy`, and of nodes `shoal.engine.config.node_privacy`.
 
     Attributes:
         unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.

@@ -353,7 +353,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
 def _clipped_rows(config: Config) -> tuple[float | None, float] | None:
     if config.privacy.unit != "node":
         return None
-    from shoal.engine.uploads.node_privacy import noise_of_node
+    from shoal.engine.config.node_privacy import noise_of_node
 
     return config.privacy.clip, noise_of_node(config)
 

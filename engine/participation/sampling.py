@@ -58,6 +58,8 @@ def draw_cohort(
 ) -> list[int]:
     """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
 
+    With `options.draw: poisson` each takes part with the probability of such a cohort.
+
     Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
 
     Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all drawn, fewer than
@@ -71,7 +73,10 @@ def draw_cohort(
     if len(present) < options.at_least:
         return []
     drawn = present
-    if size < len(present):
+    if options.draw == "poisson":
+        rng = np.random.default_rng(key(seed, round_number, "cohort"))
+        drawn = present[rng.random(len(present)) < size / (clients - len(newcomers))]
+    elif size < len(present):
         drawn = np.sort(
             np.random.default_rng(key(seed, round_number, "cohort")).choice(present, size=size, replace=False)
         )

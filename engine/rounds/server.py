@@ -88,6 +88,8 @@ class Server:
         self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics, plan.newcomers)
         # As methods see them: a federation without newcomers has nothing of theirs.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
+        # A round without clients is public, as any other is.
+        self._noise_alone = job.privacy is not None and plan.participation.draw == "poisson"
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
         if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
@@ -101,7 +103,9 @@ class Server:
 
                 clients = len(self.infos)
                 drawn = min(plan.participation.size(clients), clients)
-                self._door.release = Release(job.privacy, job.seed, drawn, clients, plan.rounds, name)
+                self._door.release = Release(
+                    job.privacy, job.seed, drawn, clients, plan.rounds, name, self._noise_alone
+                )
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -147,7 +151,7 @@ class Server:
             )  # fmt: skip
             # 2. The method's part. A round without a cohort changes nothing.
             records: Tree = {}
-            if cohort:
+            if cohort or self._noise_alone:
                 context = self._context(number, records if self.plan.keep_records else None)
                 self.run_method(exchange, context, partial(self.schedule.is_last_visit, round_number=number))
                 meter.note(context.notes)
@@ -404,7 +408,7 @@ class Exchange:
             self._secure.read(sums.whole, from_clients)
         replies, held = combine(answered, from_clients, ask.up, sums)
         self._held.update(held)
-        if answered and self._door is not None and self._door.release is not None:
+        if self._door is not None and self._door.release is not None:
             replies = self._door.release.of(replies, ask, next_state.round)
         return replies
 

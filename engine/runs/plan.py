@@ -68,7 +68,7 @@ class RunPlan:
         require_known(config)
         rounds = plan_of(config, algorithm.centralized or not trains)
         if config.privacy.unit == "node":
-            from shoal.engine.uploads.node_privacy import require_bounded
+            from shoal.engine.config.node_privacy import require_bounded
 
             require_bounded(config, algorithm)
         return cls(config, method, algorithm, device, callbacks, rounds)

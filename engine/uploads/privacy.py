@@ -5,87 +5,28 @@ with cohorts of a fixed size m: the server releases w + (sum_i clip(w_i - w, C) 
 federations are neighbours if they differ in all data of one client, so that their sums differ by 2 C at most. Epsilon
 is that of m of n clients drawn without replacement (Wang, Balle, Kasiviswanathan, Subsampled Renyi differential
 privacy and analytical moments accountant, AISTATS 2019, theorem 27), as the package dp-accounting computes it.
-"""
 
-from functools import lru_cache
-from types import ModuleType
+With `participation.draw: poisson` cohorts are as in the paper, and the sum is divided by m = q n all the same.
+Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the
+sampled Gaussian mechanism, 2019, section 3).
+"""
 
 import torch
 
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
 from shoal.algorithms.rng import key
+from shoal.engine.config.accounting import epsilon_after, noise_of, require_noise
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.uploads.compression import like
 from shoal.storage.errors import ShoalError
 
-# Noise for an epsilon is found to this accuracy, on the side of more noise, and not looked for below.
-STEP, LEAST_NOISE = 1e-3, 0.05
-
-
-def accounting() -> ModuleType:
-    """The package dp_accounting; raises a ShoalError if it is not installed."""
-    try:
-        import dp_accounting
-        import dp_accounting.rdp
-    except ImportError:
-        raise ShoalError("privacy.epsilon", "needs the package dp-accounting; pip install 'shoal[privacy]'") from None
-    return dp_accounting
-
-
-def epsilon_after(noise: float, delta: float, drawn: int, clients: int, rounds: int) -> float:
-    """Epsilon of a client after so many rounds with `drawn` of `clients`; infinite without noise.
-
-    Raises ShoalError: dp-accounting is not installed.
-    """
-    if not noise:
-        return float("inf") if rounds else 0.0
-    dp = accounting()
-    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(_release(noise, drawn, clients), rounds)
-    return float(accountant.get_epsilon(delta))
-
-
-@lru_cache
-def noise_of(options: PrivacyOptions, drawn: int, clients: int, rounds: int) -> float:
-    """z, as it is given, or the least with which all rounds together stay within epsilon.
-
-    Raises ShoalError: dp-accounting is not installed.
-    """
-    if options.noise is not None:
-        return options.noise
-    dp = accounting()
-    return float(
-        dp.calibrate_dp_mechanism(
-            lambda: dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE),
-            lambda noise: dp.SelfComposedDpEvent(_release(noise, drawn, clients), rounds),
-            options.epsilon,
-            options.delta,
-            bracket_interval=dp.LowerEndpointAndGuess(LEAST_NOISE, 1.0),
-            tol=STEP,
-        )
-    )
-
-
-def _release(noise: float, drawn: int, clients: int) -> object:
-    # Its deviation is z C, and one client's data changes the sum by 2 C.
-    dp = accounting()
-    return dp.SampledWithoutReplacementDpEvent(clients, drawn, dp.GaussianDpEvent(noise / 2))
-
 
 def drawn_of(config: Config) -> tuple[int, int]:
-    """Clients of each round, and all."""
+    """Clients of each round, or so many in the mean, and all."""
     clients = config.partition.clients
     return min(config.participation.size(clients), clients), clients
-
-
-def require_noise(options: PrivacyOptions) -> None:
-    """Raises a ShoalError, which names the key: noise is not given once, or has no clip."""
-    if (options.noise is None) == (options.epsilon is None):
-        raise ShoalError("privacy.noise", "give either privacy.noise, or privacy.epsilon, which finds the noise")
-    if options.clip is None and options.noise != 0:
-        raise ShoalError("privacy.clip", "noise is a multiple of the clip, found null; set a number")
 
 
 def require_possible(config: Config) -> None:
@@ -107,31 +48,35 @@ def require_possible(config: Config) -> None:
     ):
         if not idle:
             raise ShoalError(place, f"has no bound with privacy.unit=client: {why}")
-    noise_of(options, *drawn_of(config), config.rounds)
+    _noise(config)
 
 
 def epsilon_of(config: Config, rounds: int) -> float:
     """Epsilon of a client or a node after so many rounds of a run; raises as `epsilon_after`."""
     if config.privacy.unit == "node":
-        from shoal.engine.uploads.node_privacy import epsilon_of_node
+        from shoal.engine.config.node_privacy import epsilon_of_node
 
         return epsilon_of_node(config, rounds)
-    options, drawn = config.privacy, drawn_of(config)
-    return epsilon_after(noise_of(options, *drawn, config.rounds), options.delta, *drawn, rounds)
+    poisson = config.participation.draw == "poisson"
+    return epsilon_after(_noise(config), config.privacy.delta, *drawn_of(config), rounds, poisson)
 
 
 def bound_of(config: Config, rounds: int) -> str:
     """What hides a client or a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
     if config.privacy.unit == "node":
-        from shoal.engine.uploads.node_privacy import bound_of_node
+        from shoal.engine.config.node_privacy import bound_of_node
 
         return bound_of_node(config, rounds)
-    options, drawn = config.privacy, drawn_of(config)
-    noise = noise_of(options, *drawn, config.rounds)
+    options, poisson = config.privacy, config.participation.draw == "poisson"
+    neighbours = "with or without it" if poisson else "all its data replaced"
     return (
-        f"epsilon {epsilon_of(config, rounds):.3g} of a client (all its data replaced), delta {options.delta:g}; "
-        f"noise {noise:.4g}, clip {options.clip}"
+        f"epsilon {epsilon_of(config, rounds):.3g} of a client ({neighbours}), delta {options.delta:g}; "
+        f"noise {_noise(config):.4g}, clip {options.clip}"
     )
+
+
+def _noise(config: Config) -> float:
+    return noise_of(config.privacy, *drawn_of(config), config.rounds, config.participation.draw == "poisson")
 
 
 def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
@@ -161,9 +106,18 @@ class Release:
         noise: z, in clips.
     """
 
-    def __init__(self, options: PrivacyOptions, seed: int, drawn: int, clients: int, rounds: int, method: str) -> None:
+    def __init__(
+        self,
+        options: PrivacyOptions,
+        seed: int,
+        drawn: int,
+        clients: int,
+        rounds: int,
+        method: str,
+        poisson: bool = False,
+    ) -> None:
         """Of a run; raises as `noise_of`."""
-        self.noise = noise_of(options, drawn, clients, rounds)
+        self.noise = noise_of(options, drawn, clients, rounds, poisson)
         self._deviation = self.noise * (options.clip or 0.0) / drawn
         self._seed, self._drawn, self._method = seed, drawn, method
 
@@ -183,9 +137,19 @@ class Release:
                 )
 
     def of(self, replies: Replies, ask: Ask, number: int) -> Replies:
-        """The means over m clients, who answered or not, with noise; the weight of each is m."""
+        """The means over m clients, who answered or not, with noise; the weight of each is m.
+
+        Raises ShoalError: no client was drawn, and an entry is no change of what the server sends.
+        """
         entries: Tree = {}
-        for name, mean in replies.entries.items():
+        for name in ask.up:
+            mean = replies.entries.get(name, ask.shared.get(name))
+            if mean is None:
+                raise ShoalError(
+                    "participation.draw",
+                    f"poisson drew no client in round {number}, and {self._method} sends no {name!r} that would stay "
+                    "as it is; take more clients, or fixed",
+                )
             if len(replies.ids) != self._drawn:
                 base = like(mean, ask.shared.get(name))
                 base = torch.zeros_like(mean) if base is None else base
@@ -194,5 +158,6 @@ class Release:
                 rng = torch.Generator().manual_seed(key(self._seed, number, "privacy", name))
                 mean = mean + self._deviation * torch.randn(mean.shape, generator=rng)
             entries[name] = mean
-        weights = {name: torch.full_like(weight, self._drawn) for name, weight in replies.weights.items()}
+        known = {name: replies.weights.get(name, torch.zeros((), dtype=torch.float64)) for name in ask.up}
+        weights = {name: torch.full_like(weight, self._drawn) for name, weight in known.items()}
         return Replies(replies.ids, entries, weights, replies.lists)

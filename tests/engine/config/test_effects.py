@@ -63,6 +63,8 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.count", 2, "algorithm", "global", "fedavg"),
     ("participation.without", [2], "algorithm", "global", "fedavg"),
     ("participation.ratio", 0.5, "participation.count", 2, None),
+    ("participation.draw", "poisson", "participation.selection", "loss", "random"),
+    ("participation.draw", "poisson", "algorithm", "global", "fedavg"),
     ("participation.at_least", 2, "participation.trace", None, "t.npy"),
     ("data.newcomers", 0.2, "algorithm", "global", "fedavg"),
     ("data.newcomers", 0.2, "data.cross_edges", "hops", "drop"),

@@ -207,3 +207,19 @@ def test_clients_of_a_cell_one_by_one() -> None:
         own = {name: {i: tree for i, tree in whole.items() if i == client} for name, whole in kept.items()}
         assert {name: getattr(single, name) for name in kept} == own
         assert (single.round, single.phase, single.up, single.train) == (1, "train", {"w": Reduce.MEAN}, True)
+
+
+def test_poisson_cohorts_have_each_client_on_its_own() -> None:
+    """Rates of clients and of pairs, within five standard errors of 4,000 rounds."""
+    options, rounds = ParticipationOptions(count=3, draw="poisson"), 4000
+    cohorts = [draw_cohort(10, options, 5, number, None, [2, 7]) for number in range(1, rounds + 1)]
+    took = np.array([[client in cohort for client in range(10)] for cohort in cohorts])
+    assert not took[:, [2, 7]].any()
+    took = np.delete(took, [2, 7], axis=1).astype(float)
+    q = 3 / 8
+    assert (abs(took.mean(0) - q) < 5 * math.sqrt(q * (1 - q) / rounds)).all()
+    both = took.T @ took / rounds - np.diag(took.mean(0)) + np.diag(np.full(8, q**2))
+    assert (abs(both - q**2) < 5 * math.sqrt(q**2 * (1 - q**2) / rounds)).all()
+    assert {len(cohort) for cohort in cohorts} >= set(range(8))
+    assert all(cohort == sorted(cohort) for cohort in cohorts)
+    assert draw_cohort(10, options, 5, 1, None, [2, 7]) == cohorts[0]

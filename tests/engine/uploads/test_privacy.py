@@ -20,13 +20,14 @@ from support.plain_fedavg import sgd_step
 from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.config.accounting import STEP, epsilon_after, noise_of
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.uploads.privacy import STEP, Release, epsilon_after, noise_of
+from shoal.engine.uploads.privacy import Release
 
 Start = Callable[..., Server]
 LR = 0.5
@@ -55,6 +56,53 @@ def test_rounds_of_fedavg_with_clipped_changes_and_noise(start: Start, noise: fl
         np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=2e-6)
     assert clipped
     assert untrained
+
+
+def test_rounds_of_poisson_cohorts_have_noise_also_without_a_client(start: Start) -> None:
+    keys = {**PLAIN, **HIDDEN, "participation.count": 2, "participation.draw": "poisson"}
+    server = next(
+        server
+        for server in (start({**keys, "seed": seed}) for seed in range(200))
+        if sorted(len(server.cohort(number)) == 0 for number in (1, 2, 3)) == [False, False, True]
+    )
+    w, empty = server.state.server["w"].numpy().astype(np.float64), []
+    for number in (1, 2, 3):
+        total, cohort = np.zeros(len(w)), server.cohort(number)
+        empty += [] if cohort else [number]
+        for client in cohort:
+            after, size = sgd_step(server, client, w.astype(np.float32), LR)
+            change = (after - w.astype(np.float32)).astype(np.float64) if size else np.zeros(len(w))
+            total += change * min(1, 0.05 / max(float(np.sqrt((change**2).sum())), 1e-12))
+        rng = torch.Generator().manual_seed(key(server.job.seed, number, "privacy", "w"))
+        w = w + (total + 0.5 * 0.05 * torch.randn(len(w), generator=rng).numpy()) / 2
+        line = server.round()
+        assert line["cohort"] == cohort
+        np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=2e-6)
+    assert len(empty) == 1
+
+
+def test_an_entry_without_a_shape_is_refused_where_no_client_was_drawn() -> None:
+    release = Release(PrivacyOptions(unit="client", clip=1.0, noise=1.0), 0, 4, 9, 5, "Mine", poisson=True)
+    with refused("participation.draw", says="poisson drew no client in round 3, and Mine sends no 'c'"):
+        release.of(Replies([], {}, {}), Ask("train", {"c": Reduce.MEAN}), 3)
+
+
+@pytest.mark.parametrize(("noise", "drawn", "rounds"), [(1.0, 10, 20), (2.0, 50, 100), (0.8, 1, 50)])
+def test_epsilon_of_poisson_cohorts_is_that_of_the_sampled_gaussian(noise: float, drawn: int, rounds: int) -> None:
+    """Mironov, Talwar and Zhang, 2019, equation of section 3.3 for whole orders; the library takes others, too."""
+    q, delta = drawn / 200, 1e-4
+
+    def renyi(order: int) -> float:
+        terms = [
+            math.log(comb(order, k)) + (order - k) * math.log1p(-q) + k * math.log(q) + k * (k - 1) / (2 * noise**2)
+            for k in range(order + 1)
+        ]
+        return rounds * float(np.logaddexp.reduce(terms)) / (order - 1)
+
+    whole = of_renyi({order: renyi(order) for order in range(2, 64)}, delta)
+    found = epsilon_after(noise, delta, drawn, 200, rounds, poisson=True)
+    assert 0.9 * whole <= found <= whole * (1 + 1e-9)
+    assert found < epsilon_after(noise, delta, drawn, 200, rounds)
 
 
 def test_no_clip_and_no_noise_are_the_plain_run_of_equal_weights(start: Start) -> None:

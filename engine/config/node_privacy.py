@@ -9,8 +9,8 @@ differentially private graph neural networks, 2021, bound rows in this way; they
 from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL
 from shoal.algorithms.models.names import READ_HOPS
+from shoal.engine.config.accounting import epsilon_after, noise_of, require_noise
 from shoal.engine.config.config import Config
-from shoal.engine.uploads.privacy import epsilon_after, noise_of, require_noise
 from shoal.storage.errors import ShoalError
 
 DEGREE = "propagation.max_degree"
