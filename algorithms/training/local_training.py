@@ -56,17 +56,18 @@ class LocalTrainer:
         options: TrainOptions,
         method: Algorithm,
         analytic: AnalyticGradient | None = None,
+        clipped_rows: tuple[float | None, float] | None = None,
     ) -> None:
-        """Makes the optimizers once; `loss` is used where `fit` has none, `analytic` gradients for plain training."""
+        """Makes the optimizers once; plain training takes `analytic` gradients, or those of `ClippedRows`."""
         self.options = options
         self._method, self._analytic = method, analytic
         self._small = None if analytic is None else at_once(models[MODEL])
+        if clipped_rows is not None:
+            from shoal.algorithms.training.clipped_rows import ClippedRows
+
+            self._analytic, self._small = ClippedRows(models[MODEL], *clipped_rows), None
         self._moments = {name: moments_key(name) for name in models}
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
-
-    def take(self, gradients: AnalyticGradient) -> None:
-        """Trains by these gradients alone from now on."""
-        self._analytic, self._small = gradients, None
 
     def use(self, options: TrainOptions) -> None:
         """Trains with other options from now on, of which the learning rate is another one."""

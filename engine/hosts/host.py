@@ -145,28 +145,22 @@ class OpenedJob:
             name: [one.flat if device == CPU else one.flat.on(device) for one in several]
             for name, several in built.items()
         }
-        paths = job.trainers(store, self.algorithm, flats[MODEL], device.type)
         self.kinds = []
-        for number, path in enumerate(paths):
+        for number, path in enumerate(job.trainers(store, self.algorithm, flats[MODEL], device.type)):
             # A model that the method describes is of one kind at all clients.
             models = {name: several[number if len(several) > 1 else 0] for name, several in flats.items()}
             of = {name: several[number if len(several) > 1 else 0] for name, several in built.items()}
-            shared = [name for name, one in of.items() if one.spec.init != "own"]
             form = analytic(models[MODEL]) if path == ANALYTIC else None
             kind = _Kind(
                 models,
                 {name: parameters_key(name) for name in models},
                 of,
                 # Drawn on the processor: they are the same on any device.
-                {name: job.initial(of[name], name, 0).to(device) for name in shared},
+                {name: job.initial(one, name, 0).to(device) for name, one in of.items() if one.spec.init != "own"},
                 {parameters_key(name): model.w.shape for name, model in models.items()},
-                LocalTrainer(models, job.train, self.algorithm, form),
+                LocalTrainer(models, job.train, self.algorithm, form, job.clipped_rows),
                 BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
             )
-            if job.clipped_rows is not None:
-                from shoal.algorithms.training.clipped_rows import ClippedRows
-
-                kind.trainer.take(ClippedRows(models[MODEL], *job.clipped_rows))
             self.kinds.append(kind)
 
     def train_with(self, options: TrainOptions) -> None:
