@@ -7,7 +7,7 @@ differentially private graph neural networks, 2021, bound rows in this way; they
 """
 
 from shoal.algorithms.base import Algorithm, trains_plainly
-from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL
+from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, TO_COMPARE
 from shoal.algorithms.models.names import READ_HOPS
 from shoal.engine.config.accounting import epsilon_after, noise_of, require_noise
 from shoal.engine.config.config import Config
@@ -41,7 +41,7 @@ def require_bounded(config: Config, method: Algorithm) -> None:
         (
             "algorithm.name",
             name in AVERAGE_ONE_MODEL and trains_plainly(method),
-            f"{name} trains, or sends, with more than clipped rows; take fedavg or fedopt",
+            f"{name} trains, or sends, with more than clipped rows; take {TO_COMPARE[-1]}",
         ),
         ("train.batch_size", config.train.batch_size is None, "all rows are read in every step; take null"),
         ("engine.trainer", config.engine.trainer in ("auto", "autograd"), "rows are clipped by autograd; take auto"),
