@@ -107,12 +107,14 @@ def methods(where: Where) -> Iterator[Row]:
     """Every method against the processor, and twice against itself."""
     names = ("fedavg", "fedgta") if where.smallest else methods_for("node")
     cases = {name: {"algorithm": {"name": name, **OPTIONS.get(name, {})}, "model": model_of(name)} for name in names}
+    if "fedgcn" in cases:
+        cases["fedgcn"]["data"] = {"cross_edges": "one_hop"}
     yield from compared(where, cases)
 
 
 def model_of(method: str) -> Row:
     """A model that a method can train."""
-    coupled = {"fggp", "fedsage_plus", "fedsage_plus_fedgta"}
+    coupled = {"fggp", "fedgcn", "fedsage_plus", "fedsage_plus_fedgta"}
     norm = {"norm": "batch", "head": "conv"} if method == "fggp" else {}
     return {"name": "gcn", "hidden": 8, **norm} if method in coupled else {"name": "gamlp", "hidden": 8}
 
@@ -330,7 +332,7 @@ STAGES = {
     "versions": Stage(versions, 30),
     "ceilings": Stage(ceilings, 40),
     "models": Stage(models, 90),
-    "paths": Stage(paths, 240),
+    "paths": Stage(paths, 300),
     "graphs": Stage(graphs, 60),
     "uploads": Stage(uploads, 60),
     "propagation": Stage(propagation, 30),

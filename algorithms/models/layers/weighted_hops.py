@@ -32,7 +32,7 @@ def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "
     sparse = [hop for hop in hops if isinstance(hop, FeatureMatrix)]
     if len(head.linears) > 1 and len(sparse) == len(hops):
         return SparseHops(sparse, head, vectors_RF)
-    return DenseHops([hop.to_dense() for hop in hops], head, vectors_RF)
+    return DenseHops([hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops], head, vectors_RF)
 
 
 def joined_factors(weight_HF: Tensor, vectors_RF: Tensor) -> Tensor:
