@@ -88,7 +88,7 @@ def membership(run: Path) -> Memberships:
                 _, visit = next(visits_of(opened.host, opened.state, client, opened.global_model))
                 found[client] = _signals(opened, visit, client)
             step.advance()
-    found = {client: of for client, of in found.items() if len(of[0])}
+    found = {client: of for client, of in found.items() if of[0].size}
     if not found:
         raise ShoalError(run, "no client that trained has training and test items, which the attack tells apart")
     pooled = tuple(np.concatenate(of, axis=-1) for of in zip(*found.values()))

@@ -117,5 +117,5 @@ def test_runs_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
         checkpoint.rmdir()
     with refused(says="no checkpoint of round"):
         membership(folder)
-    with refused(says="summary.json"):
+    with refused(says="no such config"):
         membership(tmp_path)
