@@ -32,19 +32,19 @@ DIVERGED = 1e6
 _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
-class _Adam(torch.optim.Adam):
+class Adam(torch.optim.Adam):
     add_param_group = _add_param_group
 
 
-class _SGD(torch.optim.SGD):
+class SGD(torch.optim.SGD):
     add_param_group = _add_param_group
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
     """The optimizer of a model's parameters, or of those of batched clients."""
     if options.optimizer == "adam":
-        return _Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
-    return _SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
+        return Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
+    return SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
 
 
 class LocalTrainer:

@@ -139,7 +139,7 @@ def test_options_of_a_search_or_forecast_alone_are_refused(
 ) -> None:
     assert status("sweep", tiny, "seed=0,1", *options) == 2
     place = "--price" if options[0] == "--price" else "--search"
-    assert capsys.readouterr().err.startswith(f"shoal: {place}: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"shoal: {place}: ")
     assert not (tiny.parent / "runs").exists()
 
 
@@ -218,7 +218,7 @@ def test_a_package_that_is_missing(tiny: Path, module: str, package: str, change
     if module == "torch_geometric":
         done = without(module, "run", tiny)
         assert done.returncode == 0, done.stderr
-        assert "algorithm.name=local,global,fedavg,fedgta seed=0,1,2" in done.stdout
+        assert "algorithm=local,fedavg seeds=3" in done.stdout
 
 
 def test_missing_package_is_named_as_pip_installs_it() -> None:

@@ -11,6 +11,7 @@ from support.other_device.device import room_for
 from support.small_cells import cell_of, run_cells
 from torch import Tensor
 
+from shoal.algorithms.training import local_training
 from shoal.algorithms.training.batched.batched_inputs import MOST, NO_MATTER, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.engine.messages.cell import Outcome
@@ -95,12 +96,12 @@ def test_what_does_not_fit_is_halved_and_at_last_trained_alone(
 
 
 def test_what_has_taken_a_step_does_not_begin_anew(start: Start, there: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = torch.optim.Adam.step
+    step = local_training.Adam.step
 
-    def without_room(self: torch.optim.Adam, *received: Any) -> Any:
+    def without_room(self: local_training.Adam, *received: Any) -> Any:
         with room_for(0):
             return step(self, *received)
 
-    monkeypatch.setattr(torch.optim.Adam, "step", without_room)
+    monkeypatch.setattr(local_training.Adam, "step", without_room)
     with refused("round 1, client 0", says="OutOfMemoryError: the device"):
         start(BATCHED).round()

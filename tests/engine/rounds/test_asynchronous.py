@@ -259,5 +259,5 @@ def test_model_that_the_state_lacks_is_named(start: Start) -> None:
 
 
 def test_model_of_unknown_work_is_refused(start: Start) -> None:
-    with refused("schedule.name", says="the work of gat here is not known"):
-        start({**FEDBUFF, "model.name": "gat", "model.heads": 1})
+    with refused("schedule.name", says="the work of gcn here is not known"):
+        start({**FEDBUFF, "model.name": "gcn", "model.fanouts": [3, 2]})
