@@ -126,10 +126,10 @@ def test_a_killed_search_asks_for_the_same_trials(config: str, tmp_path: Path) -
 
 
 def test_several_at_once_are_the_same_trials(config: str, tmp_path: Path) -> None:
-    one = searched(config, trials=4, prune="median")
+    one = searched(config, trials=4, prune="halving")
     again = tmp_path / "again.yaml"
     again.write_text(Path(config).read_text().replace("/runs", "/others"))
-    two = searched(str(again), trials=4, prune="median", at_once=2)
+    two = searched(str(again), trials=4, prune="halving", at_once=2)
     assert two.parts[0].plain() == one.parts[0].plain()
 
 
