@@ -95,7 +95,7 @@ def privacy_command(
     round_number: Annotated[int, typer.Option("--round", min=1, help="The round that is made again.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for tables of all clients, as CSV.")] = None,
 ) -> None:
-    """Say what left each client of a run, what hid in a mean, and epsilon of a client after rounds."""
+    """Say what left each client of a run, what hid in a mean, and epsilon of its unit after rounds."""
     from shoal.engine.past.ledger import ledger
     from shoal.engine.studies.study_table import on_screen
 

@@ -22,7 +22,7 @@ KEYS = {
     "schedule.name": "schedule",
     "partition.method": "partition",
     # Never without the unit: of one sent row in FedGPL.
-    "privacy.epsilon": "epsilon of a client",
+    "privacy.epsilon": "epsilon of the privacy unit",
     "algorithm.epsilon": "epsilon of a row",
     "train.lr": "learning rate",
     "train.epochs": "local epochs",
