@@ -1,7 +1,7 @@
 """When the steps of ten clients are, by our clock and by those of peers: `python benchmarks/peer_clocks.py shoal`.
 
 With the Python of an environment that has a peer, the same with `flgo` (FLGo 0.4.4) or `appfl` (APPFL 1.12.0). Only the
-clocks run, nobody trains. Clients 0 to 3 compute for 2 s, 4 to 6 for 3 s, 7 to 9 for 7 s; messages take no time.
+clocks run, no client trains. Clients 0 to 3 compute for 2 s, 4 to 6 for 3 s, 7 to 9 for 7 s; messages take no time.
 A line has the schedule, then for each step its second and the clients of its uploads.
 """
 

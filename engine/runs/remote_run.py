@@ -329,6 +329,7 @@ def bring_here(address: str, path: Path) -> None:
     there = read_list(Folder(address, WAY_OUT))
     if there and there != _list_here(path):
         with closing(RunFolder(path)) as run, closing(RemoteRun(address, run, fresh=False)):
+            # Its beginning brings them.
             pass
 
 

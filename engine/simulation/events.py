@@ -100,7 +100,7 @@ def timeline(
     wait in the buffer, keyed by the run's seed and the step: those who begin together after a step are the cohort that
     a synchronous round of as many would have. What happens at the same moment happens before anyone begins.
 
-    With tiers each has a buffer of its own, for a cohort that is drawn when nobody of the tier trains or waits.
+    With tiers each has a buffer of its own, for a cohort that is drawn when no client of the tier trains or waits.
     """
     (down, up), in_tiers = size, options.name == TIERS
     idle, begun = np.ones(len(compute), dtype=bool), np.zeros(len(compute), dtype=np.int64)

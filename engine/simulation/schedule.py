@@ -238,7 +238,7 @@ class Round:
     """What a run records of a round: its cohort, bytes of each client, seconds of the server, and whether it scored.
 
     Of a run that is not synchronous also the seconds since the step before, and those of each client from the step
-    whose model it trained from, `[C]`; its evaluations take no time. Where some were drawn and take no part to the end,
+    that made its model, `[C]`; its evaluations take no time. Where some were drawn and take no part to the end,
     they are in `cohort`, too, and are not `counted`, bool `[C]`; `end` is when the round ended in the run, None: when
     the last one that counts is finished.
     """

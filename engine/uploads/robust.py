@@ -54,7 +54,7 @@ class Door:
     def __init__(self, attack: AttackOptions | None, aggregation: AggregationOptions | None, method: str) -> None:
         """Of a job and its method's name."""
         self._aggregation, self._method = aggregation, method
-        # Of clients whose changes are hidden: `shoal.engine.uploads.privacy.Release`.
+        # Hides the changes of clients: `shoal.engine.uploads.privacy.Release`.
         self.release: Any = None
         # Of clients that hide what they send.
         self.secure: SecureOptions | None = None

@@ -129,7 +129,7 @@ def test_forks_and_sweeps_of_an_address_have_the_numbers_of_folders(
     assert numbers(local) == numbers(expected)
     with refused(below(config_of().run.root, again.name), says="holds another run"):
         fork(copy_of(address), 1, ["train.lr=0.2", f"name={again.name.rpartition('-')[0]}"])
-    # A sweep whose parent is that run: nothing of its first rounds is trained, and another machine finds all finished.
+    # A sweep of forks of that run: nothing of its first rounds is trained, and another machine finds all finished.
     rounds: list[int] = []
     before = LocalBackend.round
     monkeypatch.setattr(LocalBackend, "round", lambda self, watch: rounds.append(1) or before(self, watch))

@@ -29,7 +29,7 @@ FORMS = [("gcn", "one_hop"), ("sage", "one_hop"), ("gcn", "two_hop")]
 
 
 def views_of(configure: Any, folder: Path, graph: dict[str, np.ndarray], model: str, edges: str) -> list[View]:
-    """Clients of an undirected graph, with weights of edges `[N, N]`, whose layers read edges between them."""
+    """Clients of an undirected graph, with weights of edges `[N, N]`; layers read edges between them."""
     nodes, clients = len(graph["x"]), int(graph["own"].max()) + 1
     split = np.where(np.arange(nodes) % 2, TEST, TRAIN).astype(np.int8)
     ends = np.nonzero(graph["edges"])
