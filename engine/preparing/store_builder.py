@@ -394,7 +394,7 @@ def _report(graph: Graph) -> None:
 def _report_boundaries(record: BoundaryRecord, cut: int, features: int) -> None:
     edges, sums, of_one, *_ = record.counts.sum(axis=0).tolist()
     say(
-        f"edges between clients: {edges // 2:,} of {cut // 2:,} kept; a hop takes {sums:,} sums of other clients' "
+        f"directed edges between clients: {edges:,} of {cut:,} kept; a hop takes {sums:,} sums of other clients' "
         f"neighbours, {size(record.hop_bytes(features))}; {of_one:,} of them run over one neighbour and are its row"
     )
 

@@ -32,7 +32,6 @@ from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.progress import PLAIN
 from shoal.storage.options.masking import masks
 from shoal.storage.options.types import is_own
-from shoal.storage.store.client_table import BoundaryRecord
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
 
@@ -157,7 +156,7 @@ def show_store(place: object, manifest: Manifest) -> None:
         **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
         **({"masked": lacking} if (lacking := masks(manifest.identity.get("sparsity", {}))) else {}),
         "hops": ", ".join(manifest.hops) or "none",
-        **{f"cross edges {name}": _cross_edges(manifest, of) for name, of in manifest.boundaries.items()},
+        **{f"cross edges {name}": _cross_edges(manifest, name) for name in manifest.boundaries},
         "size": size(clients.files.total) + " of shards",
     }
     for name, text in rows.items():
@@ -165,7 +164,8 @@ def show_store(place: object, manifest: Manifest) -> None:
     console.print(table)
 
 
-def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
+def _cross_edges(manifest: Manifest, name: str) -> str:
+    record = manifest.boundaries[name]
     edges, sums, of_one, known, same = record.counts.sum(0).tolist()
     if not edges:
         return "none is kept: hops run over clients' own edges"
@@ -174,8 +174,10 @@ def _cross_edges(manifest: Manifest, record: BoundaryRecord) -> str:
     worst = np.argsort(-shares, kind="stable")[:WORST_CLIENTS]
     most = ", ".join(f"{100 * shares[client]:.1f} % of client {client}'s" for client in worst)
     of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
+    # With more neighbours as the least, an edge may be kept for one of its ends alone.
+    kept = f"{edges // 2:,} undirected" if name.endswith("-min1") else f"{edges:,} directed"
     return (
-        f"{edges // 2:,} undirected, {min(cut):,} to {max(cut):,} a client{of_class}; of the edges of hops {most}; "
+        f"{kept}, {min(cut):,} to {max(cut):,} a client{of_class}; of the edges of hops {most}; "
         f"{sums:,} sums a hop ({size(record.hop_bytes(manifest.features))}), {of_one:,} of one neighbour"
     )
 

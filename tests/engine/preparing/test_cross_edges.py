@@ -154,6 +154,9 @@ def test_hops_are_those_of_the_whole_graph(
 
 
 def test_a_share_of_the_edges_and_sums_over_too_few(make_config: Make) -> None:
+    def shown(store: Store) -> str:
+        return " ".join(CliRunner().invoke(app, ["inspect", str(store.path)]).output.replace("│", " ").split())
+
     def kept(**keys: Any) -> tuple[np.ndarray, np.ndarray, Store, str]:
         config = make_config(data__cross_edges="hops", **{f"data__cross_{key}": value for key, value in keys.items()})
         store, kernel = prepare(config), config.kernel()
@@ -164,7 +167,8 @@ def test_a_share_of_the_edges_and_sums_over_too_few(make_config: Make) -> None:
         assert_rounded(hops[0], one_hop(inside | edges, x, 0.5))
         return edges, own, store, kernel.name
 
-    all_of_them, own, *_ = kept()
+    all_of_them, own, whole, _ = kept()
+    assert f"{all_of_them.sum() // 2:,} undirected" in shown(whole)
     few, more = (kept(share=share)[0] for share in (0.3, 0.7))
     for edges, share in ((few, 0.3), (more, 0.7)):
         assert (edges == edges.T).all()
@@ -174,9 +178,10 @@ def test_a_share_of_the_edges_and_sums_over_too_few(make_config: Make) -> None:
     assert (kept(share=0.3, seed=1)[0] != few).any()
     none, _, without, _ = kept(min_neighbours=NODES)
     assert not none.any()
-    shown = " ".join(CliRunner().invoke(app, ["inspect", str(without.path)]).output.replace("│", " ").split())
-    assert "none is kept: hops run over clients' own edges" in shown
-    two, *_ = kept(min_neighbours=2)
+    assert "none is kept: hops run over clients' own edges" in shown(without)
+    two, _, some, _ = kept(min_neighbours=2)
+    assert (two != two.T).any()
+    assert f"{two.sum():,} directed" in shown(some)
     sums = np.stack([all_of_them[:, own == client].sum(1) for client in range(5)], axis=1)
     np.testing.assert_array_equal(two, all_of_them & (sums[:, own] >= 2))
 
