@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
@@ -54,12 +54,13 @@ class Seat:
         self._folder, self._machine = folder, _machine()
         self._name = f"{DRIVERS}/{self._machine}-{os.getpid()}-{secrets.token_hex(4)}"
         self._closed = threading.Event()
+        before = self._drivers()
         # All times are those of the object store.
         folder.put(self._name, b"")
         self._signs = threading.Thread(target=self._show, daemon=True)
         self._signs.start()
         try:
-            self._await()
+            self._await(before)
         except BaseException:
             self.close()
             raise
@@ -80,17 +81,18 @@ class Seat:
         infos = self._folder.listed(DRIVERS).items()
         return {name: info.mtime.timestamp() for name, info in infos if info.size is not None}
 
-    def _await(self) -> None:
-        """Waits for who was there before, unless it is gone."""
+    def _await(self, before: Collection[str]) -> None:
+        """Waits for who was there before, or came in the same moment and a little earlier, unless it is gone."""
         first, began = self._drivers(), time.monotonic()
         for other, shown in first.items():
             silent = first[self._name] - shown
-            if other == self._name or silent < 0:
+            if other == self._name or (silent < 0 and other not in before):
                 continue
             machine, process, _ = other.removeprefix(f"{DRIVERS}/").rsplit("-", 2)
             gone = machine == self._machine and (int(process) == os.getpid() or not psutil.pid_exists(int(process)))
             if not gone and silent < GONE_AFTER:
-                say(f"{self._folder}: a driver on {machine} was there {silent:.0f} s ago; waiting whether it is gone")
+                ago = f"{abs(silent):.0f} s ago"
+                say(f"{self._folder}: a driver on {machine} was there {ago}; waiting whether it is gone")
             while not gone and self._drivers().get(other) == shown:
                 gone = silent + time.monotonic() - began > GONE_AFTER
                 self._closed.wait(BETWEEN_LOOKS)

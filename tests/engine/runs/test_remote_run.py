@@ -283,6 +283,29 @@ def test_one_driver_writes_a_run(config_of: Make, tmp_path: Path, monkeypatch: p
     assert LIST not in folder.sizes()
 
 
+def test_a_driver_that_shows_itself_as_another_comes_is_no_latecomer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, put = Folder(f"file://{tmp_path}/there"), Folder.put
+    monkeypatch.setattr(remote_run, "BETWEEN_SIGNS", 0.01)
+    monkeypatch.setattr(remote_run, "BETWEEN_LOOKS", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_run, "_machine", lambda: "another-0123abcd")
+        other = Seat(folder)
+    (there,) = folder.listed(DRIVERS)
+
+    def and_the_other(self: Folder, name: str, content: bytes) -> None:
+        put(self, name, content)
+        put(self, there, b"")
+
+    monkeypatch.setattr(Folder, "put", and_the_other)
+    with refused(str(folder), says="on another-0123abcd"):
+        Seat(folder)
+    monkeypatch.setattr(Folder, "put", put)
+    assert other.is_ours()
+    other.close()
+
+
 def test_what_changed_there_is_refused(
     config_of: Make, killed_after: KilledAfter, another_machine: Callable[[], None], tmp_path: Path
 ) -> None:
