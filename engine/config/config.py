@@ -140,7 +140,7 @@ class Config(BaseModel):
         data = self.data
         if data.cross_edges == "drop":
             return self.propagation
-        edges = CrossEdges(data.cross_share, data.cross_seed, data.cross_min_neighbours)
+        edges = CrossEdges(data.cross_share, data.cross_seed, data.cross_min_neighbours, data.cross_hidden)
         if data.cross_edges == "hops":
             return over_cross_edges(self.propagation, edges.name)
         means = self.models()[0].name == "sage"

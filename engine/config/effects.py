@@ -109,6 +109,8 @@ RULES = (
     _one_of(
         "data.cross_share data.cross_seed data.cross_min_neighbours", "data.cross_edges", "hops", "one_hop", "two_hop"
     ),
+    # With two hops a client learns sums of single neighbours.
+    _one_of("data.cross_hidden", "data.cross_edges", "hops", "one_hop"),
     Rule(CROSS, "propagation.hops", "above 0", lambda c: c.data.cross_edges != "hops" or c.propagation.hops > 0),
     _one_of(*CROSS, "propagation.keep", "all"),
     Rule(CROSS, "propagation.max_degree", "null", lambda c: c.propagation.max_degree is None),
@@ -195,7 +197,10 @@ RULES = (
     # Nodes of a client are read by others there.
     _one_of("privacy.unit", "data.cross_edges", "drop"),
     _one_of("secure.threshold", "secure.kind", "masks", "homomorphic"),
-    _one_of("secure.kind", "data.cross_edges", "drop"),
+    Rule(
+        ("secure.kind",), "data.cross_edges", "drop, or data.cross_hidden true",
+        lambda c: c.data.cross_edges == "drop" or c.data.cross_hidden,
+    ),
     _one_of("secure.kind", "aggregation.kind", "mean"),
     _one_of("communication.upload", "secure.kind", "none"),
     _one_of("data.newcomers", "secure.kind", "none"),

@@ -190,6 +190,8 @@ class DataConfig(SplitOptions, DatasetPlaces):
         cross_share: Share of the edges between clients that hops run over.
         cross_seed: Of what that share is.
         cross_min_neighbours: Fewest neighbours at one client for whose sum it sends; fewer count as cut.
+        cross_hidden: A client reads the sum over its neighbours at all other clients alone, as secure aggregation would
+            give it. `cross_min_neighbours` counts these.
         newcomers: Share of all clients that never take part, rounded down, drawn by `seed`; what the method gives to
             such a client is scored as `newcomers`, and after its local training as `newcomers_trained`.
     """
@@ -207,6 +209,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     cross_share: Annotated[Number, Field(gt=0, le=1), BeforeValidator(_cross_share)] = 1.0
     cross_seed: Seed = 0
     cross_min_neighbours: Positive = 1
+    cross_hidden: Flag = False
     newcomers: Annotated[Number, Field(ge=0, lt=1)] = 0.0
 
     @property

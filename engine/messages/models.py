@@ -216,11 +216,12 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
             f"{config.algorithm.name} with its options reads {edges}, found {config.data.cross_edges}; set it, or "
             f"algorithm.{'hops' if hasattr(algorithm, 'hops') else 'cross_edges'}",
         )
-    if edges == "hops" and (config.data.cross_min_neighbours > 1 or config.propagation.rows != "all"):
+    data = config.data
+    if edges == "hops" and (data.cross_min_neighbours > 1 or data.cross_hidden or config.propagation.rows != "all"):
         raise ShoalError(
             "algorithm.cross_edges",
-            "labels propagate over all edges that hops run over; set data.cross_min_neighbours to 1 and "
-            "propagation.rows to all",
+            "labels propagate over all edges that hops run over, by sums of each other client; set "
+            "data.cross_min_neighbours to 1, data.cross_hidden to false and propagation.rows to all",
         )
     if config.data.newcomers and NEWCOMERS not in algorithm.supports:
         raise ShoalError(

@@ -44,7 +44,7 @@ class BoundarySource:
         first = np.cumsum(self.shards.manifest.clients.count("nodes"))
         first = np.concatenate([[0], first[:-1]])
         own, theirs = self.label[first[client] + boundary.row], self.label[first[boundary.client] + boundary.other]
-        known, sums = (own >= 0) & (theirs >= 0), boundary.sums()
+        known, sums = (own >= 0) & (theirs >= 0), boundary.sums(self.edges.hidden)
         return len(boundary), len(sums), int((sums == 1).sum()), int(known.sum()), int((known & (own == theirs)).sum())
 
 

@@ -175,7 +175,7 @@ def _cross_edges(manifest: Manifest, name: str) -> str:
     most = ", ".join(f"{100 * shares[client]:.1f} % of client {client}'s" for client in worst)
     of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
     # With more neighbours as the least, an edge may be kept for one of its ends alone.
-    kept = f"{edges // 2:,} undirected" if name.endswith("-min1") else f"{edges:,} directed"
+    kept = f"{edges // 2:,} undirected" if name.split("-")[2] == "min1" else f"{edges:,} directed"
     return (
         f"{kept}, {min(cut):,} to {max(cut):,} a client{of_class}; of the edges of hops {most}; "
         f"{sums:,} sums a hop ({size(record.hop_bytes(manifest.features))}), {of_one:,} of one neighbour"

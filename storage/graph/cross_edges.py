@@ -33,9 +33,9 @@ class Boundary:
     def __len__(self) -> int:
         return len(self.row)
 
-    def sums(self) -> np.ndarray:
-        """How many neighbours every sum runs over that another client sends for a row, int64 `[sums]`."""
-        first = np.flatnonzero(_changes(self.row) | _changes(self.client))
+    def sums(self, hidden: bool) -> np.ndarray:
+        """How many neighbours every sum for a row runs over, at one other client or `hidden` at all, int64 `[sums]`."""
+        first = np.flatnonzero(_changes(self.row) | (_changes(self.client) & (not hidden)))
         return np.diff(first, append=len(self))
 
 
@@ -73,7 +73,7 @@ def boundaries(
     for start, end in zip(ends, cursor):
         row, client, other = (column[start:end] for column in found)
         order = np.lexsort((other, client, row))
-        counts = Boundary(row[order], client[order], other[order]).sums()
+        counts = Boundary(row[order], client[order], other[order]).sums(edges.hidden)
         kept = order[np.repeat(counts >= edges.min_neighbours, counts)]
         yield Boundary(row[kept], client[kept], other[kept], None if weight is None else weights[start:end][kept])
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from shoal.storage.options.types import CLOSED, Number, Positive, Seed, Whole
+from shoal.storage.options.types import CLOSED, Flag, Number, Positive, Seed, Whole
 
 # After far fewer steps all rows of a connected graph are nearly equal.
 MOST_HOPS = 1000
@@ -86,16 +86,20 @@ class CrossEdges:
         seed: Of what is kept.
         min_neighbours: A client gets the sum over the neighbours that a node has at another client if these are so
             many or more; fewer count as cut. A sum over one is that neighbour's row.
+        hidden: A client gets the sum over the neighbours that a node has at all other clients, as secure aggregation
+            would give it; these are what is counted.
     """
 
     share: Annotated[Number, Field(gt=0, le=1)] = 1.0
     seed: Seed = 0
     min_neighbours: Positive = 1
+    hidden: Flag = False
 
     @property
     def name(self) -> str:
         """Folder of the files of these edges inside a store, such as `share0.5-seed0-min1`."""
-        return f"share{self.share}-seed{self.seed}-min{self.min_neighbours}"
+        hidden = "-hidden" if self.hidden else ""
+        return f"share{self.share}-seed{self.seed}-min{self.min_neighbours}{hidden}"
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -126,10 +130,10 @@ class CrossPropagation(PropagationOptions):
 
 def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
     """Hops that run over edges between clients, too, of a choice of these, and of a form, by their names."""
-    found = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)(?:-(gcn|mean|two_hop))?", name)
-    share, seed, least, form = found.groups()  # type: ignore[union-attr]
+    found = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)(-hidden)?(?:-(gcn|mean|two_hop))?", name)
+    share, seed, least, hidden, form = found.groups()  # type: ignore[union-attr]
     kept: Any = {each.name: getattr(own, each.name) for each in fields(own)} | {"form": form or "hops"}
-    return CrossPropagation(**kept, cross=CrossEdges(float(share), int(seed), int(least)))
+    return CrossPropagation(**kept, cross=CrossEdges(float(share), int(seed), int(least), bool(hidden)))
 
 
 def propagation_of(name: str) -> PropagationOptions:

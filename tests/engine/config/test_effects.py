@@ -45,6 +45,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("data.cross_share", 0.5, "data.cross_edges", "drop", "hops"),
     ("data.cross_seed", 1, "data.cross_edges", "drop", "hops"),
     ("data.cross_min_neighbours", 2, "data.cross_edges", "drop", "hops"),
+    ("data.cross_hidden", True, "data.cross_edges", "drop", "hops"),
     ("data.cross_edges", "hops", "propagation.hops", 0, 1),
     ("data.cross_edges", "hops", "model", {"name": "gcn"}, TWO),
     ("data.cross_edges", "hops", "algorithm", "global", "fedavg"),

@@ -184,6 +184,14 @@ def test_a_share_of_the_edges_and_sums_over_too_few(make_config: Make) -> None:
     assert f"{two.sum():,} directed" in shown(some)
     sums = np.stack([all_of_them[:, own == client].sum(1) for client in range(5)], axis=1)
     np.testing.assert_array_equal(two, all_of_them & (sums[:, own] >= 2))
+    # Where a client reads the sum over all others, their neighbours are counted together.
+    hidden, _, in_all, _ = kept(min_neighbours=2, hidden=True)
+    np.testing.assert_array_equal(hidden, all_of_them & (sums.sum(1, keepdims=True) >= 2))
+    record = in_all.manifest.boundaries["share1.0-seed0-min2-hidden"]
+    counted = [int((hidden.any(1) & (own == client)).sum()) for client in range(5)]
+    assert record.counts[:, 1].tolist() == counted
+    assert not record.counts[:, 2].any()
+    assert hidden.sum() > two.sum()
 
 
 @settings(max_examples=25, deadline=None)

@@ -179,6 +179,15 @@ def test_rounds_with_dropouts_are_those_of_the_survivors(start: Start, answered:
         torch.testing.assert_close(server.state.server["w"], plain.state.server["w"], rtol=1e-6, atol=2e-7)
 
 
+def test_rounds_on_hops_over_cut_edges_in_hidden_sums(start: Start) -> None:
+    keys = {"data.cross_edges": "hops", "data.cross_hidden": True, "propagation.hops": 2, "model": "sgc"}
+    plain, hidden = start(keys), start({**keys, **MASKED})
+    assert plain.round()["loss"] == hidden.round()["loss"]
+    torch.testing.assert_close(hidden.state.server["w"], plain.state.server["w"], rtol=1e-6, atol=2e-7)
+    with refused("secure.kind", says="drop, or data.cross_hidden true"):
+        start({**keys, **MASKED, "data.cross_hidden": False})
+
+
 def test_too_few_survivors_are_refused_and_commit_nothing(start: Start) -> None:
     keys = {"algorithm.name": f"{__file__}:Failing", "engine.on_client_error": "skip", **MASKED}
     for first, threshold, says in (

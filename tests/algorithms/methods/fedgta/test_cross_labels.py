@@ -223,7 +223,7 @@ def test_sums_for_one_row_are_added_up() -> None:
 def test_what_cannot_be_is_refused(configure: Any) -> None:
     with refused("data.cross_edges", says="fedgta with its options reads hops, found drop; set it, or algorithm."):
         RunPlan.of(configure({**keys(), "data.cross_edges": "drop"}))
-    for idle in ({"data.cross_min_neighbours": 2}, {"propagation.rows": "labelled"}):
+    for idle in ({"data.cross_min_neighbours": 2}, {"data.cross_hidden": True}, {"propagation.rows": "labelled"}):
         with refused("algorithm.cross_edges", says="set data.cross_min_neighbours to 1"):
             RunPlan.of(configure({**keys(), **idle}))
     for wrong in ({"form": "code"}, {"sketch_every": 2}):
