@@ -21,6 +21,7 @@ from shoal.engine.pages.figures import Drawing
 from shoal.engine.pages.head import standing_figure
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head, Section, write_page
+from shoal.engine.preparing.identity import remote_of, store_path
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES, MISSING, SIMULATED
 from shoal.engine.runs.plan import RunPlan
@@ -34,6 +35,7 @@ from shoal.engine.studies.sweep_folder import rows_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
+from shoal.storage.store.manifest import NAME
 
 # Of the best score of all runs, where no target is given; of intervals.
 SHARE, CONFIDENCE = 0.95, 0.95
@@ -119,9 +121,15 @@ class ClockedRun:
 def client_work(run: Path) -> ClientWork:
     """The work of every client of a run, from its config and its store.
 
-    Raises ShoalError: the store cannot be opened, or the work of a model is not known.
+    Raises ShoalError: the store is not there or cannot be opened, or the work of a model is not known.
     """
     config = load_config(run)
+    if remote_of(config) is None and not (store_path(config) / NAME).exists():
+        raise ShoalError(
+            run,
+            f"its clients' sizes are read from its store, and there is none at {store_path(config)}; make it by shoal "
+            f"prepare {run}, or set SHOAL_DATA to where it is",
+        )
     plan = RunPlan.of(config, trains=False)
     job = make_job(config, plan.prepare(), run.name)
     store = job.open_store()

@@ -1,6 +1,6 @@
 """When a key has an effect: one table of keys that another key's value leaves without one."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -263,6 +263,19 @@ def require_effects(
             f"{_shown(default)}" + (f", and so {', '.join(too)}" if too else ""),
         )
     return excused
+
+
+def without_effect(keys: Mapping[str, str]) -> set[str]:
+    """Of a config's keys as texts, options of a section that the word of its kind or name leaves without effect."""
+    words = [(rule, keys.get(rule.other, ""), rule.values.split(", ")) for rule in RULES if rule.by_words]
+    # A list may have one of several.
+    idle = [
+        rule
+        for rule, word, values in words
+        if word and word[0] not in "[{" and word.lower() not in values and not (OWN in values and is_own(word))
+    ]
+    options = {key for rule in idle for key in rule.keys if key.rpartition(".")[0] == rule.other.rpartition(".")[0]}
+    return options & keys.keys()
 
 
 def _of(among: Collection[str] | None) -> Iterator[tuple[Rule, str]]:

@@ -16,6 +16,7 @@ import yaml
 
 from shoal.engine.config.config import Config, usual
 from shoal.engine.config.config_text import LOADER, require_as_kept, with_new_keys
+from shoal.engine.config.effects import without_effect
 from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, failure_of, finished, runs_here
@@ -187,13 +188,14 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Of several configs, the keys in which any two differ, but the name where others do."""
+    """Of several configs, the keys with an effect in which any two differ, but the name where others do."""
+    with_idle = [(config, without_effect(config)) for config in configs]
     names = list(dict.fromkeys(name for config in configs for name in config))
-    differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
+    differ = [name for name in names if len({config.get(name) for config, idle in with_idle if name not in idle}) > 1]
     if any(name != "name" and not is_seed(name) for name in differ):
         # The name repeats the other keys in words.
         differ = [name for name in differ if name != "name"]
-    return [{name: config[name] for name in differ if name in config} for config in configs]
+    return [{name: config[name] for name in differ if name in config.keys() - idle} for config, idle in with_idle]
 
 
 def keys_of(run: Path) -> dict[str, str]:

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import shoal
 from shoal.engine.cli.cli import app
 from shoal.engine.clock.report import Asked, _interval, _round, client_work, clocked
-from shoal.engine.config.config import SHIPPED
+from shoal.engine.config.config import SHIPPED, load_config
+from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
 from shoal.engine.simulation.work import ClientWork, Work
@@ -386,6 +387,11 @@ def test_runs_that_cannot_be_clocked_are_refused(runs: list[Path], tmp_path: Pat
     asked = Asked.of("phones", "consumer", None, None, 0)
     with refused(gcn, says="gcn"):
         clocked([gcn], asked)
+    store = store_path(load_config(gcn))
+    store.rename(tmp_path / "moved")
+    with refused(gcn, says=f"there is none at {store}; make it by shoal prepare {gcn}"):
+        clocked([gcn], asked)
+    assert not store.exists()
     (gcn / "metrics.jsonl").write_text("")
     (gcn / "metrics.jsonl").touch()
     with refused(gcn / "metrics.jsonl"):

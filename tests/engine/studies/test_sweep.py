@@ -31,7 +31,7 @@ from shoal.engine.studies.groups import Row
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep import SHOAL, Sweep, show_sweep_plan
-from shoal.engine.studies.sweep_folder import read_rows, rows_of, run_title, title_of
+from shoal.engine.studies.sweep_folder import differing, read_rows, rows_of, run_title, title_of
 from shoal.engine.studies.sweep_view import SweepView, span
 from shoal.kept_run import Run
 
@@ -129,6 +129,21 @@ def test_table_of_several_sweeps_separates_their_configs(config: str) -> None:
     table = table_of(rows_of(folders), Layout(("deployed.best.test",)))
     assert (table.heads[0], [row[0] for row in table.rows]) == ("method", ["FedAvg", "Local"])
     assert all("±" in row[-1] for row in table.rows)
+
+
+def test_options_without_effect_tell_no_runs_apart() -> None:
+    plain = {"seed": "0", "schedule.name": "synchronous", "schedule.buffer": "10", "partition.method": "metis"}
+    buffered = {**plain, "schedule.name": "fedbuff", "schedule.buffer": "25"}
+    assert differing([plain, buffered]) == [{"schedule.name": "synchronous"}, {"schedule.name": "fedbuff"}]
+    more = {**buffered, "schedule.buffer": "50"}
+    assert differing([plain, buffered, more])[1:] == [
+        {"schedule.name": "fedbuff", "schedule.buffer": "25"},
+        {"schedule.name": "fedbuff", "schedule.buffer": "50"},
+    ]
+    # Whether a part of a list has an option is not known; an own name has it.
+    for name in ("['index', 'metis']", "my_file.py:Own"):
+        several = {"partition.method": name, "partition.options": "{}"}
+        assert differing([several, {**several, "partition.options": "{a: 1}"}])[0] == {"partition.options": "{}"}
 
 
 def test_runs_have_titles_that_tensorboard_shows(config: str) -> None:
