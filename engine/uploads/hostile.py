@@ -156,9 +156,12 @@ def changes(upload: Upload, received: Tree, cell: Cell) -> dict[str, tuple[Tenso
 
 
 def _gaussian(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
-    """Noise of mean zero with `scale` times the root mean square of the change (Blanchard et al., NeurIPS 2017)."""
-    size = scale * change.square().mean().sqrt()
-    return size * torch.randn(change.shape, generator=rng, device=change.device, dtype=change.dtype)
+    """Noise of mean zero with `scale` times the root mean square of the change (Blanchard et al., NeurIPS 2017).
+
+    The processor draws it, so that it is the same on any device.
+    """
+    size, rng = scale * change.square().mean().sqrt(), torch.Generator().manual_seed(rng.initial_seed())
+    return size * torch.randn(change.shape, generator=rng, dtype=change.dtype).to(change.device)
 
 
 # By kind what a hostile client sends instead of its change.
