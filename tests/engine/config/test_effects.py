@@ -65,6 +65,8 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.ratio", 0.5, "participation.count", 2, None),
     ("participation.draw", "poisson", "participation.selection", "loss", "random"),
     ("participation.draw", "poisson", "algorithm", "global", "fedavg"),
+    ("participation.draw", "cyclic", "participation.selection", "oort", "random"),
+    ("participation.draw", "cyclic", "schedule.name", "fedbuff", "synchronous"),
     ("participation.at_least", 2, "participation.trace", None, "t.npy"),
     ("data.newcomers", 0.2, "algorithm", "global", "fedavg"),
     ("data.newcomers", 0.2, "data.cross_edges", "hops", "drop"),
