@@ -72,5 +72,7 @@ def require_noise(options: PrivacyOptions) -> None:
     """Raises a ShoalError, which names the key: noise is not given once, or has no clip."""
     if (options.noise is None) == (options.epsilon is None):
         raise ShoalError("privacy.noise", "give either privacy.noise, or privacy.epsilon, which finds the noise")
+    if options.clip is None and options.quantile is not None:
+        raise ShoalError("privacy.clip", "privacy.quantile needs a clip to begin with, found null; set a number")
     if options.clip is None and options.noise != 0:
         raise ShoalError("privacy.clip", "noise is a multiple of the clip, found null; set a number")

@@ -464,7 +464,7 @@ class _CellAtWork:
                 bounded_loss(loss, self._cell.first_loss)
             if self._cell.secure is not None:
                 began = working_clock()
-                upload = self._cell.secure.hidden(result.client, upload, self._cell.up)
+                upload = self._cell.secure.hidden(result.client, upload, self._cell.sent)
                 outcome.seconds["upload"] += working_clock() - began
             outcome.states[result.client] = result.state
             if self._opened.job.digests:

@@ -79,8 +79,9 @@ def draw_cohort(
         drawn = present[rng.random(len(present)) < size / (clients - len(newcomers))]
     elif options.draw == "cyclic":
         groups = options.groups(clients - len(newcomers))
-        # That of the first round is one of the smallest, by which runs are checked.
-        drawn = np.sort(np.random.default_rng(key(seed, "groups")).permutation(present)[-round_number % groups :: groups])
+        order = np.random.default_rng(key(seed, "groups")).permutation(present)
+        # That of the first round, by which runs are checked, is one of the smallest.
+        drawn = np.sort(order[-round_number % groups :: groups])
     elif size < len(present):
         drawn = np.sort(
             np.random.default_rng(key(seed, round_number, "cohort")).choice(present, size=size, replace=False)

@@ -20,7 +20,7 @@ from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among
 from shoal.engine.config.round_sections import AttackOptions
-from shoal.engine.messages.cell import Cell
+from shoal.engine.messages.cell import WITHIN, Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.uploads.compression import like
 from shoal.engine.uploads.protocol_checks import named
@@ -134,13 +134,15 @@ class HostileUploads:
         """
         if self._once is not None:
             upload = self._once(upload, received, cell)
-        found = changes(upload, received, cell)
+        found, bound = changes(upload, received, cell), self._bound if cell.clip is None else cell.clip
         norm = sum((change.double().square().sum() for _, change in found.values()), torch.zeros(())).sqrt()
-        if not norm > self._bound:
-            return upload
-        share = self._bound / float(norm)
-        clipped = {name: (base + share * change).to(change.dtype) for name, (base, change) in found.items()}
-        return Upload({**upload.entries, **clipped}, upload.weight, upload.upload_bytes)
+        entries, above = dict(upload.entries), bool(norm > bound)
+        if above:
+            share = bound / float(norm)
+            entries |= {name: (base + share * change).to(change.dtype) for name, (base, change) in found.items()}
+        if cell.clip is not None:
+            entries[WITHIN] = torch.tensor(-0.5 if above else 0.5)
+        return Upload(entries, upload.weight, upload.upload_bytes)
 
 
 def changes(upload: Upload, received: Tree, cell: Cell) -> dict[str, tuple[Tensor, Tensor]]:

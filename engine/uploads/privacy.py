@@ -9,6 +9,9 @@ privacy and analytical moments accountant, AISTATS 2019, theorem 27), as the pac
 With `participation.draw: poisson` cohorts are as in the paper, and the sum is divided by m = q n all the same.
 Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the
 sampled Gaussian mechanism, 2019, section 3).
+
+With `cyclic` a client takes part in one of any so many rounds as there are groups, for sure: epsilon is that of its
+rounds without amplification. `banded` and `adaptive_clip` say why it holds for them.
 """
 
 import torch
@@ -17,8 +20,9 @@ from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.accounting import epsilon_after, noise_of, require_noise
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import PrivacyOptions
-from shoal.engine.messages.cell import Cell
+from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.messages.cell import WITHIN, Cell
+from shoal.engine.uploads import adaptive_clip, banded
 from shoal.engine.uploads.compression import like
 from shoal.storage.errors import ShoalError
 
@@ -27,6 +31,24 @@ def drawn_of(config: Config) -> tuple[int, int]:
     """Clients of each round, or so many in the mean, and all."""
     clients = config.partition.clients
     return min(config.participation.size(clients), clients), clients
+
+
+def counted_as(participation: ParticipationOptions, clients: int, rounds: int) -> tuple[int, int, int, bool]:
+    """Clients of a round, of so many, rounds, and if each is drawn on its own, of which rounds have the epsilon."""
+    if participation.draw == "cyclic":
+        return 1, 1, -(-rounds // participation.groups(clients)), False
+    return min(participation.size(clients), clients), clients, rounds, participation.draw == "poisson"
+
+
+def bands_of(options: PrivacyOptions, participation: ParticipationOptions, clients: int) -> int:
+    """How many rounds share noise; raises a ShoalError if a client takes part more often."""
+    groups = participation.groups(clients) if options.mechanism == "banded" else 1
+    bands = options.bands or groups
+    if bands > groups:
+        raise ShoalError(
+            "privacy.bands", f"{bands}, and a client takes part in one of any {groups} rounds; take {groups} or fewer"
+        )
+    return bands
 
 
 def require_possible(config: Config) -> None:
@@ -48,7 +70,10 @@ def require_possible(config: Config) -> None:
     ):
         if not idle:
             raise ShoalError(place, f"has no bound with privacy.unit=client: {why}")
-    _noise(config)
+    bands_of(options, config.participation, clients)
+    noise = _noise(config)
+    if options.quantile is not None:
+        adaptive_clip.split(noise, drawn_of(config)[0])
 
 
 def epsilon_of(config: Config, rounds: int) -> float:
@@ -57,8 +82,8 @@ def epsilon_of(config: Config, rounds: int) -> float:
         from shoal.engine.config.node_privacy import epsilon_of_node
 
         return epsilon_of_node(config, rounds)
-    poisson = config.participation.draw == "poisson"
-    return epsilon_after(_noise(config), config.privacy.delta, *drawn_of(config), rounds, poisson)
+    counted = counted_as(config.participation, config.partition.clients, rounds)
+    return epsilon_after(_noise(config), config.privacy.delta, *counted)
 
 
 def bound_of(config: Config, rounds: int) -> str:
@@ -67,16 +92,20 @@ def bound_of(config: Config, rounds: int) -> str:
         from shoal.engine.config.node_privacy import bound_of_node
 
         return bound_of_node(config, rounds)
-    options, poisson = config.privacy, config.participation.draw == "poisson"
-    neighbours = "with or without it" if poisson else "all its data replaced"
+    options, participation = config.privacy, config.participation
+    neighbours = "with or without it" if participation.draw == "poisson" else "all its data replaced"
+    bands = bands_of(options, participation, config.partition.clients)
     return (
         f"epsilon {epsilon_of(config, rounds):.3g} of a client ({neighbours}), delta {options.delta:g}; "
-        f"noise {_noise(config):.4g}, clip {options.clip}"
+        f"noise {_noise(config):.4g}"
+        + (f" in {bands} bands" if options.mechanism == "banded" else "")
+        + f", clip {options.clip}"
+        + (f" at first, then near quantile {options.quantile:g} of norms" if options.quantile is not None else "")
     )
 
 
 def _noise(config: Config) -> float:
-    return noise_of(config.privacy, *drawn_of(config), config.rounds, config.participation.draw == "poisson")
+    return noise_of(config.privacy, *counted_as(config.participation, config.partition.clients, config.rounds))
 
 
 def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
@@ -102,6 +131,9 @@ def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
 class Release:
     """What the server makes public of a round.
 
+    What later rounds need is kept in the server's state, a tree: the clip (float64, a number), and of each entry that
+    the round before had the last rows of banded noise, `[bands - 1, ...]` or fewer, the newest first.
+
     Attributes:
         noise: z, in clips.
     """
@@ -109,17 +141,24 @@ class Release:
     def __init__(
         self,
         options: PrivacyOptions,
-        seed: int,
-        drawn: int,
+        participation: ParticipationOptions,
         clients: int,
         rounds: int,
+        seed: int,
         method: str,
-        poisson: bool = False,
     ) -> None:
-        """Of a run; raises as `noise_of`."""
-        self.noise = noise_of(options, drawn, clients, rounds, poisson)
-        self._deviation = self.noise * (options.clip or 0.0) / drawn
-        self._seed, self._drawn, self._method = seed, drawn, method
+        """Of a run; raises as `noise_of`, `bands_of` and `adaptive_clip.split`."""
+        self.noise = noise_of(options, *counted_as(participation, clients, rounds))
+        self._of_changes, self._of_bits = self.noise, 0.0
+        self._seed, self._drawn, self._method = seed, min(participation.size(clients), clients), method
+        if options.quantile is not None:
+            self._of_changes, self._of_bits = adaptive_clip.split(self.noise, self._drawn)
+        self._column = banded.column(bands_of(options, participation, clients))
+        self._first_clip, self._quantile = options.clip or 0.0, options.quantile
+
+    def clip(self, kept: Tree) -> float | None:
+        """The clip of the next round, from what the server keeps; None: it does not adapt."""
+        return None if self._quantile is None else float(kept.get("clip", self._first_clip))
 
     def require_counted(self, ask: Ask, first: bool) -> None:
         """Raises a ShoalError if a phase is not the first of its round, or not of the clients drawn for it."""
@@ -136,12 +175,18 @@ class Release:
                     "or a method of one mean a round",
                 )
 
-    def of(self, replies: Replies, ask: Ask, number: int) -> Replies:
-        """The means over m clients, who answered or not, with noise; the weight of each is m.
+    def of(self, replies: Replies, ask: Ask, number: int, kept: Tree) -> Replies:
+        """The means over m clients, who answered or not, with noise; the weight of each is m. It changes what is kept.
 
         Raises ShoalError: no client was drawn, and an entry is no change of what the server sends.
         """
         entries: Tree = {}
+        clip, before = self.clip(kept) or self._first_clip, dict(kept)
+        deviation = self._of_changes * clip / self._drawn
+        kept.clear()
+        if self._quantile is not None:
+            following = adaptive_clip.next_clip(clip, self._within(replies, number), self._quantile)
+            kept["clip"] = torch.tensor(following, dtype=torch.float64)
         for name in ask.up:
             mean = replies.entries.get(name, ask.shared.get(name))
             if mean is None:
@@ -154,10 +199,24 @@ class Release:
                 base = like(mean, ask.shared.get(name))
                 base = torch.zeros_like(mean) if base is None else base
                 mean = base + (mean - base) * (len(replies.ids) / self._drawn)
-            if self._deviation:
-                rng = torch.Generator().manual_seed(key(self._seed, number, "privacy", name))
-                mean = mean + self._deviation * torch.randn(mean.shape, generator=rng)
+            if deviation:
+                drawn = torch.randn(mean.shape, generator=self._rng(number, name))
+                # A client reaches the next rounds, not releases: after a gap noise begins anew.
+                earlier = before.get(f"{number - 1}/{name}", drawn.new_empty(0, *drawn.shape))
+                noise = banded.next_row(self._column, drawn, earlier)
+                mean = mean + deviation * noise
+                if len(self._column) > 1:
+                    kept[f"{number}/{name}"] = torch.cat([noise[None], earlier])[: len(self._column) - 1]
             entries[name] = mean
         known = {name: replies.weights.get(name, torch.zeros((), dtype=torch.float64)) for name in ask.up}
         weights = {name: torch.full_like(weight, self._drawn) for name, weight in known.items()}
         return Replies(replies.ids, entries, weights, replies.lists)
+
+    def _within(self, replies: Replies, number: int) -> float:
+        """The share of m clients within the clip, with noise; who did not answer counts as half a client."""
+        bits = float(replies.entries.get(WITHIN, 0.0)) * len(replies.ids)
+        bits += self._of_bits * float(torch.randn((), generator=self._rng(number, WITHIN)))
+        return 0.5 + bits / self._drawn
+
+    def _rng(self, number: int, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(key(self._seed, number, "privacy", name))

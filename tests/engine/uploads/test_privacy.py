@@ -22,7 +22,7 @@ from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.accounting import STEP, epsilon_after, noise_of
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import PrivacyOptions
+from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
@@ -34,6 +34,12 @@ LR = 0.5
 PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "train.lr": LR, "train.epochs": 1}
 PLAIN |= {"train.dropout": 0.0, "train.weight_decay": 0.0}
 HIDDEN = {"privacy.unit": "client", "privacy.noise": 0.5, "privacy.clip": 0.05}
+
+
+def release_of(drawn: int, clients: int, seed: int = 0, draw: Any = "fixed", **options: Any) -> Release:
+    """That of a run of five rounds of a method `Mine`."""
+    participation = ParticipationOptions(count=drawn, draw=draw)
+    return Release(PrivacyOptions(unit="client", **options), participation, clients, 5, seed, "Mine")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -82,9 +88,9 @@ def test_rounds_of_poisson_cohorts_have_noise_also_without_a_client(start: Start
 
 
 def test_an_entry_without_a_shape_is_refused_where_no_client_was_drawn() -> None:
-    release = Release(PrivacyOptions(unit="client", clip=1.0, noise=1.0), 0, 4, 9, 5, "Mine", poisson=True)
+    release = release_of(4, 9, noise=1.0, draw="poisson")
     with refused("participation.draw", says="poisson drew no client in round 3, and Mine sends no 'c'"):
-        release.of(Replies([], {}, {}), Ask("train", {"c": Reduce.MEAN}), 3)
+        release.of(Replies([], {}, {}), Ask("train", {"c": Reduce.MEAN}), 3, {})
 
 
 @pytest.mark.parametrize(("noise", "drawn", "rounds"), [(1.0, 10, 20), (2.0, 50, 100), (0.8, 1, 50)])
@@ -121,25 +127,24 @@ def test_no_clip_and_no_noise_are_the_plain_run_of_equal_weights(start: Start) -
 
 def test_noise_has_the_deviation_of_the_paper_and_is_keyed() -> None:
     """Noise z C on a sum is z C / m on the mean; five standard errors of 200,000 draws."""
-    options = PrivacyOptions(unit="client", clip=1000.0, noise=2.0)
-    release = Release(options, 7, 10, 40, 5, "FedAvg")
+    release = release_of(10, 40, seed=7, clip=1000.0, noise=2.0)
     ask, size = Ask("train", {"w": Reduce.MEAN, "v": Reduce.MEAN}), 200_000
     replies = Replies(list(range(10)), {name: torch.zeros(size) for name in "wv"}, {"w": torch.tensor(3.0)})
-    one, two = (release.of(replies, ask, number) for number in (1, 2))
+    one, two = (release.of(replies, ask, number, {}) for number in (1, 2))
     drawn = {(number, name): found[name] for number, found in ((1, one), (2, two)) for name in "wv"}
     for noise in drawn.values():
         assert abs(float(noise.std()) / 200 - 1) < 5 / math.sqrt(2 * size)
         assert abs(float(noise.mean())) < 5 * 200 / math.sqrt(size)
     for other in ((1, "v"), (2, "w")):
         assert abs(float((drawn[1, "w"] * drawn[other]).mean())) < 5 * 200**2 / math.sqrt(size)
-    assert torch.equal(release.of(replies, ask, 1)["w"], one["w"])
+    assert torch.equal(release.of(replies, ask, 1, {})["w"], one["w"])
     assert one.weights["w"] == 10
 
 
 def test_a_client_that_did_not_answer_is_no_change() -> None:
-    release = Release(PrivacyOptions(unit="client", clip=1.0, noise=0.0), 0, 4, 4, 5, "FedAvg")
+    release = release_of(4, 4, noise=0.0)
     ask = Ask("train", {"w": Reduce.MEAN, "c": Reduce.MEAN}, shared={"w": torch.tensor([10.0])})
-    found = release.of(Replies([0, 3], {"w": torch.tensor([14.0]), "c": torch.tensor([4.0])}, {}), ask, 1)
+    found = release.of(Replies([0, 3], {"w": torch.tensor([14.0]), "c": torch.tensor([4.0])}, {}), ask, 1, {})
     assert found["w"].item() == 12.0
     assert found["c"].item() == 2.0
 
@@ -194,8 +199,18 @@ def test_noise_for_an_epsilon_is_the_least() -> None:
     assert epsilon_after(noise, 1e-4, 50, 50, 20) <= 3.0 < epsilon_after(noise - 2 * STEP, 1e-4, 50, 50, 20)
 
 
-def test_same_bits_on_two_hosts_and_after_a_resume(hosts: list[Any], start: Start, tmp_path: Path) -> None:
-    keys = {**HIDDEN, "algorithm.name": "scaffold", "participation.ratio": 0.5, "rounds": 6}
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"privacy.mechanism": "banded", "participation.draw": "cyclic", "privacy.quantile": 0.5, "privacy.noise": 0.2},
+    ],
+    ids=["gaussian", "banded"],
+)
+def test_same_bits_on_two_hosts_and_after_a_resume(
+    hosts: list[Any], start: Start, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    keys = {**HIDDEN, "algorithm.name": "scaffold", "participation.ratio": 0.5, "rounds": 6, **more}
     here = start(keys)
     pool = RayPool(hosts, replace(here.job, id=f"{tmp_path}"), 60.0, 4)
     pool.require_data(range(6))
@@ -224,7 +239,7 @@ def test_what_is_no_mean_of_equal_clients_is_refused(start: Start) -> None:
     ):
         with refused(says=says):
             start({**HIDDEN, "algorithm.name": method}).round()
-    release = Release(PrivacyOptions(unit="client", noise=1.0), 0, 4, 4, 5, "Mine")
+    release = release_of(4, 4, noise=1.0)
     w = {"w": torch.zeros(1)}
     for ask, first, says in (
         (Ask("train", {"w": Reduce.MEAN}), False, "Mine exchanges more than once a round"),
