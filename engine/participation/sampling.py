@@ -59,7 +59,7 @@ def draw_cohort(
     """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
 
     With `options.draw: poisson` each takes part with the probability of such a cohort. With `cyclic` each is in one
-    group, keyed by the seed alone, and groups take part by turns: each client in one of any `options.groups` rounds.
+    group, keyed by the seed alone, and groups take part by turns: each client once in any `options.groups` rounds.
 
     Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
 

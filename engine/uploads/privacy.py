@@ -10,8 +10,8 @@ With `participation.draw: poisson` cohorts are as in the paper, and the sum is d
 Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the
 sampled Gaussian mechanism, 2019, section 3).
 
-With `cyclic` a client takes part in one of any so many rounds as there are groups, for sure: epsilon is that of its
-rounds without amplification. `banded` and `adaptive_clip` say why it holds for them.
+With `cyclic` a client takes part once in any so many rounds as there are groups, for sure: epsilon is that of its rounds
+without amplification. `banded` and `adaptive_clip` say why it holds for them.
 """
 
 import torch
@@ -46,7 +46,7 @@ def bands_of(options: PrivacyOptions, participation: ParticipationOptions, clien
     bands = options.bands or groups
     if bands > groups:
         raise ShoalError(
-            "privacy.bands", f"{bands}, and a client takes part in one of any {groups} rounds; take {groups} or fewer"
+            "privacy.bands", f"{bands}, and a client takes part once in any {groups} rounds; take {groups} or fewer"
         )
     return bands
 

@@ -153,6 +153,6 @@ def test_epsilon_is_that_of_composed_gaussian_mechanisms(make_config: Callable[.
 def test_more_bands_than_groups_are_refused(make_config: Callable[..., Config]) -> None:
     keys: dict[str, Any] = {"privacy__unit": "client", "privacy__noise": 1.0, "privacy__mechanism": "banded"}
     keys |= {"participation__draw": "cyclic", "participation__count": 2}
-    with refused("privacy.bands", says="4, and a client takes part in one of any 3 rounds; take 3 or fewer"):
+    with refused("privacy.bands", says="4, and a client takes part once in any 3 rounds; take 3 or fewer"):
         RunPlan.of(make_config(**keys, privacy__bands=4))
     RunPlan.of(make_config(**keys, privacy__bands=3))
