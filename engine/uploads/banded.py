@@ -5,8 +5,8 @@ are released as x + C^-1 z, with z Gaussian and C `[T, T]` lower triangular with
 root of the matrix of prefix sums (Kalinin and Lampert, NeurIPS 2024), Toeplitz and scaled to columns of norm 1.
 
 A client that takes part at most once in any b rounds moves other rows of C x in each of its k rounds, together by as
-much as it moves x. So all rounds are for it k Gaussian mechanisms of the deviation of z, also where clients read what was
-released before (Denisov et al., NeurIPS 2022). Groups are not drawn anew, and nothing is amplified.
+much as it moves x. So all rounds are for it k Gaussian mechanisms of the deviation of z, also where clients read what
+was released before (Denisov et al., NeurIPS 2022). Groups are not drawn anew, and nothing is amplified.
 """
 
 import math

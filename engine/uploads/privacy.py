@@ -10,8 +10,8 @@ With `participation.draw: poisson` cohorts are as in the paper, and the sum is d
 Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the
 sampled Gaussian mechanism, 2019, section 3).
 
-With `cyclic` a client takes part once in any so many rounds as there are groups, for sure: epsilon is that of its rounds
-without amplification. `banded` and `adaptive_clip` say why it holds for them.
+With `cyclic` a client takes part once in as many rounds as there are groups, for sure: epsilon is that of its rounds,
+not amplified. `banded` and `adaptive_clip` say why it holds for them.
 """
 
 import torch
