@@ -120,6 +120,8 @@ def test_what_cannot_adapt_is_refused(make_config: Callable[..., Config]) -> Non
     keys: dict[str, Any] = {"privacy__unit": "client", "privacy__quantile": 0.5}
     with refused("privacy.quantile", says="noise 1 on 5 clients a round leaves none for the clip"):
         RunPlan.of(make_config(**keys, privacy__noise=1.0))
+    with refused("privacy.quantile", says="noise 0.4 on 3 clients a round leaves none for the clip"):
+        RunPlan.of(make_config(**keys, privacy__noise=0.4, participation__count=3))
     with refused("privacy.clip", says="privacy.quantile needs a clip to begin with"):
         RunPlan.of(make_config(**keys, privacy__noise=0.0, privacy__clip=None))
     config = make_config(**keys, privacy__noise=0.4, engine__backend="local")

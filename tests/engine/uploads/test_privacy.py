@@ -292,3 +292,9 @@ def test_dry_run_says_epsilon_with_its_unit(make_config: Callable[..., Config]) 
     shown = expected(RunPlan.of(config)).rows["privacy"]
     epsilon = epsilon_after(40.0, 1e-5, 5, 5, config.rounds)
     assert shown == f"epsilon {epsilon:.3g} of a client (all its data replaced), delta 1e-05; noise 40, clip 1.0"
+    config = make_config(
+        engine__backend="local", privacy__unit="client", privacy__noise=40.0, participation__draw="poisson"
+    )
+    shown = expected(RunPlan.of(config)).rows["privacy"]
+    epsilon = epsilon_after(40.0, 1e-5, 5, 5, config.rounds, poisson=True)
+    assert shown == f"epsilon {epsilon:.3g} of a client (with or without it), delta 1e-05; noise 40, clip 1.0"
