@@ -187,6 +187,13 @@ def test_hostile_clients_there(here: Run, run_there: Run, attack: str, reduction
     assert_same(run_there(keys), here(keys))
 
 
+def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
+    keys = {**KEYS, "privacy.unit": "client", "privacy.noise": 0.2, "privacy.quantile": 0.5, "model.name": "sgc"}
+    found = [run(keys) for run in (run_there, here)]
+    assert_same(*found)
+    assert found[0].state.release["clip"] == found[1].state.release["clip"] != 1.0
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -> None:
