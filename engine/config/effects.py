@@ -192,12 +192,12 @@ RULES = (
     _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
     _one_of("aggregation.root", "aggregation.kind", "fltrust"),
     _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client", "node"),
+    # Nodes of a client are read by others there.
+    _one_of("privacy.unit", "data.cross_edges", "drop"),
     _one_of("privacy.mechanism privacy.quantile", "privacy.unit", "client"),
     # A client must not take part more often than noise has bands.
     _one_of("privacy.mechanism", "participation.draw", "cyclic"),
     _one_of("privacy.bands", "privacy.mechanism", "banded"),
-    # Nodes of a client are read by others there.
-    _one_of("privacy.unit", "data.cross_edges", "drop"),
     _one_of("secure.threshold", "secure.kind", "masks", "homomorphic"),
     _one_of("secure.kind", "data.cross_edges", "drop"),
     _one_of("secure.kind", "aggregation.kind", "mean"),

@@ -246,27 +246,27 @@ class PrivacyOptions:
 
     Attributes:
         unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.
-        mechanism: Noise of each round on its own (`gaussian`), or for groups of clients by turns such that later
-            rounds take back a part of it (`banded`); see `shoal.engine.uploads.banded`.
-        bands: So many rounds share noise; null: as many as there are groups.
         clip: C, the largest l2 norm of the change of a message, or of a training node's gradient; null: any, without
             noise.
-        quantile: Share of the clients of a round with a norm of at most the clip, to which the clip adapts from round
-            to round; null: it stays. See `shoal.engine.uploads.adaptive_clip`.
         noise: z, of which the noise on a sum of changes, or of gradients, has the deviation z C. Either this, or
             `epsilon`.
         epsilon: Of a client, or a node, after all rounds, for which the least noise is taken.
         delta: Beside epsilon; less than one over the number of clients, or of a client's nodes.
+        quantile: Share of the clients of a round with a norm of at most the clip, to which the clip adapts from round
+            to round; null: it stays. See `shoal.engine.uploads.adaptive_clip`.
+        mechanism: Noise of each round on its own (`gaussian`), or for groups of clients by turns such that later
+            rounds take back a part of it (`banded`); see `shoal.engine.uploads.banded`.
+        bands: So many rounds share noise; null: as many as there are groups.
     """
 
     unit: Literal["none", "client", "node"] = "none"
-    mechanism: Literal["gaussian", "banded"] = "gaussian"
-    bands: Positive | None = None
     clip: Annotated[Number, Field(gt=0)] | None = 1.0
-    quantile: Annotated[Number, Field(ge=0, le=1)] | None = None
     noise: Annotated[Number, Field(ge=0)] | None = None
     epsilon: Annotated[Number, Field(gt=0)] | None = None
     delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
+    quantile: Annotated[Number, Field(ge=0, le=1)] | None = None
+    mechanism: Literal["gaussian", "banded"] = "gaussian"
+    bands: Positive | None = None
 
 
 @dataclass(frozen=True, config=CLOSED)

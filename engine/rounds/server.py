@@ -390,7 +390,7 @@ class Exchange:
             self._door.require_means(ask.up)
             if self._door.release is not None:
                 self._door.release.require_counted(ask, self.reply is None)
-                self.clip = self._door.release.clip(next_state.release)
+                self.clip = self._door.release.clip(next_state.release) if ask.up else None
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []

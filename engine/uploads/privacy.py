@@ -180,6 +180,8 @@ class Release:
 
         Raises ShoalError: no client was drawn, and an entry is no change of what the server sends.
         """
+        if not ask.up:
+            return replies
         entries: Tree = {}
         clip, before = self.clip(kept) or self._first_clip, dict(kept)
         deviation = self._of_changes * clip / self._drawn
