@@ -192,6 +192,7 @@ RULES = (
     _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
     _one_of("aggregation.root", "aggregation.kind", "fltrust"),
     _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client", "node"),
+    _one_of("privacy.where", "privacy.unit", "client"),
     # Nodes of a client are read by others there.
     _one_of("privacy.unit", "data.cross_edges", "drop"),
     _one_of("secure.threshold", "secure.kind", "masks", "homomorphic"),

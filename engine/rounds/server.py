@@ -89,7 +89,8 @@ class Server:
         # As methods see them: a federation without newcomers has nothing of theirs.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         # A round without clients is public, as any other is.
-        self._noise_alone = job.privacy is not None and plan.participation.draw == "poisson"
+        at_server = job.privacy is not None and job.privacy.where == "server"
+        self._noise_alone = at_server and plan.participation.draw == "poisson"
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
         if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
@@ -104,7 +105,7 @@ class Server:
                 clients = len(self.infos)
                 drawn = min(plan.participation.size(clients), clients)
                 self._door.release = Release(
-                    job.privacy, job.seed, drawn, clients, plan.rounds, name, self._noise_alone
+                    job.privacy, job.seed, drawn, clients, plan.rounds, name, self._noise_alone, self.algorithm
                 )
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
@@ -388,7 +389,7 @@ class Exchange:
         if self._door is not None:
             self._door.require_means(ask.up)
             if self._door.release is not None:
-                self._door.release.require_counted(ask, self.reply is None)
+                self._door.release.require_counted(ask, self.reply is None, next_state.round, self.cohort)
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []

@@ -9,18 +9,34 @@ privacy and analytical moments accountant, AISTATS 2019, theorem 27), as the pac
 With `participation.draw: poisson` cohorts are as in the paper, and the sum is divided by m = q n all the same.
 Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the
 sampled Gaussian mechanism, 2019, section 3).
+
+Where each row of a mean has a weight, as prototypes by class have, a client counts once in each row: where it has none
+as no change of what it received, or of zeros, so that classes of a client are hidden, too. Rows that no client has are
+noise, and none of them is missing: which are would tell the classes of all.
+
+With `privacy.where: client` noise is on each upload (`shoal.engine.uploads.noisy_uploads`).
 """
+
+import math
+from collections.abc import Sequence
 
 import torch
 
+from shoal.algorithms.base import Algorithm, overrides
+from shoal.algorithms.losses.prototypes import unpack
+from shoal.algorithms.method_errors import ProtocolError, code_of
+from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
 from shoal.algorithms.rng import key
-from shoal.engine.config.accounting import epsilon_after, noise_of, require_noise
+from shoal.engine.config.accounting import epsilon_after, noise_at_clients, noise_of, releases, require_noise
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.uploads.compression import like
 from shoal.storage.errors import ShoalError
+
+# Declares nothing.
+PLAIN = Algorithm()
 
 
 def drawn_of(config: Config) -> tuple[int, int]:
@@ -31,7 +47,8 @@ def drawn_of(config: Config) -> tuple[int, int]:
 
 def require_possible(config: Config) -> None:
     """Raises a ShoalError, which names the key: noise is not given once, or what else is chosen has no bound."""
-    options, clients = config.privacy, config.partition.clients
+    options, (drawn, clients) = config.privacy, drawn_of(config)
+    method, at_clients = load(describe(config.algorithm.name, config.algorithm.options)), options.where == "client"
     require_noise(options)
     if options.delta * clients >= 1:
         raise ShoalError("privacy.delta", f"{options.delta:g} of {clients} clients; take less than {1 / clients:g}")
@@ -45,9 +62,26 @@ def require_possible(config: Config) -> None:
         ("participation.without", not config.participation.without, "clients are left out; take an empty list"),
         ("data.newcomers", not config.data.newcomers, "newcomers are never drawn; take 0"),
         ("aggregation.kind", config.aggregation.kind == "mean", "privacy.unit bounds means; take mean"),
+        (
+            "participation",
+            not method.sends_once or drawn == clients,
+            f"{config.algorithm.name} counts one upload, in round 1; take participation.ratio=1",
+        ),
+        (
+            "engine.on_client_error",
+            config.engine.on_client_error == "fail" or not (at_clients or method.sends_once),
+            "it shows whose upload failed; take fail",
+        ),
+        (
+            "communication.upload",
+            not at_clients or config.communication.upload == "none",
+            "noise at clients is of all numbers; take none",
+        ),
     ):
         if not idle:
             raise ShoalError(place, f"has no bound with privacy.unit=client: {why}")
+    if at_clients:
+        norms_of(method)
     _noise(config)
 
 
@@ -57,6 +91,9 @@ def epsilon_of(config: Config, rounds: int) -> float:
         from shoal.engine.config.node_privacy import epsilon_of_node
 
         return epsilon_of_node(config, rounds)
+    rounds = releases(config, rounds)
+    if config.privacy.where == "client":
+        return epsilon_after(_noise(config), config.privacy.delta, 1, 1, rounds)
     poisson = config.participation.draw == "poisson"
     return epsilon_after(_noise(config), config.privacy.delta, *drawn_of(config), rounds, poisson)
 
@@ -67,36 +104,55 @@ def bound_of(config: Config, rounds: int) -> str:
         from shoal.engine.config.node_privacy import bound_of_node
 
         return bound_of_node(config, rounds)
-    options, poisson = config.privacy, config.participation.draw == "poisson"
-    neighbours = "with or without it" if poisson else "all its data replaced"
+    options, once = config.privacy, releases(config, 2) == 1
+    poisson, at_clients = config.participation.draw == "poisson", options.where == "client"
+    neighbours = "with or without it" if poisson and not at_clients else "all its data replaced"
     return (
         f"epsilon {epsilon_of(config, rounds):.3g} of a client ({neighbours}), delta {options.delta:g}; "
-        f"noise {_noise(config):.4g}, clip {options.clip}"
+        f"noise {_noise(config):.4g}, clip {options.clip}{', on each upload' * at_clients}{', sent once' * once}"
     )
 
 
 def _noise(config: Config) -> float:
-    return noise_of(config.privacy, *drawn_of(config), config.rounds, config.participation.draw == "poisson")
+    if config.privacy.where == "client":
+        return noise_at_clients(config)
+    rounds = releases(config, config.rounds)
+    return noise_of(config.privacy, *drawn_of(config), rounds, config.participation.draw == "poisson")
+
+
+def norms_of(method: Algorithm) -> dict[str, float | None]:
+    """A method's `norms`; raises a ShoalError if they have none, or it gives what is no norm."""
+    with code_of(method, "norms"):
+        found = dict(method.norms())
+        for entry, norm in found.items():
+            if norm is not None and not 0 <= norm < math.inf:
+                raise ProtocolError(f"gives {norm} for {entry!r}, expected None or a number of at least 0")
+    return found
+
+
+def with_rows(received: Tree, entries: Tree) -> Tree:
+    """A download, and in it the rows of classes that it has, as `pack` makes them, under the names of such entries."""
+    known = {
+        name: rows[0]
+        for name, value in entries.items()
+        if value.dim() > 1 and (rows := unpack(received, *value.shape[:-1], entry=name)) is not None
+    }
+    return {**received, **known}
 
 
 def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
-    """An upload that counts as one client whatever it says: without weight as no change.
-
-    Raises ShoalError: an entry has a weight for each row.
-    """
-    entries = dict(upload.entries)
-    for name, how in cell.up.items():
-        weight = upload.weight.get(name, 1.0)
-        if how is Reduce.MEAN and isinstance(weight, torch.Tensor):
-            raise ShoalError(
-                "privacy.unit",
-                f"client counts each client once, and {name!r} has a weight for each of its rows, which tells the "
-                "rows of a client; take privacy.unit=none, or a method that averages models",
-            )
-        if how is Reduce.MEAN and not weight:
-            base = like(entries[name], received.get(name))
-            entries[name] = torch.zeros_like(entries[name]) if base is None else base.to(entries[name].dtype)
-    return Upload(entries, {}, upload.upload_bytes)
+    """An upload that counts as one client, in each row, whatever it says: without weight as no change."""
+    entries, weights, sizes = dict(upload.entries), Tree(), dict(upload.upload_bytes)
+    for name in (name for name, how in cell.up.items() if how is Reduce.MEAN):
+        weight, value = upload.weight.get(name, 1.0), entries[name]
+        if isinstance(weight, torch.Tensor) or not weight:
+            base = like(value, received.get(name))
+            base = torch.zeros_like(value) if base is None else base.to(value.dtype)
+            entries[name] = torch.where(torch.as_tensor(weight != 0, device=value.device), value, base)
+        if isinstance(weight, torch.Tensor):
+            # All rows are sent.
+            weights[name], sizes[name] = torch.ones_like(weight), value.nbytes
+    return Upload(entries, weights, sizes)
 
 
 class Release:
@@ -115,18 +171,28 @@ class Release:
         rounds: int,
         method: str,
         poisson: bool = False,
+        algorithm: Algorithm = PLAIN,
     ) -> None:
-        """Of a run; raises as `noise_of`."""
-        self.noise = noise_of(options, drawn, clients, rounds, poisson)
+        """Of a run; raises as `noise_of` and `norms_of`."""
+        self._once, self._has_norms = algorithm.sends_once, overrides(algorithm, "norms")
+        # Of uploads with noise of their own; None: means get it here.
+        self._norms = norms_of(algorithm) if options.where == "client" else None
+        self.noise = noise_of(options, drawn, clients, min(rounds, 1) if self._once else rounds, poisson)
         self._deviation = self.noise * (options.clip or 0.0) / drawn
         self._seed, self._drawn, self._method = seed, drawn, method
 
-    def require_counted(self, ask: Ask, first: bool) -> None:
-        """Raises a ShoalError if a phase is not the first of its round, or not of the clients drawn for it."""
-        apart = [entry for entry in ask.up if any(entry in tree for tree in ask.private.values())]
+    def require_counted(self, ask: Ask, first: bool, number: int, cohort: Sequence[int]) -> None:
+        """Raises a ShoalError if an entry has no bound, or epsilon would not count what clients send in a phase."""
+        self._require_bounded(ask)
+        means = self._norms is None
+        apart = [entry for entry in ask.up if means and any(entry in tree for tree in ask.private.values())]
         for wrong, what in (
-            (not first, "exchanges more than once a round"),
-            (ask.to is not None, "chooses clients of its own"),
+            (bool(ask.up) and not first, "exchanges more than once a round"),
+            (bool(ask.up) and self._once and number > 1, "sends after round 1 what it declares to send once"),
+            (
+                means and bool(ask.up) and ask.to is not None and list(ask.to) != list(cohort),
+                "chooses clients of its own",
+            ),
             (bool(apart), f"sends each client another {', '.join(apart)}"),
         ):
             if wrong:
@@ -136,14 +202,34 @@ class Release:
                     "or a method of one mean a round",
                 )
 
+    def _require_bounded(self, ask: Ask) -> None:
+        for entry, how in ask.up.items():
+            if how is Reduce.MEAN or entry in (self._norms or ()):
+                continue
+            if self._norms is not None:
+                raise ShoalError(
+                    "privacy.where",
+                    f"client hides means, and entries with a norm in norms(), which {self._method} "
+                    f"has not for {entry!r}; take privacy.unit=none, or a method that declares it",
+                )
+            how_sent = "mixed" if how is Reduce.MIX else "kept for every client"
+            way_out = "privacy.where=client, for noise on each upload" if self._has_norms else "privacy.unit=none"
+            raise ShoalError(
+                "privacy.unit",
+                f"client bounds means, and {entry!r} of {self._method} is {how_sent}; take {way_out}, "
+                "or a method that sends means alone",
+            )
+
     def of(self, replies: Replies, ask: Ask, number: int) -> Replies:
         """The means over m clients, who answered or not, with noise; the weight of each is m.
 
         Raises ShoalError: no client was drawn, and an entry is no change of what the server sends.
         """
-        entries: Tree = {}
+        if self._norms is not None:
+            return replies
+        entries, shared = Tree(), with_rows(ask.shared, replies.entries)
         for name in ask.up:
-            mean = replies.entries.get(name, ask.shared.get(name))
+            mean = replies.entries.get(name, shared.get(name))
             if mean is None:
                 raise ShoalError(
                     "participation.draw",
@@ -151,7 +237,7 @@ class Release:
                     "as it is; take more clients, or fixed",
                 )
             if len(replies.ids) != self._drawn:
-                base = like(mean, ask.shared.get(name))
+                base = like(mean, shared.get(name))
                 base = torch.zeros_like(mean) if base is None else base
                 mean = base + (mean - base) * (len(replies.ids) / self._drawn)
             if self._deviation:

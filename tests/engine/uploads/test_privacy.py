@@ -218,9 +218,8 @@ def test_same_bits_on_two_hosts_and_after_a_resume(hosts: list[Any], start: Star
 
 def test_what_is_no_mean_of_equal_clients_is_refused(start: Start) -> None:
     for method, says in (
-        ("fedgta", "privacy.unit: client bounds means, and 'w' of FedGTA is mixed"),
-        ("fedtgp", "privacy.unit: client bounds means, and 'proto' of FedTGP is kept for every client"),
-        ("fedproto", "privacy.unit: client counts each client once, and 'proto' has a weight for each of its rows"),
+        ("fedgta", "privacy.unit: client bounds means, and 'w' of FedGTA is mixed; take privacy.where=client"),
+        ("fedtgp", "client bounds means, and 'proto' of FedTGP is kept for every client; take privacy.unit=none"),
     ):
         with refused(says=says):
             start({**HIDDEN, "algorithm.name": method}).round()
@@ -232,8 +231,8 @@ def test_what_is_no_mean_of_equal_clients_is_refused(start: Start) -> None:
         (Ask("train", {"w": Reduce.MEAN}, private={1: w}), True, "Mine sends each client another w"),
     ):
         with refused("privacy.unit", says=says):
-            release.require_counted(ask, first)
-    release.require_counted(Ask("train", {"w": Reduce.MEAN}, shared=w), True)
+            release.require_counted(ask, first, 1, [0, 1])
+    release.require_counted(Ask("train", {"w": Reduce.MEAN}, shared=w, to=[0, 1]), True, 1, [0, 1])
 
 
 def test_what_has_no_epsilon_is_refused_before_data_is_read(
