@@ -88,7 +88,8 @@ class Algorithm:
         """What clients can hide by noise on their uploads (`privacy.where: client`), beside means: largest l2 norms.
 
         By entry, whatever the data: None of a change from what the client received, which the config's clip bounds. Of
-        norm 0 is a weight that the method can do without: each client sends ones. Other entries are refused.
+        norm 0 is a weight that the method can do without: each client sends ones. Other entries are refused, and so are
+        those of `Reduce.GATHER`, which differ in shape.
         """
         return {}
 

@@ -204,13 +204,14 @@ class Release:
 
     def _require_bounded(self, ask: Ask) -> None:
         for entry, how in ask.up.items():
-            if how is Reduce.MEAN or entry in (self._norms or ()):
+            # Of what is gathered a client's data may say the shape.
+            if how is Reduce.MEAN or (entry in (self._norms or ()) and how is not Reduce.GATHER):
                 continue
             if self._norms is not None:
                 raise ShoalError(
                     "privacy.where",
-                    f"client hides means, and entries with a norm in norms(), which {self._method} "
-                    f"has not for {entry!r}; take privacy.unit=none, or a method that declares it",
+                    f"client hides means, and stacked or mixed entries with a norm in norms(), and {entry!r} of "
+                    f"{self._method} is none; take privacy.unit=none, or a method that declares its norm",
                 )
             how_sent = "mixed" if how is Reduce.MIX else "kept for every client"
             way_out = "privacy.where=client, for noise on each upload" if self._has_norms else "privacy.unit=none"
