@@ -210,8 +210,8 @@ class Release:
             if self._norms is not None:
                 raise ShoalError(
                     "privacy.where",
-                    f"client hides means, and stacked or mixed entries with a norm in norms(), and {entry!r} of "
-                    f"{self._method} is none; take privacy.unit=none, or a method that declares its norm",
+                    f"client hides means, and entries of one shape with a norm in norms(), and {entry!r} of "
+                    f"{self._method} is neither; take privacy.unit=none, or a method that declares its norm",
                 )
             how_sent = "mixed" if how is Reduce.MIX else "kept for every client"
             way_out = "privacy.where=client, for noise on each upload" if self._has_norms else "privacy.unit=none"

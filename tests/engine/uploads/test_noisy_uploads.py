@@ -204,7 +204,7 @@ def test_noise_for_an_epsilon_counts_all_rounds_or_one_of_what_is_sent_once(make
 
 
 def test_what_has_no_norm_is_refused_by_entry(start: Start) -> None:
-    with refused(says="stacked or mixed entries with a norm in norms(), and 'proto' of FedTGP is none"):
+    with refused(says="entries of one shape with a norm in norms(), and 'proto' of FedTGP is neither"):
         start({**AT_CLIENTS, "algorithm.name": "fedtgp"}).round()
 
     class Odd(Algorithm):
@@ -216,7 +216,7 @@ def test_what_has_no_norm_is_refused_by_entry(start: Start) -> None:
         Ask("train", {"z": Reduce.STACK}, private={1: {"z": torch.zeros(1)}}, to=[1]), True, 3, [0, 1]
     )
     release.require_counted(Ask("end", {}), False, 3, [0, 1])
-    with refused("privacy.where", says="'z' of Odd is none"):
+    with refused("privacy.where", says="'z' of Odd is neither"):
         release.require_counted(Ask("train", {"z": Reduce.GATHER}), True, 3, [0, 1])
     with refused("privacy.unit", says="Odd exchanges more than once a round"):
         release.require_counted(Ask("train", {"z": Reduce.STACK}), False, 3, [0, 1])
