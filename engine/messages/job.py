@@ -351,11 +351,12 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
 
 
 def _hidden_clients(config: Config) -> PrivacyOptions | None:
-    if config.privacy.unit != "client" or config.privacy.where == "server":
-        return config.privacy if config.privacy.unit == "client" else None
+    private = config.privacy if config.privacy.unit == "client" else None
+    if private is None or private.where == "server":
+        return private
     from shoal.engine.config.accounting import noise_at_clients
 
-    return replace(config.privacy, noise=noise_at_clients(config), epsilon=None)
+    return replace(private, noise=noise_at_clients(config), epsilon=None)
 
 
 def _clipped_rows(config: Config) -> tuple[float | None, float] | None:
