@@ -166,10 +166,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [
-            (one, one.reveals(classes, private, past.config.secure.kind != "none"))
-            for one in backend.found.values()
-        ],
+        [(one, one.reveals(classes, private, past.config.secure.kind != "none")) for one in backend.found.values()],
         times,
         sizes,
         epsilons,

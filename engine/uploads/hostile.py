@@ -96,16 +96,14 @@ class HostileUploads:
             self._change = CHANGES.get(attack.kind) or own_change(job.own_attack[attack.kind])
         self._bound = aggregation.bound if aggregation and aggregation.kind == "norm_bound" else math.inf
         # Of a job that hides clients.
-        self._privacy: Any = None
+        self._hidden: Any = None
         self._noisy: Any = None
         if job.privacy is not None:
-            from shoal.engine.uploads import privacy
+            from shoal.engine.uploads import hidden_uploads
 
-            self._privacy, self._bound = privacy, job.privacy.clip or math.inf
+            self._hidden, self._bound = hidden_uploads, job.privacy.clip or math.inf
             if job.privacy.where == "client":
-                from shoal.engine.uploads.noisy_uploads import NoisyUploads
-
-                self._noisy = NoisyUploads(job.privacy, job.algorithm())
+                self._noisy = hidden_uploads.NoisyUploads(job.privacy, job.algorithm())
 
     def on_data(self, client: int) -> dict[str, Any]:
         """What is done to the data that a client trains on, as of `Job.view`."""
@@ -138,9 +136,9 @@ class HostileUploads:
         The norm is that of all mean entries of a message together (Sun et al., Can you really backdoor federated
         learning?, 2019, section 4: w_k <- w_k / max(1, |w_k| / M)).
         """
-        if self._privacy is not None:
-            received = self._privacy.with_rows(received, upload.entries)
-            upload = self._privacy.once(upload, received, cell)
+        if self._hidden is not None:
+            received = self._hidden.with_rows(received, upload.entries)
+            upload = self._hidden.once(upload, received, cell)
         if self._noisy is not None:
             noisy: Upload = self._noisy.sent(upload, received, cell, random)
             return noisy

@@ -10,29 +10,24 @@ With `participation.draw: poisson` cohorts are as in the paper, and the sum is d
 Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the
 sampled Gaussian mechanism, 2019, section 3).
 
-Where each row of a mean has a weight, as prototypes by class have, a client counts once in each row: where it has none
-as no change of what it received, or of zeros, so that classes of a client are hidden, too. Rows that no client has are
-noise, and none of them is missing: which are would tell the classes of all.
-
-With `privacy.where: client` noise is on each upload (`shoal.engine.uploads.noisy_uploads`).
+Each client counts once, in each row of a mean by row, and with `privacy.where: client` noise is on each upload
+(`shoal.engine.uploads.hidden_uploads`). Rows that no client has are noise, and none of them is missing: which are would
+tell the classes of all.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from shoal.algorithms.base import Algorithm, overrides
-from shoal.algorithms.losses.prototypes import unpack
-from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.methods.registry.load import describe, load
-from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
+from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree
 from shoal.algorithms.rng import key
 from shoal.engine.config.accounting import epsilon_after, noise_at_clients, noise_of, releases, require_noise
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
-from shoal.engine.messages.cell import Cell
 from shoal.engine.uploads.compression import like
+from shoal.engine.uploads.hidden_uploads import norms_of, with_rows
 from shoal.storage.errors import ShoalError
 
 # Declares nothing.
@@ -118,41 +113,6 @@ def _noise(config: Config) -> float:
         return noise_at_clients(config)
     rounds = releases(config, config.rounds)
     return noise_of(config.privacy, *drawn_of(config), rounds, config.participation.draw == "poisson")
-
-
-def norms_of(method: Algorithm) -> dict[str, float | None]:
-    """A method's `norms`; raises a ShoalError if they have none, or it gives what is no norm."""
-    with code_of(method, "norms"):
-        found = dict(method.norms())
-        for entry, norm in found.items():
-            if norm is not None and not 0 <= norm < math.inf:
-                raise ProtocolError(f"gives {norm} for {entry!r}, expected None or a number of at least 0")
-    return found
-
-
-def with_rows(received: Tree, entries: Tree) -> Tree:
-    """A download, and in it the rows of classes that it has, as `pack` makes them, under the names of such entries."""
-    known = {
-        name: rows[0]
-        for name, value in entries.items()
-        if value.dim() > 1 and (rows := unpack(received, *value.shape[:-1], entry=name)) is not None
-    }
-    return {**received, **known}
-
-
-def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
-    """An upload that counts as one client, in each row, whatever it says: without weight as no change."""
-    entries, weights, sizes = dict(upload.entries), Tree(), dict(upload.upload_bytes)
-    for name in (name for name, how in cell.up.items() if how is Reduce.MEAN):
-        weight, value = upload.weight.get(name, 1.0), entries[name]
-        if isinstance(weight, torch.Tensor) or not weight:
-            base = like(value, received.get(name))
-            base = torch.zeros_like(value) if base is None else base.to(value.dtype)
-            entries[name] = torch.where(torch.as_tensor(weight != 0, device=value.device), value, base)
-        if isinstance(weight, torch.Tensor):
-            # All rows are sent.
-            weights[name], sizes[name] = torch.ones_like(weight), value.nbytes
-    return Upload(entries, weights, sizes)
 
 
 class Release:

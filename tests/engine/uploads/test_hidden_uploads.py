@@ -25,8 +25,8 @@ from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.uploads.noisy_uploads import NoisyUploads
-from shoal.engine.uploads.privacy import Release, epsilon_of, norms_of
+from shoal.engine.uploads.hidden_uploads import NoisyUploads, norms_of
+from shoal.engine.uploads.privacy import Release, epsilon_of
 
 Start = Callable[..., Server]
 LR, CLIP = 0.5, 0.05
