@@ -246,6 +246,7 @@ class PrivacyOptions:
 
     Attributes:
         unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.
+        where: Where noise hides a client: at the `server`, on the sum of changes, or at each `client`, on its upload.
         clip: C, the largest l2 norm of the change of a message, or of a training node's gradient; null: any, without
             noise.
         noise: z, of which the noise on a sum of changes, or of gradients, has the deviation z C. Either this, or
@@ -260,6 +261,7 @@ class PrivacyOptions:
     """
 
     unit: Literal["none", "client", "node"] = "none"
+    where: Literal["server", "client"] = "server"
     clip: Annotated[Number, Field(gt=0)] | None = 1.0
     noise: Annotated[Number, Field(ge=0)] | None = None
     epsilon: Annotated[Number, Field(gt=0)] | None = None

@@ -290,7 +290,7 @@ class Visit:
             sent, kept = self._compression.sent(sent, self._cell, client.rng)
             state |= kept
         if opened.hostile is not None:
-            sent = opened.hostile.bounded(sent, self._had, self._cell)
+            sent = opened.hostile.bounded(sent, self._had, self._cell, client.random)
         return sent, state
 
     def score(self) -> np.ndarray:

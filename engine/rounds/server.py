@@ -89,7 +89,8 @@ class Server:
         # As methods see them: a federation without newcomers has nothing of theirs.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         # A round without clients is public, as any other is.
-        self._noise_alone = job.privacy is not None and plan.participation.draw == "poisson"
+        at_server = job.privacy is not None and job.privacy.where == "server"
+        self._noise_alone = at_server and plan.participation.draw == "poisson"
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
         if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
@@ -102,7 +103,7 @@ class Server:
                 from shoal.engine.uploads.privacy import Release
 
                 hidden = plan.participation, len(self.infos), plan.rounds
-                self._door.release = Release(job.privacy, *hidden, job.seed, name)
+                self._door.release = Release(job.privacy, *hidden, job.seed, name, self.algorithm)
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -389,7 +390,7 @@ class Exchange:
         if self._door is not None:
             self._door.require_means(ask.up)
             if self._door.release is not None:
-                self._door.release.require_counted(ask, self.reply is None)
+                self._door.release.require_counted(ask, self.reply is None, next_state.round, self.cohort)
                 self.clip = self._door.release.clip(next_state.release) if ask.up else None
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.

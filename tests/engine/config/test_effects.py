@@ -134,6 +134,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
         (f"privacy.{key}", value, "privacy.unit", "none", "client")
         for key, value in (("clip", 2.0), ("noise", 1.0), ("epsilon", 1.0), ("delta", 1e-3))
     ],
+    ("privacy.where", "client", "privacy.unit", "node", "client"),
     ("secure.kind", "masks", "algorithm", "local", "fedavg"),
     ("secure.kind", "masks", "data.cross_edges", "hops", "drop"),
     ("secure.kind", "masks", "aggregation.kind", "median", "mean"),
@@ -217,6 +218,7 @@ def test_banded_noise_is_for_clients_by_turns() -> None:
     for other, without, key in (
         ("privacy.unit", "node", "privacy.mechanism"),
         ("participation.draw", "poisson", "privacy.mechanism"),
+        ("privacy.where", "client", "privacy.mechanism"),
         ("privacy.mechanism", "gaussian", "privacy.bands"),
     ):
         with refused("config", key, says=f"is for {other} "):

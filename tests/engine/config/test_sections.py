@@ -98,8 +98,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit privacy.mechanism "
-        "secure.kind participation.draw participation.selection schedule.name schedule.staleness "
+        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit privacy.where "
+        "privacy.mechanism secure.kind participation.draw participation.selection schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
@@ -226,7 +226,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "schedule.mixing": {"name": "fedasync"},
     "schedule.tiers": {"name": "tiers"},
     "secure.threshold": {"kind": "masks"},
-    **{f"privacy.{key}": {"unit": "client"} for key in ("clip", "quantile", "noise", "epsilon", "delta")},
+    **{f"privacy.{key}": {"unit": "client"} for key in ("where", "clip", "quantile", "noise", "epsilon", "delta")},
 }
 
 
