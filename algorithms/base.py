@@ -1,4 +1,4 @@
-"""The base class of a federated method: nine hooks, four class flags, and the training that the hooks may call."""
+"""The base class of a federated method: ten hooks, six class flags, and the training that the hooks may call."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -53,7 +53,8 @@ class Algorithm:
     """A federated method; a subclass is a frozen dataclass of its hyper-parameters.
 
     Server hooks: `setup`, `round`, `global_model`. Client hooks: `receive`, `train`, `loss`, `upload`, `predict`;
-    downloads and inboxes are read-only. Both read `models`. A method needs `round`, every other hook has a default.
+    downloads and inboxes are read-only. Both read `models` and `norms`. A method needs `round`, every other hook has a
+    default.
 
     Attributes:
         centralized: Trains one client that holds the graph with all edges.
@@ -66,6 +67,7 @@ class Algorithm:
             client that comes after the last round is given what one in that round would be.
         forms: Options of a named form, which `algorithm.form` takes: `paper` is the paper to the letter, `code` what
             its authors' program does. `recommended` are the defaults. Options that are given come first.
+        sends_once: Clients upload in round 1 alone where all take part in it, and epsilon of a client counts that.
     """
 
     centralized: ClassVar[bool] = False
@@ -73,6 +75,7 @@ class Algorithm:
     reads_embedding: ClassVar[bool] = False
     supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED, NEWCOMERS}
     forms: ClassVar[Forms] = {}
+    sends_once: ClassVar[bool] = False
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         """The models of every client by name: None is the one of the config's `model`.
@@ -80,6 +83,15 @@ class Algorithm:
         Anything else is written as in a config, as in `{"name": "sgc", "hidden": 64}`, the same for all clients.
         """
         return {MODEL: None}
+
+    def norms(self) -> Mapping[str, float | None]:
+        """What clients can hide by noise on their uploads (`privacy.where: client`), beside means: largest l2 norms.
+
+        By entry, whatever the data: None of a change from what the client received, which the config's clip bounds. Of
+        norm 0 is a weight that the method can do without: each client sends ones. Other entries are refused, and so are
+        those of `Reduce.GATHER`, which differ in shape.
+        """
+        return {}
 
     def setup(self, ctx: Context) -> Tree:
         """The server's state before the first round."""

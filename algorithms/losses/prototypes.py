@@ -94,10 +94,10 @@ def pack(proto: Tensor, present: Tensor) -> Tree:
     return {"proto.rows": proto[present], "proto.present": bits(present)}
 
 
-def unpack(down: Tree, *shape: int) -> tuple[Tensor, Tensor] | None:
+def unpack(down: Tree, *shape: int, entry: str = "proto") -> tuple[Tensor, Tensor] | None:
     """Prototypes `[*shape, H]` and mask `[*shape]` of a download; None if it has none."""
-    if "proto.rows" not in down:
+    if f"{entry}.rows" not in down:
         return None
-    rows, present = down["proto.rows"], from_bits(down["proto.present"], *shape)
+    rows, present = down[f"{entry}.rows"], from_bits(down[f"{entry}.present"], *shape)
     proto = rows.new_zeros(*shape, rows.shape[1])
     return proto.masked_scatter_(present[..., None], rows), present

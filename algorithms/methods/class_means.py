@@ -37,6 +37,7 @@ class ClassMeans(Local):
 
     # It hands on a node with the features of an average one; there is no such graph.
     supports = frozenset({"node", "weighted", "newcomers"})
+    sends_once = True
     hops: Count = 2
     at_least: Positive = 2
     noise: Share = 0.0

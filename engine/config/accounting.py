@@ -4,6 +4,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.storage.errors import ShoalError
 
@@ -68,9 +70,25 @@ def _release(noise: float, drawn: int, clients: int, poisson: bool) -> object:
     return dp.SampledWithoutReplacementDpEvent(clients, drawn, dp.GaussianDpEvent(noise / 2))
 
 
+def releases(config: Config, rounds: int) -> int:
+    """Of so many rounds those in which a client sends something."""
+    method = load(describe(config.algorithm.name, config.algorithm.options))
+    return min(rounds, 1) if method.sends_once else rounds
+
+
+def noise_at_clients(config: Config) -> float:
+    """z of the noise on each upload; raises as `noise_of`.
+
+    The server knows who sent it, so that no draw of cohorts hides a client: all rounds count as if it took part.
+    """
+    return noise_of(config.privacy, 1, 1, releases(config, config.rounds))
+
+
 def require_noise(options: PrivacyOptions) -> None:
     """Raises a ShoalError, which names the key: noise is not given once, or has no clip."""
     if (options.noise is None) == (options.epsilon is None):
         raise ShoalError("privacy.noise", "give either privacy.noise, or privacy.epsilon, which finds the noise")
+    if options.clip is None and options.quantile is not None:
+        raise ShoalError("privacy.clip", "privacy.quantile needs a clip to begin with, found null; set a number")
     if options.clip is None and options.noise != 0:
         raise ShoalError("privacy.clip", "noise is a multiple of the clip, found null; set a number")

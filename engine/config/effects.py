@@ -194,8 +194,14 @@ RULES = (
     _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
     _one_of("aggregation.root", "aggregation.kind", "fltrust"),
     _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client", "node"),
+    _one_of("privacy.where", "privacy.unit", "client"),
     # Nodes of a client are read by others there.
     _one_of("privacy.unit", "data.cross_edges", "drop"),
+    _one_of("privacy.mechanism privacy.quantile", "privacy.unit", "client"),
+    _one_of("privacy.mechanism privacy.quantile", "privacy.where", "server"),
+    # A client must not take part more often than noise has bands.
+    _one_of("privacy.mechanism", "participation.draw", "cyclic"),
+    _one_of("privacy.bands", "privacy.mechanism", "banded"),
     _one_of("secure.threshold", "secure.kind", "masks", "homomorphic"),
     Rule(
         ("secure.kind",), "data.cross_edges", "drop, or data.cross_hidden true",

@@ -67,8 +67,9 @@ class ParticipationOptions:
     Attributes:
         ratio: Share of all clients, rounded down to one or more.
         count: Number of clients; wins over `ratio`.
-        draw: So many clients in every round (`fixed`), or each on its own with that share as its probability
-            (`poisson`), so that their number varies and may be 0.
+        draw: So many clients in every round (`fixed`); each on its own with that share as its probability
+            (`poisson`), so that their number varies and may be 0; or drawn groups of at most so many, equal but for
+            one client, that take part by turns (`cyclic`).
         at_least: A round with fewer clients online does not take place.
         trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
         without: Clients that never answer: each is drawn as the others are, and left out of its rounds, so that the
@@ -87,7 +88,7 @@ class ParticipationOptions:
 
     ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
     count: Positive | None = None
-    draw: Literal["fixed", "poisson"] = "fixed"
+    draw: Literal["fixed", "poisson", "cyclic"] = "fixed"
     at_least: Positive = 1
     trace: FilePath | None = None
     without: tuple[Whole, ...] = ()
@@ -102,7 +103,14 @@ class ParticipationOptions:
     candidates: Positive | None = None
 
     def size(self, clients: int) -> int:
-        """How many clients of all take part in a round where all are online."""
+        """How many clients of all take part in a round where all are online, of groups the largest."""
+        return -(-clients // self.groups(clients)) if self.draw == "cyclic" else self._asked(clients)
+
+    def groups(self, clients: int) -> int:
+        """How many groups take part by turns, with `draw: cyclic`."""
+        return -(-clients // self._asked(clients))
+
+    def _asked(self, clients: int) -> int:
         return self.count or max(1, int(clients * self.ratio + 1e-9))
 
     @property
@@ -238,19 +246,29 @@ class PrivacyOptions:
 
     Attributes:
         unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.
+        where: Where noise hides a client: at the `server`, on the sum of changes, or at each `client`, on its upload.
         clip: C, the largest l2 norm of the change of a message, or of a training node's gradient; null: any, without
             noise.
         noise: z, of which the noise on a sum of changes, or of gradients, has the deviation z C. Either this, or
             `epsilon`.
         epsilon: Of a client, or a node, after all rounds, for which the least noise is taken.
         delta: Beside epsilon; less than one over the number of clients, or of a client's nodes.
+        quantile: Share of the clients of a round with a norm of at most the clip, to which the clip adapts from round
+            to round; null: it stays. See `shoal.engine.uploads.adaptive_clip`.
+        mechanism: Noise of each round on its own (`gaussian`), or for groups of clients by turns such that later
+            rounds take back a part of it (`banded`); see `shoal.engine.uploads.banded`.
+        bands: So many rounds share noise; null: as many as there are groups.
     """
 
     unit: Literal["none", "client", "node"] = "none"
+    where: Literal["server", "client"] = "server"
     clip: Annotated[Number, Field(gt=0)] | None = 1.0
     noise: Annotated[Number, Field(ge=0)] | None = None
     epsilon: Annotated[Number, Field(gt=0)] | None = None
     delta: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
+    quantile: Annotated[Number, Field(ge=0, le=1)] | None = None
+    mechanism: Literal["gaussian", "banded"] = "gaussian"
+    bands: Positive | None = None
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -290,7 +290,7 @@ class Visit:
             sent, kept = self._compression.sent(sent, self._cell, client.rng)
             state |= kept
         if opened.hostile is not None:
-            sent = opened.hostile.bounded(sent, self._had, self._cell)
+            sent = opened.hostile.bounded(sent, self._had, self._cell, client.random)
         return sent, state
 
     def score(self) -> np.ndarray:
@@ -464,7 +464,7 @@ class _CellAtWork:
                 bounded_loss(loss, self._cell.first_loss)
             if self._cell.secure is not None:
                 began = working_clock()
-                upload = self._cell.secure.hidden(result.client, upload, self._cell.up)
+                upload = self._cell.secure.hidden(result.client, upload, self._cell.sent)
                 outcome.seconds["upload"] += working_clock() - began
             outcome.states[result.client] = result.state
             if self._opened.job.digests:

@@ -11,6 +11,9 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce, Tree
 from shoal.algorithms.train_options import TrainOptions
 
+# Of uploads, where the clip adapts: 1/2 from a client with a norm of at most the clip, else -1/2.
+WITHIN = "privacy/within"
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -49,6 +52,7 @@ class Cell:
         rows: Entries of `Reduce.MEAN` come as the tensor and the weight of every client, and are not added up.
         epochs: Of their local training; None: as the job has them.
         secure: How they hide what they send, a `shoal.engine.uploads.secure.Secure`; None: they do not.
+        clip: Largest norm of a change in this round, where it adapts; None: as the job has it.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
@@ -71,6 +75,12 @@ class Cell:
     rows: bool = False
     epochs: int | None = None
     secure: Any = None
+    clip: float | None = None
+
+    @property
+    def sent(self) -> Mapping[str, Reduce]:
+        """All entries that come back, those of the method and of the engine."""
+        return self.up if self.clip is None else {**self.up, WITHIN: Reduce.MEAN}
 
     def train_options(self, train: TrainOptions) -> TrainOptions:
         """The options that its clients train with; raises a ShoalError if the schedule gives its round no rate."""

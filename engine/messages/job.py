@@ -339,7 +339,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         attack=None if config.attack.kind == "none" else config.attack,
         own_attack=own_among("attack.kind", [config.attack.kind]),
         aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
-        privacy=config.privacy if config.privacy.unit == "client" else None,
+        privacy=_hidden_clients(config),
         clipped_rows=_clipped_rows(config),
         secure=None if config.secure.kind == "none" else config.secure,
         digests=config.run.keep_digests,
@@ -348,6 +348,15 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
     )
+
+
+def _hidden_clients(config: Config) -> PrivacyOptions | None:
+    private = config.privacy if config.privacy.unit == "client" else None
+    if private is None or private.where == "server":
+        return private
+    from shoal.engine.config.accounting import noise_at_clients
+
+    return replace(private, noise=noise_at_clients(config), epsilon=None)
 
 
 def _clipped_rows(config: Config) -> tuple[float | None, float] | None:

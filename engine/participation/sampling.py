@@ -58,7 +58,8 @@ def draw_cohort(
 ) -> list[int]:
     """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
 
-    With `options.draw: poisson` each takes part with the probability of such a cohort.
+    With `options.draw: poisson` each takes part with the probability of such a cohort. With `cyclic` each is in one
+    group, keyed by the seed alone, and groups take part by turns: each client once in any `options.groups` rounds.
 
     Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
 
@@ -76,6 +77,11 @@ def draw_cohort(
     if options.draw == "poisson":
         rng = np.random.default_rng(key(seed, round_number, "cohort"))
         drawn = present[rng.random(len(present)) < size / (clients - len(newcomers))]
+    elif options.draw == "cyclic":
+        groups = options.groups(clients - len(newcomers))
+        order = np.random.default_rng(key(seed, "groups")).permutation(present)
+        # That of the first round, by which runs are checked, is one of the smallest.
+        drawn = np.sort(order[-round_number % groups :: groups])
     elif size < len(present):
         drawn = np.sort(
             np.random.default_rng(key(seed, round_number, "cohort")).choice(present, size=size, replace=False)

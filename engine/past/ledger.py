@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Tree
+from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.past.rewind import PastRun
@@ -24,6 +25,7 @@ from shoal.storage.errors import ShoalError
 # Rounds that the table of epsilon has at most.
 MOST_ROUNDS = 10
 HIDDEN = "a sum of bounded changes with noise: what it says of a client is bounded by epsilon"
+NOISY = "an upload with noise of its own: what it says of a client, to the server, too, is bounded by epsilon"
 OF_ROWS = "a model trained on clipped rows with noise: what it says of a node is bounded by epsilon"
 BY_ROW = (
     "a mean by row, weighted by counts: a row that one client has is its own, of one item that item's embedding; "
@@ -46,11 +48,11 @@ class Sent:
     shape: tuple[int, ...]
     by_row: bool
 
-    def reveals(self, classes: int, unit: str, in_sum: bool = False) -> str:
+    def reveals(self, classes: int, private: PrivacyOptions, in_sum: bool = False) -> str:
         """What it tells of a client, a sentence."""
-        hidden = unit == "client"
-        if unit == "node":
-            return OF_ROWS
+        hidden = private.unit == "client"
+        if private.unit == "node" or (hidden and private.where == "client"):
+            return OF_ROWS if private.unit == "node" else NOISY
         if self.how is Reduce.MEAN:
             return HIDDEN if hidden else HIDDEN_IN_A_SUM if in_sum else BY_ROW if self.by_row else AVERAGED
         if self.how is Reduce.MIX:
@@ -66,7 +68,7 @@ class _Noting(LocalBackend):
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         for position, outcome in super().run_cells(cells, shared):
             cell = cells[position]
-            for entry, how in cell.up.items() if outcome.ids else ():
+            for entry, how in cell.sent.items() if outcome.ids else ():
                 shapes, weight = _shapes(outcome, entry, how, cell.rows)
                 before = self.found.get((cell.phase, entry))
                 shape = max([*shapes, *([before.shape] if before else [])], key=lambda shape: int(np.prod(shape)))
@@ -164,10 +166,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [
-            (one, one.reveals(classes, private.unit, past.config.secure.kind != "none"))
-            for one in backend.found.values()
-        ],
+        [(one, one.reveals(classes, private, past.config.secure.kind != "none")) for one in backend.found.values()],
         times,
         sizes,
         epsilons,

@@ -89,7 +89,8 @@ class Server:
         # As methods see them: a federation without newcomers has nothing of theirs.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         # A round without clients is public, as any other is.
-        self._noise_alone = job.privacy is not None and plan.participation.draw == "poisson"
+        at_server = job.privacy is not None and job.privacy.where == "server"
+        self._noise_alone = at_server and plan.participation.draw == "poisson"
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
         if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
@@ -101,11 +102,8 @@ class Server:
             if job.privacy is not None:
                 from shoal.engine.uploads.privacy import Release
 
-                clients = len(self.infos)
-                drawn = min(plan.participation.size(clients), clients)
-                self._door.release = Release(
-                    job.privacy, job.seed, drawn, clients, plan.rounds, name, self._noise_alone
-                )
+                hidden = plan.participation, len(self.infos), plan.rounds
+                self._door.release = Release(job.privacy, *hidden, job.seed, name, self.algorithm)
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -188,6 +186,8 @@ class Server:
             line["predicted"] = exchange.predicted
         if exchange.uploads:
             line["uploads"] = exchange.uploads
+        if exchange.clip is not None:
+            line["clip"] = exchange.clip
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
@@ -339,9 +339,11 @@ class Exchange:
         uploads: Phase, client and digest of each upload, where the run keeps digests.
         meter: Counts the round.
         epochs: Of local training; None: as the job has them.
+        clip: Of the round, where it adapts; see `shoal.engine.uploads.adaptive_clip`.
     """
 
     epochs: int | None = None
+    clip: float | None = None
 
     def __init__(
         self,
@@ -388,7 +390,8 @@ class Exchange:
         if self._door is not None:
             self._door.require_means(ask.up)
             if self._door.release is not None:
-                self._door.release.require_counted(ask, self.reply is None)
+                self._door.release.require_counted(ask, self.reply is None, next_state.round, self.cohort)
+                self.clip = self._door.release.clip(next_state.release) if ask.up else None
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
@@ -406,10 +409,10 @@ class Exchange:
         from_clients = [i for outcome in answered for i in outcome.ids]
         if answered and self._secure is not None:
             self._secure.read(sums.whole, from_clients)
-        replies, held = combine(answered, from_clients, ask.up, sums)
+        replies, held = combine(answered, from_clients, cells[0].sent if cells else ask.up, sums)
         self._held.update(held)
         if self._door is not None and self._door.release is not None:
-            replies = self._door.release.of(replies, ask, next_state.round)
+            replies = self._door.release.of(replies, ask, next_state.round, next_state.release)
         return replies
 
     def _secured(self, ask: Ask, ids: Sequence[int]) -> Any:
@@ -428,7 +431,7 @@ class Exchange:
             again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
             kept=_pick(next_state.kept, ids), places=group.places,
             rows=self._door is not None and self._door.keeps_rows, epochs=self.epochs,
-            secure=self._secure,
+            secure=self._secure, clip=self.clip,
         )  # fmt: skip
 
     def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -163,6 +163,7 @@ class FederationState:
         first_losses: Largest loss of a client in the first round of each phase that trained.
         tiers: Models of the tiers of clients, see `shoal.engine.rounds.asynchronous`; empty without tiers.
         known: What a selection of clients reads, see `shoal.engine.participation.selection`; empty of a random one.
+        release: What hides later rounds, see `shoal.engine.uploads.privacy.Release`; empty where nothing of it varies.
         on_disk: Rounds whose models, among `downloads`, are in files that are mapped into memory.
     """
 
@@ -179,6 +180,7 @@ class FederationState:
     first_losses: dict[str, float] = field(default_factory=dict)
     tiers: dict[int, Tree] = field(default_factory=dict)
     known: Tree = field(default_factory=dict)
+    release: Tree = field(default_factory=dict)
     on_disk: frozenset[int] = frozenset()
 
     def next_state(self, round_number: int) -> "FederationState":
@@ -196,6 +198,7 @@ class FederationState:
             touched=dict(self.touched),
             tiers=dict(self.tiers),
             first_losses=dict(self.first_losses),
+            release=dict(self.release),
         )
 
     def keep(self, states: Mapping[int, Tree], kept: Mapping[int, Kept]) -> None:
@@ -249,6 +252,7 @@ class FederationState:
         """The state as flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
         tensors |= {f"known/{name}": t for name, t in self.known.items()}
+        tensors |= {f"release/{name}": t for name, t in self.release.items()}
         of_kind = {"client": self.clients, "inbox": self.inboxes, "download": self.downloads, "tier": self.tiers}
         for kind, trees in of_kind.items():
             for number, tree in trees.items():
@@ -277,7 +281,7 @@ class FederationState:
         trees["tier"] = state.tiers
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")
-            if kind in ("server", "known"):
+            if kind in ("server", "known", "release"):
                 getattr(state, kind)[rest] = tensor
             elif kind in trees:
                 number, _, name = rest.partition("/")

@@ -20,7 +20,7 @@ from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among
 from shoal.engine.config.round_sections import AttackOptions
-from shoal.engine.messages.cell import Cell
+from shoal.engine.messages.cell import WITHIN, Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.uploads.compression import like
 from shoal.engine.uploads.protocol_checks import named
@@ -95,11 +95,15 @@ class HostileUploads:
         if self._attacks:
             self._change = CHANGES.get(attack.kind) or own_change(job.own_attack[attack.kind])
         self._bound = aggregation.bound if aggregation and aggregation.kind == "norm_bound" else math.inf
-        self._once: Callable[[Upload, Tree, Cell], Upload] | None = None
+        # Of a job that hides clients.
+        self._hidden: Any = None
+        self._noisy: Any = None
         if job.privacy is not None:
-            from shoal.engine.uploads.privacy import once
+            from shoal.engine.uploads import hidden_uploads
 
-            self._once, self._bound = once, job.privacy.clip or math.inf
+            self._hidden, self._bound = hidden_uploads, job.privacy.clip or math.inf
+            if job.privacy.where == "client":
+                self._noisy = hidden_uploads.NoisyUploads(job.privacy, job.algorithm())
 
     def on_data(self, client: int) -> dict[str, Any]:
         """What is done to the data that a client trains on, as of `Job.view`."""
@@ -126,21 +130,27 @@ class HostileUploads:
             entries[name] = (base + drawn).to(upload.entries[name].dtype)
         return Upload(entries, upload.weight, upload.upload_bytes)
 
-    def bounded(self, upload: Upload, received: Tree, cell: Cell) -> Upload:
-        """What the server reduces: a change of an l2 norm above the bound is scaled down to it.
+    def bounded(self, upload: Upload, received: Tree, cell: Cell, random: Callable[[str], int]) -> Upload:
+        """What the server reduces: a change of an l2 norm above the bound is scaled down to it, or has noise, too.
 
         The norm is that of all mean entries of a message together (Sun et al., Can you really backdoor federated
         learning?, 2019, section 4: w_k <- w_k / max(1, |w_k| / M)).
         """
-        if self._once is not None:
-            upload = self._once(upload, received, cell)
-        found = changes(upload, received, cell)
+        if self._hidden is not None:
+            received = self._hidden.with_rows(received, upload.entries)
+            upload = self._hidden.once(upload, received, cell)
+        if self._noisy is not None:
+            noisy: Upload = self._noisy.sent(upload, received, cell, random)
+            return noisy
+        found, bound = changes(upload, received, cell), self._bound if cell.clip is None else cell.clip
         norm = sum((change.double().square().sum() for _, change in found.values()), torch.zeros(())).sqrt()
-        if not norm > self._bound:
-            return upload
-        share = self._bound / float(norm)
-        clipped = {name: (base + share * change).to(change.dtype) for name, (base, change) in found.items()}
-        return Upload({**upload.entries, **clipped}, upload.weight, upload.upload_bytes)
+        entries, above = dict(upload.entries), bool(norm > bound)
+        if above:
+            share = bound / float(norm)
+            entries |= {name: (base + share * change).to(change.dtype) for name, (base, change) in found.items()}
+        if cell.clip is not None:
+            entries[WITHIN] = torch.tensor(-0.5 if above else 0.5)
+        return Upload(entries, upload.weight, upload.upload_bytes)
 
 
 def changes(upload: Upload, received: Tree, cell: Cell) -> dict[str, tuple[Tensor, Tensor]]:
@@ -156,9 +166,12 @@ def changes(upload: Upload, received: Tree, cell: Cell) -> dict[str, tuple[Tenso
 
 
 def _gaussian(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
-    """Noise of mean zero with `scale` times the root mean square of the change (Blanchard et al., NeurIPS 2017)."""
-    size = scale * change.square().mean().sqrt()
-    return size * torch.randn(change.shape, generator=rng, device=change.device, dtype=change.dtype)
+    """Noise of mean zero with `scale` times the root mean square of the change (Blanchard et al., NeurIPS 2017).
+
+    The processor draws it, so that it is the same on any device.
+    """
+    size, rng = scale * change.square().mean().sqrt(), torch.Generator().manual_seed(rng.initial_seed())
+    return size * torch.randn(change.shape, generator=rng, dtype=change.dtype).to(change.device)
 
 
 # By kind what a hostile client sends instead of its change.

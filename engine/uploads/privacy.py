@@ -9,18 +9,34 @@ privacy and analytical moments accountant, AISTATS 2019, theorem 27), as the pac
 With `participation.draw: poisson` cohorts are as in the paper, and the sum is divided by m = q n all the same.
 Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the
 sampled Gaussian mechanism, 2019, section 3).
+
+With `cyclic` a client takes part once in as many rounds as there are groups, for sure: epsilon is that of its rounds,
+not amplified. `banded` and `adaptive_clip` say why it holds for them.
+
+Each client counts once, in each row of a mean by row, and with `privacy.where: client` noise is on each upload
+(`shoal.engine.uploads.hidden_uploads`). Rows that no client has are noise, and none of them is missing: which are would
+tell the classes of all.
 """
+
+from collections.abc import Sequence
 
 import torch
 
-from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
+from shoal.algorithms.base import Algorithm, overrides
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree
 from shoal.algorithms.rng import key
-from shoal.engine.config.accounting import epsilon_after, noise_of, require_noise
+from shoal.engine.config.accounting import epsilon_after, noise_of, releases, require_noise
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import PrivacyOptions
-from shoal.engine.messages.cell import Cell
+from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.messages.cell import WITHIN
+from shoal.engine.uploads import adaptive_clip, banded
 from shoal.engine.uploads.compression import like
+from shoal.engine.uploads.hidden_uploads import norms_of, with_rows
 from shoal.storage.errors import ShoalError
+
+# Declares nothing.
+PLAIN = Algorithm()
 
 
 def drawn_of(config: Config) -> tuple[int, int]:
@@ -29,9 +45,28 @@ def drawn_of(config: Config) -> tuple[int, int]:
     return min(config.participation.size(clients), clients), clients
 
 
+def counted_as(participation: ParticipationOptions, clients: int, rounds: int) -> tuple[int, int, int, bool]:
+    """Clients of a round, of so many, rounds, and if each is drawn on its own, of which rounds have the epsilon."""
+    if participation.draw == "cyclic":
+        return 1, 1, -(-rounds // participation.groups(clients)), False
+    return min(participation.size(clients), clients), clients, rounds, participation.draw == "poisson"
+
+
+def bands_of(options: PrivacyOptions, participation: ParticipationOptions, clients: int) -> int:
+    """How many rounds share noise; raises a ShoalError if a client takes part more often."""
+    groups = participation.groups(clients) if options.mechanism == "banded" else 1
+    bands = options.bands or groups
+    if bands > groups:
+        raise ShoalError(
+            "privacy.bands", f"{bands}, and a client takes part once in any {groups} rounds; take {groups} or fewer"
+        )
+    return bands
+
+
 def require_possible(config: Config) -> None:
     """Raises a ShoalError, which names the key: noise is not given once, or what else is chosen has no bound."""
-    options, clients = config.privacy, config.partition.clients
+    options, (drawn, clients) = config.privacy, drawn_of(config)
+    method, at_clients = load(describe(config.algorithm.name, config.algorithm.options)), options.where == "client"
     require_noise(options)
     if options.delta * clients >= 1:
         raise ShoalError("privacy.delta", f"{options.delta:g} of {clients} clients; take less than {1 / clients:g}")
@@ -45,10 +80,30 @@ def require_possible(config: Config) -> None:
         ("participation.without", not config.participation.without, "clients are left out; take an empty list"),
         ("data.newcomers", not config.data.newcomers, "newcomers are never drawn; take 0"),
         ("aggregation.kind", config.aggregation.kind == "mean", "privacy.unit bounds means; take mean"),
+        (
+            "participation",
+            not method.sends_once or drawn == clients,
+            f"{config.algorithm.name} counts one upload, in round 1; take participation.ratio=1",
+        ),
+        (
+            "engine.on_client_error",
+            config.engine.on_client_error == "fail" or not (at_clients or method.sends_once),
+            "it shows whose upload failed; take fail",
+        ),
+        (
+            "communication.upload",
+            not at_clients or config.communication.upload == "none",
+            "noise at clients is of all numbers; take none",
+        ),
     ):
         if not idle:
             raise ShoalError(place, f"has no bound with privacy.unit=client: {why}")
-    _noise(config)
+    if at_clients:
+        norms_of(method)
+    bands_of(options, config.participation, clients)
+    noise = _noise(config)
+    if options.quantile is not None:
+        adaptive_clip.split(noise, drawn)
 
 
 def epsilon_of(config: Config, rounds: int) -> float:
@@ -57,8 +112,7 @@ def epsilon_of(config: Config, rounds: int) -> float:
         from shoal.engine.config.node_privacy import epsilon_of_node
 
         return epsilon_of_node(config, rounds)
-    poisson = config.participation.draw == "poisson"
-    return epsilon_after(_noise(config), config.privacy.delta, *drawn_of(config), rounds, poisson)
+    return epsilon_after(_noise(config), config.privacy.delta, *_counted(config, rounds))
 
 
 def bound_of(config: Config, rounds: int) -> str:
@@ -67,40 +121,36 @@ def bound_of(config: Config, rounds: int) -> str:
         from shoal.engine.config.node_privacy import bound_of_node
 
         return bound_of_node(config, rounds)
-    options, poisson = config.privacy, config.participation.draw == "poisson"
-    neighbours = "with or without it" if poisson else "all its data replaced"
+    options, participation, once = config.privacy, config.participation, releases(config, 2) == 1
+    poisson, at_clients = participation.draw == "poisson", options.where == "client"
+    neighbours = "with or without it" if poisson and not at_clients else "all its data replaced"
+    bands = bands_of(options, participation, config.partition.clients)
     return (
         f"epsilon {epsilon_of(config, rounds):.3g} of a client ({neighbours}), delta {options.delta:g}; "
-        f"noise {_noise(config):.4g}, clip {options.clip}"
+        f"noise {_noise(config):.4g}"
+        + (f" in {bands} bands" if options.mechanism == "banded" else "")
+        + f", clip {options.clip}"
+        + (f" at first, then near quantile {options.quantile:g} of norms" if options.quantile is not None else "")
+        + f"{', on each upload' * at_clients}{', sent once' * once}"
     )
 
 
 def _noise(config: Config) -> float:
-    return noise_of(config.privacy, *drawn_of(config), config.rounds, config.participation.draw == "poisson")
+    return noise_of(config.privacy, *_counted(config, config.rounds))
 
 
-def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
-    """An upload that counts as one client whatever it says: without weight as no change.
-
-    Raises ShoalError: an entry has a weight for each row.
-    """
-    entries = dict(upload.entries)
-    for name, how in cell.up.items():
-        weight = upload.weight.get(name, 1.0)
-        if how is Reduce.MEAN and isinstance(weight, torch.Tensor):
-            raise ShoalError(
-                "privacy.unit",
-                f"client counts each client once, and {name!r} has a weight for each of its rows, which tells the "
-                "rows of a client; take privacy.unit=none, or a method that averages models",
-            )
-        if how is Reduce.MEAN and not weight:
-            base = like(entries[name], received.get(name))
-            entries[name] = torch.zeros_like(entries[name]) if base is None else base.to(entries[name].dtype)
-    return Upload(entries, {}, upload.upload_bytes)
+def _counted(config: Config, rounds: int) -> tuple[int, int, int, bool]:
+    rounds = releases(config, rounds)
+    if config.privacy.where == "client":
+        return 1, 1, rounds, False
+    return counted_as(config.participation, config.partition.clients, rounds)
 
 
 class Release:
     """What the server makes public of a round.
+
+    What later rounds need is kept in the server's state, a tree: the clip (float64, a number), and of each entry that
+    the round before had the last rows of banded noise, `[bands - 1, ...]` or fewer, the newest first.
 
     Attributes:
         noise: z, in clips.
@@ -109,24 +159,41 @@ class Release:
     def __init__(
         self,
         options: PrivacyOptions,
-        seed: int,
-        drawn: int,
+        participation: ParticipationOptions,
         clients: int,
         rounds: int,
+        seed: int,
         method: str,
-        poisson: bool = False,
+        algorithm: Algorithm = PLAIN,
     ) -> None:
-        """Of a run; raises as `noise_of`."""
-        self.noise = noise_of(options, drawn, clients, rounds, poisson)
-        self._deviation = self.noise * (options.clip or 0.0) / drawn
-        self._seed, self._drawn, self._method = seed, drawn, method
+        """Of a run; raises as `noise_of`, `norms_of`, `bands_of` and `adaptive_clip.split`."""
+        self._once, self._has_norms = algorithm.sends_once, overrides(algorithm, "norms")
+        # Of uploads with noise of their own; None: means get it here.
+        self._norms = norms_of(algorithm) if options.where == "client" else None
+        self.noise = noise_of(options, *counted_as(participation, clients, min(rounds, 1) if self._once else rounds))
+        self._of_changes, self._of_bits = self.noise, 0.0
+        self._seed, self._drawn, self._method = seed, min(participation.size(clients), clients), method
+        if options.quantile is not None:
+            self._of_changes, self._of_bits = adaptive_clip.split(self.noise, self._drawn)
+        self._column = banded.column(bands_of(options, participation, clients))
+        self._first_clip, self._quantile = options.clip or 0.0, options.quantile
 
-    def require_counted(self, ask: Ask, first: bool) -> None:
-        """Raises a ShoalError if a phase is not the first of its round, or not of the clients drawn for it."""
-        apart = [entry for entry in ask.up if any(entry in tree for tree in ask.private.values())]
+    def clip(self, kept: Tree) -> float | None:
+        """The clip of the next round, from what the server keeps; None: it does not adapt."""
+        return None if self._quantile is None else float(kept.get("clip", self._first_clip))
+
+    def require_counted(self, ask: Ask, first: bool, number: int, cohort: Sequence[int]) -> None:
+        """Raises a ShoalError if an entry has no bound, or epsilon would not count what clients send in a phase."""
+        self._require_bounded(ask)
+        means = self._norms is None
+        apart = [entry for entry in ask.up if means and any(entry in tree for tree in ask.private.values())]
         for wrong, what in (
-            (not first, "exchanges more than once a round"),
-            (ask.to is not None, "chooses clients of its own"),
+            (bool(ask.up) and not first, "exchanges more than once a round"),
+            (bool(ask.up) and self._once and number > 1, "sends after round 1 what it declares to send once"),
+            (
+                means and bool(ask.up) and ask.to is not None and list(ask.to) != list(cohort),
+                "chooses clients of its own",
+            ),
             (bool(apart), f"sends each client another {', '.join(apart)}"),
         ):
             if wrong:
@@ -136,14 +203,41 @@ class Release:
                     "or a method of one mean a round",
                 )
 
-    def of(self, replies: Replies, ask: Ask, number: int) -> Replies:
-        """The means over m clients, who answered or not, with noise; the weight of each is m.
+    def _require_bounded(self, ask: Ask) -> None:
+        for entry, how in ask.up.items():
+            # Of what is gathered a client's data may say the shape.
+            if how is Reduce.MEAN or (entry in (self._norms or ()) and how is not Reduce.GATHER):
+                continue
+            if self._norms is not None:
+                raise ShoalError(
+                    "privacy.where",
+                    f"client hides means, and entries of one shape with a norm in norms(), and {entry!r} of "
+                    f"{self._method} is neither; take privacy.unit=none, or a method that declares its norm",
+                )
+            how_sent = "mixed" if how is Reduce.MIX else "kept for every client"
+            way_out = "privacy.where=client, for noise on each upload" if self._has_norms else "privacy.unit=none"
+            raise ShoalError(
+                "privacy.unit",
+                f"client bounds means, and {entry!r} of {self._method} is {how_sent}; take {way_out}, "
+                "or a method that sends means alone",
+            )
+
+    def of(self, replies: Replies, ask: Ask, number: int, kept: Tree) -> Replies:
+        """The means over m clients, who answered or not, with noise; the weight of each is m. It changes what is kept.
 
         Raises ShoalError: no client was drawn, and an entry is no change of what the server sends.
         """
-        entries: Tree = {}
+        if self._norms is not None or not ask.up:
+            return replies
+        entries, shared = Tree(), with_rows(ask.shared, replies.entries)
+        clip, before = self.clip(kept) or self._first_clip, dict(kept)
+        deviation = self._of_changes * clip / self._drawn
+        kept.clear()
+        if self._quantile is not None:
+            following = adaptive_clip.next_clip(clip, self._within(replies, number), self._quantile)
+            kept["clip"] = torch.tensor(following, dtype=torch.float64)
         for name in ask.up:
-            mean = replies.entries.get(name, ask.shared.get(name))
+            mean = replies.entries.get(name, shared.get(name))
             if mean is None:
                 raise ShoalError(
                     "participation.draw",
@@ -151,13 +245,27 @@ class Release:
                     "as it is; take more clients, or fixed",
                 )
             if len(replies.ids) != self._drawn:
-                base = like(mean, ask.shared.get(name))
+                base = like(mean, shared.get(name))
                 base = torch.zeros_like(mean) if base is None else base
                 mean = base + (mean - base) * (len(replies.ids) / self._drawn)
-            if self._deviation:
-                rng = torch.Generator().manual_seed(key(self._seed, number, "privacy", name))
-                mean = mean + self._deviation * torch.randn(mean.shape, generator=rng)
+            if deviation:
+                drawn = torch.randn(mean.shape, generator=self._rng(number, name))
+                # A client reaches the next rounds, not releases: after a gap noise begins anew.
+                earlier = before.get(f"{number - 1}/{name}", drawn.new_empty(0, *drawn.shape))
+                noise = banded.next_row(self._column, drawn, earlier)
+                mean = mean + deviation * noise
+                if len(self._column) > 1:
+                    kept[f"{number}/{name}"] = torch.cat([noise[None], earlier])[: len(self._column) - 1]
             entries[name] = mean
         known = {name: replies.weights.get(name, torch.zeros((), dtype=torch.float64)) for name in ask.up}
         weights = {name: torch.full_like(weight, self._drawn) for name, weight in known.items()}
         return Replies(replies.ids, entries, weights, replies.lists)
+
+    def _within(self, replies: Replies, number: int) -> float:
+        """The share of m clients within the clip, with noise; who did not answer counts as half a client."""
+        bits = float(replies.entries.get(WITHIN, 0.0)) * len(replies.ids)
+        bits += self._of_bits * float(torch.randn((), generator=self._rng(number, WITHIN)))
+        return 0.5 + bits / self._drawn
+
+    def _rng(self, number: int, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(key(self._seed, number, "privacy", name))

@@ -47,7 +47,7 @@ def upload_digest(upload: Upload) -> str:
 
 def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None:
     """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
-    for entry, how in cell.up.items():
+    for entry, how in cell.sent.items():
         tensors = [upload.entries[entry] for upload in uploads]
         if how is not Reduce.GATHER and not cell.secure:
             require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
@@ -61,7 +61,7 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
                 outcome.lists[entry] = tensors
             else:
                 outcome.tensors[entry] = torch.stack(tensors)
-    means = [entry for entry, how in cell.up.items() if how is Reduce.MEAN and not cell.rows]
+    means = [entry for entry, how in cell.sent.items() if how is Reduce.MEAN and not cell.rows]
     sums, place = Sums(cell.secure), dict(zip(cell.ids, cell.places))
     for client, upload in zip(outcome.ids, uploads) if means else ():
         weight, total = upload.weight, upload.entries

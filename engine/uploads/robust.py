@@ -78,7 +78,6 @@ class Door:
         reduction = None if self._aggregation is None else self._aggregation.kind
         for key, kind, does, other in (
             ("aggregation.kind", reduction, "reduces", "mean"),
-            ("privacy.unit", "client" if self.release else None, "bounds", "none"),
             ("secure.kind", f"secure={self.secure.kind}" if self.secure else None, "adds up", "none"),
             ("attack.kind", attack, "changes", "label_flip"),
         ):

@@ -1,6 +1,7 @@
 """FedGTA: personalised averaging among clients whose soft labels spread similarly over their graphs."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -13,6 +14,7 @@ from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, R
 from shoal.algorithms.losses.label_propagation import with_training_labels
 from shoal.algorithms.methods.fedgta.label_sketch import Sketch, SketchForm, sketch_labels
 from shoal.algorithms.protocol import Reduce
+from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Positive, Share
 
 # Of propagation and of moments; what is kept of each is an upload's row.
@@ -103,6 +105,23 @@ class FedGTA(Algorithm):
     def edges_read(self) -> str | None:
         """What `data.cross_edges` has to be; None: anything."""
         return "hops" if self.cross_edges else None
+
+    def norms(self) -> Mapping[str, float | None]:
+        """Each row of moments, of every step and order, has an l2 norm of 1 or less, and h is left out.
+
+        A row y of Y^s sums to one, so that |y^k| <= 1; of y less the mean m, |(y - m)^k| <= |y - m|, and the mean of
+        these norms is at most the root of the mean of |y - m|^2, which is that of |y|^2 less |m|^2.
+        """
+        for key, kept, other in (
+            ("confidence", self.confidence == "uniform", "uniform"),
+            ("rows", self.rows != "raw", "stochastic"),
+        ):
+            if not kept:
+                raise ShoalError(
+                    f"algorithm.{key}",
+                    f"{getattr(self, key)} has no largest norm, which privacy.where=client needs; take {other}",
+                )
+        return {"w": None, "h": 0.0, "m": math.sqrt(self._form.moment_rows)}
 
     def setup(self, ctx: Context) -> Tree:
         return {"warm": ctx.initial, "met": torch.zeros(len(ctx.clients), dtype=torch.bool)}

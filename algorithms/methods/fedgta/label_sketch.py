@@ -29,6 +29,12 @@ class SketchForm(NamedTuple):
     moment_steps: Literal["all", "last"]
     confidence: Literal["paper", "normalized", "uniform"]
 
+    @property
+    def moment_rows(self) -> int:
+        """Rows of the moments, each of all classes: one for each step, order and kind of moment."""
+        rows = self.orders * (2 if self.moments == "hybrid" else 1)
+        return rows * (self.lp_steps if self.moment_steps == "all" else 1)
+
 
 class Sketch(NamedTuple):
     """Moments of a client's labels, float32, one step below the other; a confidence, maybe not synchronised yet."""
@@ -40,9 +46,7 @@ class Sketch(NamedTuple):
 def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
     """Propagates Y^0, float32, and sums up every step: on a GPU by torch, else by tiles; zeros without nodes."""
     if not data.nodes:
-        rows = form.orders * (2 if form.moments == "hybrid" else 1)
-        steps = form.lp_steps if form.moment_steps == "all" else 1
-        return Sketch(seed_NC.new_zeros(steps * rows, data.classes), 0.0)
+        return Sketch(seed_NC.new_zeros(form.moment_rows, data.classes), 0.0)
     if form.rows == "softmax":
         return sketch_by_softmax(data, seed_NC, form)
     by = sketch_by_tiles if data.device.type == "cpu" else sketch_by_torch

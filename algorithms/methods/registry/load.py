@@ -19,6 +19,7 @@ RECOMMENDED = "recommended"
 # Arguments of every hook, without the method itself.
 HOOKS = {
     "models": (),
+    "norms": (),
     "setup": ("ctx",),
     "round": ("server", "ctx", "cohort"),
     "global_model": ("server",),

@@ -66,6 +66,8 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.ratio", 0.5, "participation.count", 2, None),
     ("participation.draw", "poisson", "participation.selection", "loss", "random"),
     ("participation.draw", "poisson", "algorithm", "global", "fedavg"),
+    ("participation.draw", "cyclic", "participation.selection", "oort", "random"),
+    ("participation.draw", "cyclic", "schedule.name", "fedbuff", "synchronous"),
     ("participation.at_least", 2, "participation.trace", None, "t.npy"),
     ("data.newcomers", 0.2, "algorithm", "global", "fedavg"),
     ("data.newcomers", 0.2, "data.cross_edges", "hops", "drop"),
@@ -128,10 +130,12 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("schedule.buffer", 3, "schedule.name", "fedasync", "fedbuff"),
     ("privacy.unit", "client", "algorithm", "local", "fedavg"),
     ("privacy.unit", "client", "data.cross_edges", "hops", "drop"),
+    ("privacy.quantile", 0.5, "privacy.unit", "node", "client"),
     *[
         (f"privacy.{key}", value, "privacy.unit", "none", "client")
         for key, value in (("clip", 2.0), ("noise", 1.0), ("epsilon", 1.0), ("delta", 1e-3))
     ],
+    ("privacy.where", "client", "privacy.unit", "node", "client"),
     ("secure.kind", "masks", "algorithm", "local", "fedavg"),
     ("secure.kind", "masks", "data.cross_edges", "hops", "drop"),
     ("secure.kind", "masks", "aggregation.kind", "median", "mean"),
@@ -209,6 +213,19 @@ def test_keys_of_the_clock_need_devices_and_a_network(key: str, value: Any) -> N
     config_from(with_keys(**{**FLEET, f"participation__{key}": value}))
 
 
+def test_banded_noise_is_for_clients_by_turns() -> None:
+    keys = {"privacy__unit": "client", "participation__draw": "cyclic", "privacy__mechanism": "banded"}
+    config_from(with_keys(**keys, privacy__bands=2))
+    for other, without, key in (
+        ("privacy.unit", "node", "privacy.mechanism"),
+        ("participation.draw", "poisson", "privacy.mechanism"),
+        ("privacy.where", "client", "privacy.mechanism"),
+        ("privacy.mechanism", "gaussian", "privacy.bands"),
+    ):
+        with refused("config", key, says=f"is for {other} "):
+            config_from(with_keys(**{**keys, "privacy__bands": 2, other.replace(".", "__"): without}))
+
+
 def test_a_schedule_of_layers_that_read_edges_between_clients_is_refused() -> None:
     base = {"model": {"name": "gcn"}, "schedule": "fedbuff"}
     with refused("config", "schedule.name", says="is for data.cross_edges drop or hops, found one_hop"):
@@ -231,7 +248,8 @@ def test_no_hops_are_needed_where_layers_read_sums() -> None:
 
 def test_every_rule_has_a_case() -> None:
     of_clock = {*(f"participation.{key}" for key in ("deadline", "over_selection", "seed", "network")), "schedule.b"}
-    assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == of_clock
+    of_noise = {"privacy.mechanism", "privacy.bands"}
+    assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == of_clock | of_noise
 
 
 def test_all_idle_keys_of_one_cause_are_named() -> None:

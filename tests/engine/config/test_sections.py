@@ -71,7 +71,7 @@ KINDS: list[tuple[str, list[Any]]] = [
         "participation.at_least participation.candidates evaluation.every evaluation.clients engine.hosts "
         "engine.threads engine.cell_size "
         "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs "
-        "schedule.concurrency schedule.buffer schedule.tiers propagation.max_degree",
+        "schedule.concurrency schedule.buffer schedule.tiers propagation.max_degree privacy.bands",
         [0, -1, 2.5, "4", True],
     ),
     (
@@ -98,8 +98,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit secure.kind "
-        "participation.draw participation.selection schedule.name schedule.staleness "
+        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit privacy.where "
+        "privacy.mechanism secure.kind participation.draw participation.selection schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format",
         ["another", True],
@@ -137,6 +137,7 @@ REFUSED: dict[str, list[Any]] = {
     "attack.nodes": [0, 101, 2.5, "3", True],
     "aggregation.share": [-0.1, 0.5, NAN, True, "1"],
     "privacy.unit": ["nodes"],
+    "privacy.quantile": [-0.1, 1.1, NAN, True, "1"],
     "privacy.noise": [-0.1, NAN, INF, True, "1"],
     "privacy.delta": [1.0],
     "engine.hosts": [10**12],
@@ -225,7 +226,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "schedule.mixing": {"name": "fedasync"},
     "schedule.tiers": {"name": "tiers"},
     "secure.threshold": {"kind": "masks"},
-    **{f"privacy.{key}": {"unit": "client"} for key in ("clip", "noise", "epsilon", "delta")},
+    **{f"privacy.{key}": {"unit": "client"} for key in ("where", "clip", "quantile", "noise", "epsilon", "delta")},
 }
 
 

@@ -223,3 +223,28 @@ def test_poisson_cohorts_have_each_client_on_its_own() -> None:
     assert {len(cohort) for cohort in cohorts} >= set(range(8))
     assert all(cohort == sorted(cohort) for cohort in cohorts)
     assert draw_cohort(10, options, 5, 1, None, [2, 7]) == cohorts[0]
+
+
+@given(st.integers(3, 60), st.floats(0.02, 1.0), st.integers(0, 9))
+def test_cyclic_cohorts_are_groups_that_take_turns(clients: int, ratio: float, seed: int) -> None:
+    newcomers = [1] if clients > 10 else []
+    members, options = clients - len(newcomers), ParticipationOptions(ratio=ratio, draw="cyclic")
+    asked, groups = max(1, int(members * ratio + 1e-9)), options.groups(members)
+    cohorts = [draw_cohort(clients, options, seed, number, None, newcomers) for number in range(1, 2 * groups + 1)]
+    assert cohorts[:groups] == cohorts[groups:]
+    assert sorted(client for cohort in cohorts[:groups] for client in cohort) == [
+        client for client in range(clients) if client not in newcomers
+    ]
+    sizes = [len(cohort) for cohort in cohorts]
+    assert sizes[0] == min(sizes) >= max(sizes) - 1
+    assert max(sizes) == options.size(members) <= asked
+    # No fewer groups have cohorts of at most that size.
+    assert members > (groups - 1) * asked
+
+
+def test_groups_are_drawn_by_the_seed() -> None:
+    options = ParticipationOptions(count=5, draw="cyclic")
+    cohorts = [tuple(draw_cohort(20, options, seed, 1)) for seed in range(4000)]
+    took = np.array([[client in cohort for client in range(20)] for cohort in cohorts]).astype(float)
+    assert (abs(took.mean(0) - 1 / 4) < 5 * math.sqrt(3 / 16 / 4000)).all()
+    assert draw_cohort(20, options, 7, 1) == list(cohorts[7])

@@ -14,7 +14,7 @@ from shoal.engine.cli.cli import app
 from shoal.engine.config.accounting import epsilon_after
 from shoal.engine.config.config import parse_config
 from shoal.engine.past.fork import fork
-from shoal.engine.past.ledger import AVERAGED, BY_ROW, HIDDEN, HIDDEN_IN_A_SUM, MIXED, OF_CLASSES, ledger
+from shoal.engine.past.ledger import AVERAGED, BY_ROW, HIDDEN, HIDDEN_IN_A_SUM, MIXED, NOISY, OF_CLASSES, ledger
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
 
@@ -38,6 +38,23 @@ def test_entries_are_those_of_the_method(tmp_path: Path, method: str, entries: d
     found = {sent.entry: (sent.how, says) for sent, says in ledger(folder, 3).sent}
     assert {name: found[name] for name in entries} == entries
     assert read_metrics(folder)[-1]["round"] == 4
+
+
+def test_entries_of_hidden_clients_are_told_by_where_their_noise_is(tmp_path: Path) -> None:
+    private = {"unit": "client", "noise": 30.0, "delta": 1e-3}
+    rows = ledger(made(tmp_path, privacy=private, algorithm={"name": "fedproto"}))
+    assert [(sent.entry, says) for sent, says in rows.sent] == [("proto", HIDDEN)]
+    method = {"name": "fedgta", "confidence": "uniform"}
+    mixed = ledger(made(tmp_path, privacy={**private, "where": "client"}, algorithm=method))
+    assert [(sent.entry, sent.how, says) for sent, says in mixed.sent] == [
+        ("w", Reduce.MIX, NOISY),
+        ("h", Reduce.STACK, NOISY),
+        ("m", Reduce.STACK, NOISY),
+    ]
+    assert mixed.epsilons == {n: epsilon_after(30.0, 1e-3, 1, 1, n) for n in (1, 2, 3, 4)}
+    assert mixed.bound.endswith(
+        "of a client (all its data replaced), delta 0.001; noise 30, clip 1.0, on each upload; 2 of 4 clients a round"
+    )
 
 
 @pytest.mark.parametrize("kind", ["masks", "homomorphic"])

@@ -151,7 +151,7 @@ def test_norms_are_of_a_whole_message(start: Start) -> None:
     upload = Upload(entries, {"p": torch.tensor([[2.0], [0.0]]), "w": 5.0})
     up = {"w": Reduce.MEAN, "p": Reduce.MEAN, "k": Reduce.STACK}
     cell = replace(evaluation_cell(1, [0], {}, {}), phase="train", up=up)
-    found = HostileUploads(job).bounded(upload, {"w": torch.tensor([1.0, 1.0]), "p": torch.ones(3)}, cell)
+    found = HostileUploads(job).bounded(upload, {"w": torch.tensor([1.0, 1.0]), "p": torch.ones(3)}, cell, int)
     # Changes are 3, 0 and 4 of a norm of 5.
     assert torch.allclose(found.entries["w"], torch.tensor([1.6, 1.0]))
     assert found.entries["p"][0].item() == pytest.approx(0.8)

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from support.fixtures import MakeView
 from torch import Tensor
 
 from shoal.algorithms.methods.fedgta import label_sketch
+from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.algorithms.methods.fedgta.label_sketch import (
     Sketch,
     SketchForm,
@@ -47,6 +49,32 @@ def test_confidence_of_rows_that_do_not_sum_to_one_by_hand() -> None:
     hub = 2 / math.e + 2 * math.log(2)
     assert confidence(y, torch.tensor([4.0, 3.0]), "paper") == pytest.approx(3 * hub, rel=1e-6)
     assert hub > 2 / math.e
+
+
+@pytest.mark.parametrize("rows", ["stochastic", "softmax"])
+@pytest.mark.parametrize("kind", ["raw", "central", "hybrid"])
+@pytest.mark.parametrize("steps", ["all", "last"])
+def test_moments_are_within_the_norm_that_is_declared(make_view: MakeView, rows: str, kind: str, steps: str) -> None:
+    """One-hot rows of one class reach that of raw moments; of two classes the largest central ones are half apart."""
+    method = FedGTA(confidence="uniform", rows=rows, moments=kind, moment_steps=steps, orders=4)
+    norm, blocks = method.norms()["m"], 4 * (2 if kind == "hybrid" else 1) * (5 if steps == "all" else 1)
+    assert norm == math.sqrt(blocks)
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    for seed_NC in (
+        F.one_hot(labels, 3).float(),
+        F.one_hot(0 * labels, 3).float(),
+        random_rows(6, 3),
+        random_rows(6, 3, 1),
+    ):
+        view = make_view(6, [(0, 3), (1, 2)], labels.tolist(), range(6), 3)
+        found = sketch_labels(view, seed_NC, method._form).moments_SC
+        assert found.shape == (blocks, 3)
+        assert float(found.norm()) <= norm + 1e-5
+        assert float(found.norm(dim=1).max()) <= 1 + 1e-6
+    if kind == "raw" and rows == "stochastic":
+        alone = make_view(6, [], labels.tolist(), range(6), 3)
+        same = sketch_labels(alone, F.one_hot(0 * labels, 3).float(), method._form).moments_SC
+        assert float(same.norm()) == pytest.approx(norm)
 
 
 @pytest.mark.parametrize("nodes", [1023, 1024, 1025, 2500])
