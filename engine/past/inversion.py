@@ -68,20 +68,17 @@ def inversion(run: Path, number: int, client: int | None = None) -> TextTable:
         raise ShoalError(run, "--kind", why)
     seen = seen_round(past, number, (client,))
     victim = seen.client(client)
-    true_NF = rows_of(victim)
-    rng = torch.Generator().manual_seed(key(past.job.seed, client, "inversion"))
+    true_NF, rng = rows_of(victim), torch.Generator()
+    rng.manual_seed(key(past.job.seed, client, "inversion"))
     drawn = sorted(trained.keys() - {client}, key=lambda i: key(past.job.seed, client, i))[:OTHERS]
     others_MF = torch.cat([rows_of(seen.client(i)) for i in drawn])
-    victim = seen.client(client)
     found = [
         (UPLOAD if one.client is not None else RELEASED, *attack.search(rng))
         for one in (*seen.sent, seen.released)
         if (attack := Attack.on(one, victim, train, bool((others_MF >= 0).all())))
     ]
     if not found:
-        raise ShoalError(
-            run, "--kind", f"no model comes and goes in round {number}, which inversion reads; attack another"
-        )
+        raise ShoalError(run, "--kind", f"no model comes and goes in round {number}, to be inverted; take membership")
     some = torch.randperm(len(others_MF), generator=rng)[: len(true_NF)]
     chance = (("of others", others_MF[some], None), ("mean of others", others_MF.mean(0).expand_as(true_NF), None))
     rows = tuple((name, *_success(victim, true_NF, of, edges)) for name, of, edges in (*found, *chance))
@@ -102,9 +99,7 @@ def rows_of(client: Client) -> Tensor:
         raise ShoalError("--kind", f"inversion knows {why}; attack such a run")
     numbers = data.nodes * max(data.nodes, data.features) if is_gcn else len(data.train) * data.features
     if numbers > MOST:
-        raise ShoalError(
-            "--client", f"{client.info.client} has {numbers:,} numbers to find, {MOST:,} at most; name a smaller"
-        )
+        raise ShoalError("--client", f"{numbers:,} numbers are to be found, {MOST:,} at most; name a smaller client")
     hops: Any = [data.whole(0)] if is_gcn else model.gathered("train")
     return torch.cat([hop.to_dense().float() for hop in hops], 1)
 
@@ -128,15 +123,15 @@ class Attack:
 
     Attributes:
         model: Of the client, whatever its parameters.
-        start: Parameters that the client received, by name; `change` theirs.
+        start_P: Parameters that the client received; `change_P` is theirs.
         label_n: Guessed labels of training nodes, int64, ascending.
         shape: N and F.
         positive: Features are at least 0, as those of others are.
     """
 
     model: Any
-    start: Tree
-    change: Tree
+    start_P: Tensor
+    change_P: Tensor
     label_n: Tensor
     shape: tuple[int, int]
     train: TrainOptions
@@ -148,63 +143,56 @@ class Attack:
         flat, info = client.model.pattern, client.info
         if (found := sent.change(len(flat.w))) is None:
             return None
-        names = [name for name, _ in flat.module.named_parameters()]
-        start, change = ({name: p.float() for name, p in zip(names, flat.parts(w))} for w in found)
-        # The shares that the bias tells, rounded at n quantiles.
-        edges_C = dict(guesses_of(sent, client))["classifier's bias"][1].cumsum()
-        label_n = np.searchsorted(edges_C[:-1], (np.arange(info.train) + 0.5) / info.train)
-        nodes = info.train if flat.coupled is None else info.nodes
-        shape = nodes, client.data.features * len(flat.inputs)
-        return cls(flat, start, change, torch.from_numpy(label_n), shape, train, positive)
+        # The shares that the bias tells, at n quantiles.
+        ends_C = dict(guesses_of(sent, client))["classifier's bias"][1].cumsum()
+        label_n = torch.from_numpy(np.searchsorted(ends_C[:-1], (np.arange(info.train) + 0.5) / info.train))
+        shape = info.train if flat.coupled is None else info.nodes, client.data.features * len(flat.inputs)
+        return cls(flat, found[0].float(), found[1].float(), label_n, shape, train, positive)
 
     def search(self, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
         """The rows `[N, F]` of the best match, and of a GCN the probability of each edge, `[N, N]`."""
-        is_gcn = self.model.coupled is not None
-        row_NF = self._first_rows(rng).requires_grad_()
+        is_gcn, row_NF = self.model.coupled is not None, self._first_rows(rng).requires_grad_()
         rate = FEATURES_RATE if is_gcn else ROWS_RATE * float(row_NF.detach().abs().mean())
         groups, best = [{"params": [row_NF], "lr": rate}], float("inf")
         found: tuple[Tensor, Tensor | None] = row_NF.detach().clone(), None
         if is_gcn:
             logit_NN = (NO_EDGE + 0.1 * torch.randn(len(row_NF), len(row_NF), generator=rng)).requires_grad_()
             groups.append({"params": [logit_NN], "lr": EDGES_RATE})
-        optimizer, target_P = torch.optim.Adam(groups), _flat(self.change)
+        optimizer = torch.optim.Adam(groups)
         self.model.module.eval()
         for _ in range(STEPS):
             read_NF = row_NF.clamp(min=0) if self.positive else row_NF
             edges_NN = ((logit_NN + logit_NN.T) / 2).sigmoid() * (1 - torch.eye(len(row_NF))) if is_gcn else None
-            loss = 1 - F.cosine_similarity(self._simulated(self._inputs(read_NF, edges_NN)), target_P, dim=0)
-            if float(loss.detach()) < best:
-                best = float(loss.detach())
-                found = read_NF.detach().clone(), None if edges_NN is None else edges_NN.detach()
+            loss = 1 - F.cosine_similarity(self.simulated(self.inputs(read_NF, edges_NN)), self.change_P, dim=0)
+            if (value := float(loss.detach())) < best:
+                best, found = value, (read_NF.detach().clone(), None if edges_NN is None else edges_NN.detach())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         return found
 
-    def _simulated(self, inputs: Inputs) -> Tensor:
+    def simulated(self, inputs: Inputs) -> Tensor:
         """The change of all parameters by local training on these inputs, `[P]`, differentiable; without dropout.
 
         Moments start at zero, as in a client's first round, and Adam's root is smoothed.
         """
-        train, w = self.train, {name: p.requires_grad_() for name, p in self.start.items()}
-        first = {name: torch.zeros_like(p) for name, p in w.items()}
-        second = first
+        train, w_P = self.train, self.start_P.requires_grad_()
+        first_P = second_P = torch.zeros_like(w_P)
         for step in range(1, train.epochs + 1):
-            loss = F.cross_entropy(functional_call(self.model.module, w, (inputs,)).logits_NC, self.label_n)
-            gradients = torch.autograd.grad(loss, list(w.values()), create_graph=True)
-            g = {name: of + train.weight_decay * w[name] for name, of in zip(w, gradients)}
+            logits_nC = functional_call(self.model.module, self._named(w_P), (inputs,)).logits_NC
+            (g_P,) = torch.autograd.grad(F.cross_entropy(logits_nC, self.label_n), w_P, create_graph=True)
+            g_P = g_P + train.weight_decay * w_P
             if train.optimizer == "sgd":
-                first = {name: train.momentum * first[name] + g[name] for name in w}
-                w = {name: p - train.lr * first[name] for name, p in w.items()}
+                first_P = train.momentum * first_P + g_P
+                w_P = w_P - train.lr * first_P
                 continue
-            eps = SMOOTH * _flat(g).detach().square().mean().sqrt()
-            first = {name: 0.9 * first[name] + 0.1 * g[name] for name in w}
-            second = {name: 0.999 * second[name] + 0.001 * g[name].square() for name in w}
-            root = {name: (of / (1 - 0.999**step) + 1e-20).sqrt() + eps for name, of in second.items()}
-            w = {name: p - train.lr * first[name] / (1 - 0.9**step) / root[name] for name, p in w.items()}
-        return _flat(w) - _flat(self.start)
+            first_P, second_P = 0.9 * first_P + 0.1 * g_P, 0.999 * second_P + 0.001 * g_P.square()
+            root_P = (second_P / (1 - 0.999**step) + 1e-20).sqrt() + SMOOTH * g_P.detach().square().mean().sqrt()
+            w_P = w_P - train.lr / (1 - 0.9**step) * first_P / root_P
+        return w_P - self.start_P
 
-    def _inputs(self, row_NF: Tensor, edges_NN: Tensor | None) -> Inputs:
+    def inputs(self, row_NF: Tensor, edges_NN: Tensor | None) -> Inputs:
+        """What the model reads of rows, and of a symmetric adjacency without loops."""
         if edges_NN is None:
             return list(row_NF.chunk(len(self.model.inputs), 1))
         loops_NN = edges_NN + torch.eye(len(edges_NN))
@@ -215,16 +203,16 @@ class Attack:
 
     def _first_rows(self, rng: torch.Generator) -> Tensor:
         """Changes of weights over those of the bias, of a class's unit or of the next of many; or random rows."""
-        name = next((name for name, p in self.start.items() if p.shape[1:] == self.shape[1:]), "")
-        bias_H = self.change.get(name.removesuffix("weight") + "bias")
+        change = self._named(self.change_P)
+        name = next((name for name, t in change.items() if t.shape[1:] == self.shape[1:]), "")
+        bias_H = change.get(name.removesuffix("weight") + "bias")
         if self.model.coupled is not None or bias_H is None:
             return 0.1 * torch.rand(self.shape, generator=rng)
         unit_N = bias_H.abs().argsort(descending=True)[torch.arange(self.shape[0]) % len(bias_H)]
         if len(self.model.module.head.linears) == 1:
             unit_N = self.label_n
-        row_NF = (self.change[name][unit_N] / bias_H[unit_N, None]).nan_to_num(0.0, 0.0, 0.0)
+        row_NF = (change[name][unit_N] / bias_H[unit_N, None]).nan_to_num(0.0, 0.0, 0.0)
         return row_NF.clamp(min=0) if self.positive else row_NF
 
-
-def _flat(tree: Tree) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in tree.values()])
+    def _named(self, w_P: Tensor) -> Tree:
+        return dict(zip((name for name, _ in self.model.module.named_parameters()), self.model.parts(w_P)))
