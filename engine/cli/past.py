@@ -110,7 +110,7 @@ def attack_command(
     kind: Annotated[
         Literal["membership", "properties", "inversion"],
         typer.Option(
-            help="Which items models were trained on, which classes uploads tell, or what rows of one client."
+            help="Finds items that models trained on, classes of clients from uploads, or rows of one client."
         ),
     ] = "membership",
     round_number: Annotated[
@@ -120,7 +120,7 @@ def attack_command(
     client: Annotated[
         int | None, typer.Option(min=0, help="Of inversion; by default that of the fewest training nodes.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write, with a row for every client.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write: clients one by one, of inversion the table.")] = None,
 ) -> None:
     """Attack a run: what its models, or the uploads of a round, tell of clients, beside chance."""
     from shoal.engine.studies.study_table import on_screen
