@@ -64,7 +64,7 @@ def inversion(run: Path, number: int, client: int | None = None) -> TextTable:
         why = f"client {client} is none of them" if len(trained) > 1 else "none is left to compare with"
         raise ShoalError(run, "--client", f"{len(trained)} clients trained in round {number}, {why}; name another")
     if train.batch_size is not None or not trains_plainly(past.plan.algorithm):
-        why = "inversion knows steps on all rows by cross-entropy alone; attack such a run, as one of fedavg"
+        why = "inversion knows steps on all rows by cross-entropy alone; attack a run that trains so"
         raise ShoalError(run, "--kind", why)
     seen = seen_round(past, number, (client,))
     victim = seen.client(client)
