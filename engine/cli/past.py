@@ -120,7 +120,7 @@ def attack_command(
     client: Annotated[
         int | None, typer.Option(min=0, help="Of inversion; by default that of the fewest training nodes.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write: clients one by one, of inversion the table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file: clients one by one, of inversion the table.")] = None,
 ) -> None:
     """Attack a run: what its models, or the uploads of a round, tell of clients, beside chance."""
     from shoal.engine.studies.study_table import on_screen
