@@ -94,9 +94,49 @@ def cross_edges() -> Figure:
     return figure
 
 
+def attacks() -> Figure:
+    """Success of attacks over epsilon of a client and of a node: items of models, classes and rows of uploads."""
+    rows = table("privacy-attacks")
+    figure, panels = plt.subplots(1, 3, figsize=(9.6, 2.8), layout="constrained")
+    lines = (
+        ("50", "membership_calibrated", "who trained, by models", "-"),
+        ("50", "bias_auc", "classes, by uploads", "-"),
+        ("500", "cosine_upload", "rows, by one upload", "-"),
+        ("500", "cosine_mean_of_others", "rows, by one upload", ":"),
+    )
+    for (unit, (colour, mark)), (place, (clients, column, title, dashes)) in product(
+        zip(("client", "node"), STYLES[::3]), enumerate(lines)
+    ):
+        of: dict[str, list[float]] = {}
+        for row in rows:
+            if (row["clients"], row["unit"]) == (clients, unit) and row[column]:
+                of.setdefault(row["epsilon"], []).append(float(row[column]))
+        # Local has no epsilon either, and comes first.
+        of = {epsilon: of[epsilon] for epsilon in sorted(of, key=["local", "none", "8", "4", "2", "1"].index)}
+        mean = [sum(each) / len(each) for each in of.values()]
+        ends = [
+            [m - min(each) for m, each in zip(mean, of.values())],
+            [max(each) - m for m, each in zip(mean, of.values())],
+        ]
+        label = f"{unit}: mean of others" if dashes == ":" else f"epsilon of a {unit}"
+        axes = panels[min(place, 2)]
+        axes.errorbar(
+            list(of), mean, ends, color=colour, marker=mark, markersize=5, linestyle=dashes, capsize=2, label=label
+        )
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("epsilon")
+        axes.set_ylabel("AUC, %" if place < 2 else "cosine, %")
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[:2]:
+        axes.axhline(50, color="0.6", linewidth=0.8)
+        axes.set_ylim(45, 102)
+    panels[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
 def main(folder: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "shoal"
-    for draw in (peers, participation, cross_edges):
+    for draw in (peers, participation, cross_edges, attacks):
         draw().savefig(folder / f"{draw.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -106,17 +106,50 @@ def privacy_command(
 
 
 def attack_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
-    out: Annotated[Path | None, typer.Option(help="CSV file to write, a row for every client.")] = None,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run; for membership a finished one.")],
+    kind: Annotated[
+        Literal["membership", "properties", "inversion"],
+        typer.Option(
+            help="Finds items that models trained on, classes of clients from uploads, or rows of one client."
+        ),
+    ] = "membership",
+    round_number: Annotated[
+        int | None,
+        typer.Option("--round", min=1, help="The round that is made again, by default 1; not of membership."),
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Of inversion; by default that of the fewest training nodes.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file: clients one by one, of inversion the table.")] = None,
 ) -> None:
-    """Attack the models of a run: how well their losses tell training items from test items."""
-    from shoal.engine.past.membership import membership
+    """Attack a run: what its models, or the uploads of a round, tell of clients, beside chance."""
     from shoal.engine.studies.study_table import on_screen
     from shoal.storage.files.atomic import output, replacing
 
-    found = membership(possible_path(run))
-    print(on_screen(found.table()), end="")
+    path, number = possible_path(run), round_number or 1
+    for option, given, takes in (
+        ("--round", round_number, kind != "membership"),
+        ("--client", client, kind == "inversion"),
+    ):
+        if given is not None and not takes:
+            raise ShoalError(option, f"is not of --kind {kind}; leave it out")
+    if kind == "membership":
+        from shoal.engine.past.membership import membership
+
+        found = membership(path)
+        table, by_client = found.table(), found.csv()
+    elif kind == "properties":
+        from shoal.engine.past.properties import properties
+
+        table, lines = properties(path, number)
+        by_client = lines.csv()
+    else:
+        from shoal.engine.past.inversion import inversion
+
+        table = inversion(path, number, client)
+        by_client = table.csv()
+    print(on_screen(table), end="")
     if out is not None:
         with replacing(output(out)) as unfinished:
-            unfinished.write_text(found.csv())
+            unfinished.write_text(by_client)
         print(f"written: {out}")

@@ -1,0 +1,105 @@
+"""Property inference on what clients send: which classes a client trains on, and their shares.
+
+Guesses come from counts by class, from rows by class that are not zero (prototypes), and from the change of a model's
+classifier: its gradient is a sum of (p - y) x over items, so that a class's weights and bias grow with its items
+(Wainakh et al., User-level label leakage from gradients in federated learning, PoPETs 2022). Axes: B clients, C
+classes.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from shoal.algorithms.client import Client
+from shoal.engine.past.membership import area
+from shoal.engine.past.rewind import PastRun
+from shoal.engine.past.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
+from shoal.engine.studies.text_table import TextTable
+from shoal.storage.errors import ShoalError
+
+HEADS = ("seen", "guessed from", "clients", "distance", "of chance", "AUC has class", "AUC has more")
+# Signals, which grow with the items of a class, and shares, each float64 `[C]`.
+Guess = tuple[np.ndarray, np.ndarray]
+
+
+def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:
+    """Guesses classes of the clients that trained in a round of a run, of any task.
+
+    Gives a row for each guess, and one for each client of it. Distances are of total variation, in percent, chance the
+    mean of the other clients' shares. AUCs are means over classes: of clients that have the class, and of those that
+    have more of it than the median client. Raises ShoalError: as `seen_round`, or nothing tells classes.
+    """
+    past = PastRun(run)
+    past.require_round(number)
+    cohort = past.cohort(number)
+    seen = seen_round(past, number, cohort)
+    true, guesses = dict[int, np.ndarray](), dict[tuple[str, str], dict[int, Guess]]()
+    for i in cohort:
+        client = seen.client(i)
+        if not client.info.train:
+            continue
+        true[i] = shares(np.bincount(client.data.train_label.numpy(), minlength=client.info.classes))
+        for one in (*(sent for sent in seen.sent if sent.client == i), seen.released):
+            place = RELEASED if one.client is None else UPLOAD
+            for source, guess in guesses_of(one, client):
+                guesses.setdefault((place, source), {})[i] = guess
+    if len(true) < 2 or not guesses:
+        what = "no model comes and goes, and nothing by class" if len(true) > 1 else "less than two clients trained"
+        raise ShoalError(run, "--round", f"in round {number} {what}; name another round, or attack another run")
+    rows, lines = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for seen_from, of in sorted(guesses.items(), key=lambda guess: guess[0][0] == RELEASED):
+        true_BC = np.stack([true[i] for i in of])
+        signal_BC, guess_BC = (np.stack(each) for each in zip(*of.values()))
+        chance_BC = (sum(true.values()) - true_BC) / (len(true) - 1)
+        far_B, chance_B = (50 * np.abs(each - true_BC).sum(1) for each in (guess_BC, chance_BC))
+        auc = (_areas(signal_BC, has_BC) for has_BC in (true_BC > 0, true_BC > np.median(true_BC, axis=0)))
+        rows.append((*seen_from, str(len(of)), f"{far_B.mean():.1f}", f"{chance_B.mean():.1f}", *auc))
+        for i, *numbers in zip(of, far_B, chance_B, *true_BC.T, *guess_BC.T):
+            lines.append((*seen_from, str(i), *(f"{value:.4g}" for value in numbers)))
+    title = f"property inference in round {number} (%), chance of an AUC is 50, of all that is the same for all"
+    heads = (
+        f"{what} {c}" for what in ("share of class", "guess of class") for c in range(len(next(iter(true.values()))))
+    )
+    by_client = TextTable((*HEADS[:2], "client", *HEADS[3:5], *heads), tuple(lines), 2)
+    return TextTable(HEADS, tuple(rows), 2, title=title, notes=seen.notes), by_client
+
+
+def guesses_of(sent: Sent, client: Client) -> Iterator[tuple[str, Guess]]:
+    """Guesses from one message, with what they are from; of the client its model alone is read."""
+    classes, flat = client.info.classes, client.model.pattern
+    for entry, weight in sent.weights.items():
+        if weight.shape[:1] == (classes,):
+            yield f"counts of {entry}", _guess(weight.reshape(classes, -1)[:, 0])
+    for entry, t in sent.entries.items():
+        if t.shape == (classes,) and not t.is_floating_point():
+            yield entry, _guess(t)
+        elif t.dim() > 1 and t.shape[-2] == classes and t.is_floating_point() and sent.client is not None:
+            yield f"rows of {entry}", _guess(t.reshape(-1, *t.shape[-2:])[0].ne(0).any(1))
+    if (found := sent.change(len(flat.w))) is not None:
+        last, parts = flat.module.head.linears[-1], list(flat.parts(found[1]))  # type: ignore
+        place = {id(p): part for p, part in zip(flat.module.parameters(), parts)}
+        for name in ("weight", "bias"):
+            change_C = place[id(getattr(last, name))].reshape(classes, -1).mean(1).numpy()
+            # Their scale is unknown where changes are clipped: the class that lost most has no item.
+            yield f"classifier's {name}", (change_C, shares(change_C - change_C.min()))
+
+
+def _guess(count_C: Tensor) -> Guess:
+    count = count_C.double().numpy()
+    return count, shares(count)
+
+
+def shares(count_C: np.ndarray) -> np.ndarray:
+    """Shares of counts, of which those below 0 are none; equal ones if there is no count."""
+    count = count_C.clip(min=0.0)
+    found: np.ndarray = count / count.sum() if count.sum() else np.full(len(count), 1 / len(count))
+    return found
+
+
+def _areas(signal_BC: np.ndarray, has_BC: np.ndarray) -> str:
+    """The mean area under the ROC of classes that some clients have and others have not."""
+    pairs = [(signal[has], signal[~has]) for signal, has in zip(signal_BC.T, has_BC.T)]
+    found = [100 * area(*pair) for pair in pairs if len(pair[0]) and len(pair[1])]
+    return f"{np.mean(found):.1f}" if found else "-"

@@ -1,0 +1,119 @@
+"""What clients sent in one round of a run, which is made again in this process: each upload as the server has it."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from shoal.algorithms.client import Client
+from shoal.algorithms.method_errors import code_of
+from shoal.algorithms.protocol import Reduce, Tree
+from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.messages.cell import Cell, Outcome, one_by_one
+from shoal.engine.participation.sampling import evaluation_cell
+from shoal.engine.past.rewind import PastRun
+from shoal.engine.rounds.costs import unwatched
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+
+UPLOAD, RELEASED = "upload", "released"
+OF_UPLOADS = {
+    "none": "as the server is sent it",
+    "node": "as the server is sent it, from steps with clipped rows and noise",
+    "client": "as the server is sent it, clipped, before the server adds noise",
+}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message of a client, or, of client None, what a round released.
+
+    Attributes:
+        entries: Tensors by name, clipped and noised as in the run.
+        weights: Of entries of `Reduce.MEAN`, a number or one for each row, float64.
+        received: What had come by name before.
+    """
+
+    client: int | None
+    entries: Tree
+    weights: Tree
+    received: Tree
+
+    def change(self, parameters: int) -> tuple[Tensor, Tensor] | None:
+        """The parameters `[P]` that came, and their change, float64; None: no model of such a size came and went."""
+        before, w = (of["w"].double() if "w" in of else None for of in (self.received, self.entries))
+        if before is None or w is None or not before.shape == w.shape == (parameters,):
+            return None
+        return before, w - before
+
+
+class _Listening(LocalBackend):
+    """The one host of a round, which keeps what some clients send."""
+
+    found: list[Sent]
+    wanted: Collection[int]
+
+    def client(self, number: int) -> Client:
+        """A client with what it trained on; the next one takes its model."""
+        return self._host.visit(number, evaluation_cell(1, [number], {}, {}), {}).client
+
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        for cell in cells:
+            for alone in one_by_one(replace(cell, again=None, score=frozenset(), rows=True)) if cell.phase else ():
+                if alone.ids[0] in self.wanted:
+                    ((_, outcome),) = super().run_cells([alone], shared)
+                    # A client that failed sent nothing.
+                    self.found += [_sent(i, alone, outcome, shared) for i in outcome.ids]
+        yield from super().run_cells(cells, shared)
+
+
+def _sent(client: int, cell: Cell, outcome: Outcome, shared: Tree) -> Sent:
+    received = {**shared, **cell.private.get(client, {}), **cell.inboxes.get(client, {})}
+    weights = {entry: outcome.lists[entry][0] for entry, how in cell.up.items() if how is Reduce.MEAN}
+    entries = {entry: outcome.tensors[entry][0] for entry in cell.up}
+    return Sent(client, entries, weights, {name: t.clone() for name, t in received.items()})
+
+
+@dataclass(frozen=True)
+class SeenRound:
+    """A round that was made again.
+
+    Attributes:
+        sent: Messages of clients as the server has them; none where sums are hidden.
+        released: What others than the server see, too: its model, and, by entry, weights of rows of all clients.
+        notes: Lines that say who sees which.
+        client: Gives a client with what it trained on, by which the success of attacks is measured.
+    """
+
+    sent: Sequence[Sent]
+    released: Sent
+    notes: tuple[str, ...]
+    client: Callable[[int], Client]
+
+
+def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRound:
+    """Makes a round of a run again and keeps what some clients sent.
+
+    Raises ShoalError: as `PastRun.after`; the run is asynchronous, or has no such round.
+    """
+    past.require_round(number)
+    if past.plan.rounds.asynchronous is not None:
+        raise ShoalError(past.path, "schedule.name", "only uploads of synchronous rounds are attacked; take such a run")
+    before, method, backend = past.after(number - 1), past.plan.algorithm, _Listening()
+    backend.found, backend.wanted = [], clients
+    # Whoever hides what it sends sends other numbers, of the same sum.
+    job = replace(past.job, secure=None, device="cpu", precision="float32")
+    server = Server(job, past.plan.rounds, backend.enter(job), None if before is None else before.state)
+    with code_of(method, "global_model"):
+        received = method.global_model({name: t.clone() for name, t in server.state.server.items()})
+        server.round(unwatched)
+        entries = method.global_model({name: t.clone() for name, t in server.state.server.items()})
+    weights: Tree = {}
+    for one in backend.found:
+        for entry, weight in one.weights.items():
+            if weight.dim():
+                weights[entry] = weights[entry] + weight if entry in weights else weight
+    hidden = past.job.secure is not None
+    of_uploads = "not seen, sums are hidden" if hidden else OF_UPLOADS[past.config.privacy.unit]
+    notes = f"{UPLOAD}: {of_uploads}", f"{RELEASED}: as anyone receives it, the same of all clients"
+    return SeenRound([] if hidden else backend.found, Sent(None, entries, weights, received), notes, backend.client)
