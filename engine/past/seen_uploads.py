@@ -20,7 +20,8 @@ UPLOAD, RELEASED = "upload", "released"
 OF_UPLOADS = {
     "none": "as the server is sent it",
     "node": "as the server is sent it, from steps with clipped rows and noise",
-    "client": "as the server is sent it, clipped, before the server adds noise",
+    "server": "as the server is sent it, clipped, before the server adds noise",
+    "client": "as the server is sent it, clipped and with noise of its own",
 }
 
 
@@ -114,6 +115,8 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
             if weight.dim():
                 weights[entry] = weights[entry] + weight if entry in weights else weight
     hidden = past.job.secure is not None
-    of_uploads = "not seen, sums are hidden" if hidden else OF_UPLOADS[past.config.privacy.unit]
+    private = past.config.privacy
+    how = OF_UPLOADS[private.where if private.unit == "client" else private.unit]
+    of_uploads = "not seen, sums are hidden" if hidden else how
     notes = f"{UPLOAD}: {of_uploads}", f"{RELEASED}: as anyone receives it, the same of all clients"
     return SeenRound([] if hidden else backend.found, Sent(None, entries, weights, received), notes, backend.client)

@@ -98,6 +98,10 @@ def test_noise_in_training_hides_classes_and_noise_of_the_server_does_not(tmp_pa
     assert noised.rows[0][:2] == ("upload", "classifier's weight")
     assert noised.rows[0][5] == "100.0"
     assert "before the server adds noise" in noised.notes[0]
+    client = {"unit": "client", "where": "client", "noise": 1000.0, "delta": 1e-3}
+    noised = properties(ring_clients(tmp_path / "own", many, 2, privacy=client), 1)[0]
+    assert abs(float(noised.rows[0][5]) - 50) < 15
+    assert "with noise of its own" in noised.notes[0]
 
 
 def test_hidden_sums_show_what_is_released_alone_to_rounding(tmp_path: Path) -> None:
