@@ -94,6 +94,10 @@ def cross_edges() -> Figure:
     return figure
 
 
+# What of `unit` hides whom.
+NOISE = {"client": "a client, by the server", "upload": "a client, by itself", "node": "a node"}
+
+
 def attacks() -> Figure:
     """Success of attacks over epsilon of a client and of a node: items of models, classes and rows of uploads."""
     rows = table("privacy-attacks")
@@ -105,7 +109,7 @@ def attacks() -> Figure:
         ("500", "cosine_mean_of_others", "rows, by one upload", ":"),
     )
     for (unit, (colour, mark)), (place, (clients, column, title, dashes)) in product(
-        zip(("client", "node"), STYLES[::3]), enumerate(lines)
+        zip(NOISE, (STYLES[0], STYLES[1], STYLES[3])), enumerate(lines)
     ):
         of: dict[str, list[float]] = {}
         for row in rows:
@@ -118,7 +122,7 @@ def attacks() -> Figure:
             [m - min(each) for m, each in zip(mean, of.values())],
             [max(each) - m for m, each in zip(mean, of.values())],
         ]
-        label = f"{unit}: mean of others" if dashes == ":" else f"epsilon of a {unit}"
+        label = f"{NOISE[unit]}: mean of others" if dashes == ":" else NOISE[unit]
         axes = panels[min(place, 2)]
         axes.errorbar(
             list(of), mean, ends, color=colour, marker=mark, markersize=5, linestyle=dashes, capsize=2, label=label
