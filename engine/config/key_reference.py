@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from shoal.algorithms.models.names import ModelSpec
 from shoal.engine.config.config import Config, usual
-from shoal.engine.config.effects import RULES
+from shoal.engine.config.effects import RULES, Rule
 
 # Bounds as JSON schemas and annotations name them, in words; what lies this far away is none.
 BOUNDS = {
@@ -148,10 +148,10 @@ def example_of(key: Key) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapter = TypeAdapter(key.hint)
-    missing = [rule for rule in RULES if key.name in rule.keys and not rule.holds(usual())]
+    missing = list(_missing(key.name))
     if not all(rule.by_words for rule in missing):
         return None
-    needed = [f"{rule.other}={rule.values.partition(',')[0]} " for rule in missing]
+    needed = dict.fromkeys(f"{rule.other}={rule.values.partition(',')[0]} " for rule in missing)
     for value in _others(default, adapter.json_schema()):
         try:
             adapter.validate_python(value)
@@ -159,6 +159,15 @@ def example_of(key: Key) -> str | None:
             continue
         return f"{''.join(needed)}{key.name}={in_yaml(value)}"
     return None
+
+
+def _missing(key: str, above: frozenset[str] = frozenset()) -> Iterator[Rule]:
+    """The rules that leave a key without effect by default, behind those of the keys that they ask for."""
+    for rule in RULES:
+        if key in rule.keys and not rule.holds(usual()):
+            if rule.other not in above:
+                yield from (other for other in _missing(rule.other, above | {key}) if other.by_words)
+            yield rule
 
 
 def _others(default: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
