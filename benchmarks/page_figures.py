@@ -94,8 +94,8 @@ def cross_edges() -> Figure:
     return figure
 
 
-# What of `unit` hides whom.
-NOISE = {"client": "a client, by the server", "upload": "a client, by itself", "node": "a node"}
+# What noise hides, and where it is added; `unit` of the table.
+NOISE = {"client": "a client, at the server", "upload": "a client, at each client", "node": "a node"}
 
 
 def attacks() -> Figure:

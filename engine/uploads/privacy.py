@@ -88,7 +88,7 @@ def require_possible(config: Config) -> None:
         (
             "engine.on_client_error",
             config.engine.on_client_error == "fail" or not (at_clients or method.sends_once),
-            "it shows whose upload failed; take fail",
+            "it shows which client failed; take fail",
         ),
         (
             "communication.upload",

@@ -14,7 +14,7 @@ TRAIN, TEST = 1, 3
 
 
 def ring_clients(folder: Path, of_client: list[list[int]], trained: int, features: int = 12, **changes: Any) -> Path:
-    """A finished run whose clients have nodes of these classes, the first `trained` of which train.
+    """A finished run: its clients have nodes of these classes, the first `trained` of which train.
 
     Features are at least 0, a third of them are not 0; `changes` are those of `small_run`. Gives the run's folder.
     """
