@@ -204,7 +204,8 @@ def _predicted(scope: str, algorithm: Algorithm, visit: Visit, who: str, probabi
     """The column of a scope, the class of the largest score of every item, and that of probabilities, if asked for."""
     client = visit.scored
     try:
-        scores_NC = scores_of(algorithm, client, visit.received, "all", client.info.items)
+        # A backdoor attached nodes behind the client's own, which are in no table.
+        scores_NC = scores_of(algorithm, client, visit.received, "all", len(client.data.label))[: client.info.items]
     except ShoalError as error:
         raise ShoalError(who, *error.args, detail=error.detail) from error
     columns = {scope: scores_NC.argmax(1).int().cpu().numpy()}

@@ -66,6 +66,19 @@ def test_accuracies_follow_from_the_predictions(tmp_path: Path, algorithm: str, 
         assert logged[scope]["final"]["test"]["clients"] == pytest.approx(np.mean(accuracy), abs=1e-12)
 
 
+def test_accuracies_follow_from_predictions_of_a_run_with_a_backdoor(tmp_path: Path) -> None:
+    """Hostile clients train on more nodes than they have; predictions are of those that they have."""
+    attack = {"kind": "backdoor", "share": 0.4}
+    folder = finished(tmp_path, attack=attack, propagation={"hops": 2, "rows": "all"}, algorithm={"name": "fedavg"})
+    columns = predictions(folder)
+    assert sorted(columns["node"]) == list(range(1797))
+    test = columns["part"] == "test"
+    for scope in ("deployed", "global"):
+        right = columns[scope][test] == columns["label"][test]
+        logged = read_summary(folder)["scopes"][scope]["final"]["test"]["rows"]
+        assert logged == pytest.approx(right.mean(), abs=1e-12)
+
+
 def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
     """Logits by hand: hop 2 of the store times the exported weight."""
     folder = finished(tmp_path, rounds=3, evaluation={"every": 1}, algorithm={"name": "fedavg"})
