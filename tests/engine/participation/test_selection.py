@@ -228,6 +228,53 @@ def test_loss_takes_the_largest_online_and_power_of_choice_the_best_of_its_candi
     assert drawn("power_of_choice", 5, items=items)[:20].sum() == 0
 
 
+def oort_by_hand(state: Known, count: int, rng: np.random.Generator) -> list[int]:
+    """Draws as algorithm 1 of Oort does, client by client, with the numbers of section 4: 0.9, 0.98, 0.2, 0.95, 2."""
+    online = state.online.tolist()
+    new, old = [i for i in online if state.last[i] == 0], [i for i in online if state.last[i] > 0]
+    share, number = 0.9, 1
+    while number < state.round:
+        share, number = share * 0.98, number + 1
+    explored = min(max(math.ceil(max(share, 0.2) * count - 1e-9), count - len(old)), len(new))
+    speed = np.array([1 / state.seconds[i] for i in new])
+    chosen = rng.choice(new, explored, replace=False, p=speed / speed.sum()).tolist() if new else []
+    exploited = min(count - explored, len(old))
+    if not exploited:
+        return chosen
+    raw = {i: state.items[i] * state.loss[i] for i in old}
+    ordered = sorted(raw.values())
+    place = 0.95 * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    most = low + (place - math.floor(place)) * (high - low)
+    times = sorted(state.seconds[i] for i in online)
+    preferred = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
+    utility = {i: min(raw[i], most) + math.sqrt(0.1 * math.log(state.round) / state.last[i]) for i in old}
+    utility = {i: u * min(1.0, preferred / state.seconds[i]) ** 2 for i, u in utility.items()}
+    cut = 0.95 * sorted(utility.values(), reverse=True)[exploited - 1]
+    able = [i for i in old if utility[i] >= cut]
+    weights = np.array([utility[i] for i in able])
+    return chosen + rng.choice(able, exploited, replace=False, p=weights / weights.sum()).tolist()
+
+
+def test_oort_draws_as_its_algorithm_on_devices_of_many_speeds() -> None:
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        online = np.sort(rng.permutation(50)[: rng.integers(12, 50)])
+        number = int(rng.integers(2, 120))
+        last = rng.integers(1, number, size=50).astype(np.float64)
+        last[rng.random(50) < 0.3] = 0
+        state = known(
+            round=number,
+            online=online,
+            items=rng.integers(1, 30, size=50),
+            loss=rng.random(50) * 3,
+            last=last,
+            seconds=rng.lognormal(0, 1, size=50),
+        )
+        right = oort_by_hand(state, 10, np.random.default_rng(seed))
+        assert list(OURS["oort"](state, 10, np.random.default_rng(seed))) == right, seed
+
+
 def test_oort_explores_fast_clients_and_avoids_slow_and_old_ones() -> None:
     new, seconds = np.full(50, 9.0), np.ones(50)
     new[:20], seconds[:10] = 0, 4.0
