@@ -191,9 +191,17 @@ HEADS = "class,share,gflops,gb_per_s,watts"
 @pytest.mark.parametrize(
     ("text", "key", "says"),
     [
-        (f"{HEADS}\na,1,-1,1,1\n", "a.gflops", "above 0"),
-        (f"{HEADS}\na,1,0,1,1\n", "a.gflops", "above 0"),
-        (f"{HEADS}\na,1,1,1,-1\n", "a.watts", "at least 0"),
+        (f"{HEADS}\na,1,-1,1,1\n", "a.gflops", "from 1e-12 to 1e+18"),
+        (f"{HEADS}\na,1,0,1,1\n", "a.gflops", "from 1e-12 to 1e+18"),
+        (f"{HEADS}\na,1,1e-320,1,1\n", "a.gflops", "'1e-320'"),
+        (f"{HEADS}\na,1,1e308,1,1\n", "a.gflops", "'1e308'"),
+        (f"{HEADS}\na,1,1,1e-300,1\n", "a.gb_per_s", "'1e-300'"),
+        (f"{HEADS}\na,1,1,1,1e308\n", "a.watts", "from 0 to 1e+12"),
+        (f"{HEADS},spread\na,1,1,1,1,800\n", "a.spread", "from 0 to 10"),
+        (f"{HEADS}\na,1,1,1,-1\n", "a.watts", "from 0"),
+        (f"{HEADS},watts\na,1,1,1,1,2\n", "watts", "column is given twice"),
+        (f"{HEADS}\na,0.5,1,1,1\na,0.5,2,1,1\n", "a", "class is given twice"),
+        (f"# ours\n{HEADS}\na,1,1,1,{'1' * 140_000}\n", "line 3", "got 140,008"),
         (f"{HEADS}\na,1,1,nan,1\n", "a.gb_per_s", "'nan'"),
         (f"{HEADS}\na,1,1,fast,1\n", "a.gb_per_s", "'fast'"),
         (f"{HEADS}\na,1,1,1\n", "a.watts", "None"),
@@ -208,6 +216,31 @@ def test_wrong_file_of_devices_is_refused(tmp_path: Path, text: str, key: str, s
     file = written(tmp_path / "d.csv", text)
     with refused(file, key, says=says):
         read_classes(str(file), "devices", DEVICES)
+
+
+def test_file_with_names_or_quotes_that_are_not_whole_is_refused(tmp_path: Path) -> None:
+    for text, says in (
+        (f"{HEADS},\na,1,1,1,1,1\n", "a name for every column"),
+        (f"{HEADS}\n,1,1,1,1\n", "a name for every class"),
+        (f'{HEADS}\na,1,1,1,"' + f"{'1' * 1000}\n" * 140, "field larger"),
+    ):
+        file = written(tmp_path / "d.csv", text)
+        with refused(file, says=says):
+            read_classes(str(file), "devices", DEVICES)
+
+
+def test_extremes_that_a_file_may_have_give_finite_numbers(tmp_path: Path) -> None:
+    work = ClientWork(Work(np.full(3, 1e18), np.full(3, 1e15)), NOTHING, Work(np.full(3, 1e18), np.zeros(3)))
+    for speed, other, spread in ((1e-12, 1e12, 10), (1e18, 0, 10), (1e-12, 0, 0)):
+        tail = f"{other},{other},{spread},{other}"
+        devices = written(tmp_path / "d.csv", f"{HEADS},idle_watts,spread,per_hour\na,1,{speed},{speed},{tail}\n")
+        link = f"{speed},{speed},{other},{spread},{other}\n"
+        heads = "class,share,down_mbit,up_mbit,latency_ms,spread,per_gb\n"
+        network = written(tmp_path / "n.csv", f"{heads}a,1,{link}server,0,{link}")
+        classes = read_classes(str(devices), "devices", DEVICES), read_classes(str(network), "networks", NETWORKS)
+        made = clock([Round(COHORT, 1e15 + DOWN, 1e15 + UP, 0.1, True)] * 3, work, Fleet.of(*classes, 3, 0))
+        for column in (made.seconds, made.joules, made.money, made.idle, made.of_clients):
+            assert np.isfinite(column.sum())
 
 
 def test_network_without_the_server_is_refused(tmp_path: Path) -> None:
