@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from shoal.engine.cli.cli import app
 from shoal.engine.clock.report import Asked, _interval, _round, client_work, clocked
 from shoal.engine.config.config import SHIPPED, load_config
 from shoal.engine.preparing.identity import store_path
-from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
 from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
 from shoal.engine.simulation.work import ClientWork, Work
 
@@ -336,6 +337,55 @@ def test_command_writes_a_page_and_names_the_late(runs: list[Path], tmp_path: Pa
     rows = (tmp_path / "rounds.csv").read_text().splitlines()
     assert len(rows) == 1 + 3 * 4
     assert rows[0].startswith('"run","round","seconds","joules","money"')
+
+
+def columns(*arguments: object) -> dict[str, np.ndarray]:
+    """The rounds of the first run that a command gives as JSON."""
+    plain = json.loads(invoked(*arguments, "--json"))
+    return {name: np.array(values) for name, values in plain["methods"][0]["runs"][0]["rounds"].items()}
+
+
+def test_server_and_evaluations_are_left_out_on_demand(runs: list[Path], tmp_path: Path) -> None:
+    lines, work = read_metrics(runs[0]), client_work(runs[0])
+    whole, of_links, of_training = (
+        columns(runs[0], *flags) for flags in ((), ("--no-server",), ("--no-server", "--no-evaluation"))
+    )
+    server = [line["seconds"]["aggregate"] for line in lines]
+    np.testing.assert_allclose(whole["seconds"] - of_links["seconds"], server)
+    scored = [work.evaluate.flops[line["cohort"]].sum() for line in lines]
+    np.testing.assert_array_equal(of_links["flops"] - of_training["flops"], scored)
+    assert (of_links["seconds"] > of_training["seconds"]).all()
+    text = invoked(runs[0], "--no-server", "--no-evaluation", "--out", tmp_path)
+    note = "without seconds of the server and evaluations of clients"
+    assert note in text
+    assert note.removeprefix("without ") in (tmp_path / "index.html").read_text()
+
+
+def test_server_does_not_pay_for_the_scores_of_the_simulator(tmp_path: Path) -> None:
+    run = shoal.run(small_run(tmp_path, partition={"clients": 20}, rounds=20, evaluation={"every": 2})).path
+    lines = read_metrics(run)[2:]
+    scored, plain = ([line["seconds"] for line in lines if ("scopes" in line) == such] for such in (True, False))
+    # Both parts were one number, ten and more times as large where a round was scored.
+    least = [min(seconds["aggregate"] for seconds in both) for both in (scored, plain)]
+    assert least[0] < 3 * least[1]
+    assert min(seconds["scoring"] for seconds in scored) > 3 * min(seconds["scoring"] for seconds in plain) >= 0
+    assert "older runs" not in invoked(run)
+
+
+def test_older_runs_say_that_their_server_scored(runs: list[Path], tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(runs[0], older)
+    lines = read_metrics(older)
+    for line in lines:
+        line["seconds"]["aggregate"] += line["seconds"].pop("scoring")
+    (older / METRICS).unlink()
+    metrics = Metrics(older)
+    for line in lines:
+        metrics.append(line)
+    assert "server's seconds hold the simulator's own scoring" in " ".join(invoked(older).split())
+    assert "older runs" not in invoked(older, "--no-server")
+    now, then = (columns(run, "--no-server")["seconds"] for run in (runs[0], older))
+    assert now.tolist() == then.tolist()
 
 
 def test_devices_of_a_client_are_the_same_in_all_runs_and_follow_the_seed(runs: list[Path]) -> None:
