@@ -69,7 +69,7 @@ class Asked:
 
     @property
     def left_out(self) -> str:
-        """Names what does not count; empty if all does."""
+        """Returns what does not count, in words; empty if all does."""
         parts = {"seconds of the server": self.server, "evaluations of clients": self.evaluation}
         return " and ".join(name for name, counts in parts.items() if not counts)
 
@@ -114,8 +114,8 @@ class ClockedRun:
         if timed:
             _require_own_fleet(run, fleet, asked)
         rounds = [
-            replace(each, server=each.server * asked.server, scored=each.scored and asked.evaluation)
-            for each in _rounds(lines, timed)
+            replace(of_run, server=of_run.server * asked.server, scored=of_run.scored and asked.evaluation)
+            for of_run in _rounds(lines, timed)
         ]
         found = clock(rounds, work, fleet, asked.deadline)
         simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]

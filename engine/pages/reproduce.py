@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-from yaml import safe_load
+from yaml import YAMLError, safe_load
 
 from shoal.engine.config.run_identity import changes_numbers, fingerprint_of, flatten
 from shoal.engine.pages.figures import Drawing, Point, over_key
@@ -72,23 +72,23 @@ class Asked:
     overrides: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Raises ShoalError: a look of one seed is to have some number of seeds."""
+        """Refuses a number of seeds for a look of one seed, by a ShoalError."""
         if self.smallest and self.seeds is not None:
             raise ShoalError("--seeds", "--smallest is a look of one seed; leave out one of the two")
 
     @property
     def changed(self) -> list[str]:
-        """The overrides that make other runs than those of the paper's tables."""
+        """Returns the overrides that make other runs than those of the paper's tables."""
         return [text for text in self.overrides if any(map(_is_of_the_paper, _keys(text)))]
 
     @property
     def compares(self) -> bool:
-        """Whether runs are those that a table describes, so that a gap from the paper's figure means something."""
+        """Returns whether runs are those that a table describes, so that a gap means something."""
         return not self.smallest and not self.changed
 
     @property
     def title(self) -> str:
-        """What stands behind a title; empty where nothing was changed."""
+        """Returns the end of a title, with the changed keys; empty where there are none."""
         return f", with {', '.join(self.changed)}" if self.changed else ""
 
     def named(self, name: str, *more: str) -> str:
@@ -107,13 +107,17 @@ class Asked:
 
 
 def _keys(override: str) -> list[str]:
-    """Dotted keys that an override sets, those of a mapping one by one."""
+    """Returns the dotted keys that an override sets, those of a mapping one by one."""
     key, _, value = override.partition("=")
-    plain = safe_load(value) if value.startswith("{") else value
-    return [*flatten({key: plain})]
+    try:
+        return [*flatten({key: safe_load(value) if value.startswith("{") else value})]
+    except YAMLError:
+        # The config refuses it in one line.
+        return [key]
 
 
 def _is_of_the_paper(key: str) -> bool:
+    """Returns whether a key may change what a paper describes."""
     return changes_numbers(key) and key not in OF_THE_MACHINE
 
 

@@ -324,7 +324,7 @@ def require_free(paper: Paper, table: str, cells: Sequence[PaperCell], overrides
 
 
 def _meet(key: str, leaf: str, value: Any) -> bool:
-    """Whether an override of a key changes a key that has a value; a text is the name of a method or model alone."""
+    """Returns whether an override changes a key that has a value; a text is the name of a method or model alone."""
     below = key == f"{leaf}.name" if isinstance(value, str) else key.startswith(f"{leaf}.")
     return key == leaf or leaf.startswith(f"{key}.") or below
 

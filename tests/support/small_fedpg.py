@@ -58,7 +58,7 @@ class PlainClient:
         return out.logits_NC, self.scaled(out.embedding_NH)
 
     def scaled(self, z: Tensor) -> Tensor:
-        """What prototypes are of: f(x) in equations 1 and 2."""
+        """Returns what prototypes are means of: f(x) in equations 1 and 2."""
         return z if self.options.embedding == "raw" else unit(z)
 
     @torch.no_grad()

@@ -141,7 +141,7 @@ class PlainClient:
         return self.answer(None)
 
     def z(self, out: Output) -> Tensor:
-        """Z, which the equations have without a ReLU."""
+        """Returns Z, which the equations have without a ReLU."""
         return out.embedding_NH if self.o.feature == "embedding" else out.embedding_NH.relu()
 
     def features(self) -> Tensor:

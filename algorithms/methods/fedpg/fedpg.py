@@ -403,7 +403,7 @@ class FedPG(Algorithm):
 
 
 def summed_labels(out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
-    """Cross-entropy summed over the rows of a batch, a scalar (FedPG, eq. 6)."""
+    """Returns the cross-entropy summed over the rows of a batch, a scalar (FedPG, eq. 6)."""
     return F.cross_entropy(out.logits_NC, y, reduction="sum")
 
 

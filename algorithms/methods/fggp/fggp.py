@@ -430,10 +430,10 @@ class FGGP(FedAvg):
         return Bank(means_CH[counts_C > 0], counts_C.nonzero()[:, 0])
 
     def _certain(self, client: Client, logits_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """Class and certainty of every node, by the option `certainty`."""
+        """Returns class and certainty of every node, `[N]` both, by the option `certainty`."""
         train = client.data.train, client.data.train_label
         return certain_classes(logits_NC, *train, by_logit=self.certainty == "logit")
 
     def _feature(self, out: Output) -> Tensor:
-        """Z, `[N, H]`, by the option `feature`."""
+        """Returns Z, `[N, H]`, by the option `feature`."""
         return F.relu(out.embedding_NH) if self.feature == "relu" else out.embedding_NH

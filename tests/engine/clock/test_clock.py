@@ -340,7 +340,7 @@ def test_command_writes_a_page_and_names_the_late(runs: list[Path], tmp_path: Pa
 
 
 def columns(*arguments: object) -> dict[str, np.ndarray]:
-    """The rounds of the first run that a command gives as JSON."""
+    """Returns the rounds of the first run that a command gives as JSON."""
     plain = json.loads(invoked(*arguments, "--json"))
     return {name: np.array(values) for name, values in plain["methods"][0]["runs"][0]["rounds"].items()}
 

@@ -186,6 +186,11 @@ def test_key_that_the_smallest_look_sets_is_refused(paper: Path) -> None:
         Asked(smallest=True, seeds=2)
 
 
+def test_override_that_is_no_yaml_is_refused_by_the_config(paper: Path) -> None:
+    with refused(says="train"):
+        show_reproduction(read_paper(str(paper)), [], Asked(overrides=["train={lr: "]))
+
+
 def test_options_of_a_method_that_no_row_sets_are_free(paper: Path) -> None:
     asked = Asked(only=["FedAvg"], overrides=["algorithm.weight=uniform", "model.layers=1"])
     assert len(cells_of(read_paper(str(paper)), "table1", asked)) == 4
