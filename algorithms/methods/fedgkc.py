@@ -45,7 +45,8 @@ class FedGKC(WithCopilot):
     """FedGKC: federated graph knowledge collaboration.
 
     A client has its own model, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
-    sent. In every epoch both answer for all nodes, in training mode; then each takes one step, the copilot first, on
+    sent. In every epoch both answer for all nodes, in training mode; then each takes one step, the copilot first (see
+    `copilot_read`), on
 
         alpha * CE + beta * L_neigh(other -> own) + (1 - alpha - beta) * KL(other || own)        (eqs. 2 and 3)
 
@@ -62,6 +63,8 @@ class FedGKC(WithCopilot):
         alpha, beta: Weights of the labels and of the neighbourhood; the paper recommends 0.6 to 0.7 and 0.1 to 0.2.
         neigh_norm: Over a node and its neighbours: `mean`, or `sum` as equation 1 is written.
         mutual: `full`; `scores`: without the neighbourhood; `none`: there is no copilot and nothing is sent.
+        copilot_read: The own model learns from what the copilot answered `before` its step, or `after` it, by one more
+            pass, as algorithm 1 has it: both in turn in every epoch, where it does not say how many epochs one takes.
         self_distillation: Equation 4.
         self_mse: Distance of embeddings in equation 4: rows of length one (`unit`), or as they are (`raw`).
         self_detach: The weak view is a teacher: it gets no gradient. Equation 4, as written, trains both views.
@@ -75,11 +78,14 @@ class FedGKC(WithCopilot):
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
     supports = frozenset({"node", "newcomers"})
-    forms: ClassVar[Forms] = {"paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False}}
+    forms: ClassVar[Forms] = {
+        "paper": {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False, "copilot_read": "after"}
+    }
     alpha: NotNegative = 0.6
     beta: NotNegative = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"
     mutual: Literal["full", "scores", "none"] = "full"
+    copilot_read: Literal["before", "after"] = "before"
     self_distillation: bool = True
     self_mse: Literal["unit", "raw"] = "unit"
     self_detach: bool = True
@@ -178,7 +184,7 @@ class FedGKC(WithCopilot):
         if received.taught:
             losses[COPILOT] = lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL)
         losses[MODEL] = own_loss
-        return train_jointly(client, trainer, losses)[MODEL]
+        return train_jointly(client, trainer, losses, anew=self.copilot_read == "after")[MODEL]
 
     def _taught(self, client: Client, received: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
         """Equations 2 and 3."""

@@ -26,12 +26,14 @@ def train_jointly(
     losses: Mapping[str, JointLoss],
     part: str = "all",
     after_epoch: Callable[[], None] | None = None,
+    anew: bool = False,
 ) -> dict[str, float]:
     """Trains models in place by one step each an epoch, in the order of `losses` (deep mutual learning).
 
     In every epoch all models first run forward in training mode, each with its own random stream. Then each takes its
-    step on a loss of all outputs, those of before any step. A loss must detach the outputs of other models. A loss
-    without a gradient, as `weighted_sum` without a term is, leaves its model unchanged.
+    step on a loss of all outputs, those of before any step; with `anew` a model whose step changed it runs forward
+    again, for those that step behind it. A loss must detach the outputs of other models. A loss without a gradient, as
+    `weighted_sum` without a term is, leaves its model unchanged.
 
     The losses, scalars, are by the name of the model that learns; `part` is the rows of the outputs, `train` or `all`;
     `after_epoch` is called after the step of the last model. Gives the loss of every model in the last epoch. Raises
@@ -45,6 +47,7 @@ def train_jointly(
     streams = {name: Stream(client.data.device, model.random("train")) for name, model in models.items()}
     values: dict[str, Tensor] = {}
     first: dict[str, Tensor] = {}
+    last = [*losses][-1]
     with ExitStack() as stack:
         optimizers = {name: stack.enter_context(trainer.optimizer(client, name)) for name in losses}
         for model in models.values():
@@ -61,6 +64,9 @@ def train_jointly(
                     if value.requires_grad:
                         value.backward()
                         optimizers[name].step()
+                        if anew and name != last:
+                            with torch.no_grad():
+                                outputs[name] = models[name](inputs[name])
                 values[name] = value.detach()
             first = first or values.copy()
             if after_epoch is not None:

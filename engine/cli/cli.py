@@ -306,13 +306,18 @@ def clock_command(
     deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits; says who is late.")] = None,
     target: Annotated[float | None, typer.Option(help="Score to reach, as 0.8; by default 95 % of the best.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the device and the link of every client.")] = 0,
+    no_server: Annotated[bool, typer.Option("--no-server", help="Leave out the seconds of the server.")] = False,
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="Leave out evaluations of clients, as asynchronous steps do.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the page; by default `clock` in the first.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
     from shoal.engine.clock.report import Asked, clocked
 
-    made = clocked([possible_path(path) for path in paths], Asked.of(devices, network, deadline, target, seed))
+    asked = Asked.of(devices, network, deadline, target, seed, not no_server, not no_evaluation)
+    made = clocked([possible_path(path) for path in paths], asked)
     if as_json:
         _print_json(made.plain())
         return

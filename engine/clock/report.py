@@ -14,6 +14,7 @@ import pyarrow.csv
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import load_config
+from shoal.engine.config.sections import SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
 from shoal.engine.pages import figures as drawings
@@ -39,6 +40,11 @@ from shoal.storage.store.manifest import NAME
 
 # Of the best score of all runs, where no target is given; of intervals.
 SHARE, CONFIDENCE = 0.95, 0.95
+# Of runs whose lines have no seconds of scoring apart.
+OLDER_SERVER = (
+    "older runs: in a round that was evaluated the server's seconds hold the simulator's own scoring; "
+    "--no-server leaves them out"
+)
 # Names and texts of what is counted until the target.
 COSTS: dict[str, Callable[[float], str]] = {
     "rounds": "{:,.0f}".format, "seconds": "{:,.4g}".format, "bytes": size, "joules": "{:,.4g}".format,
@@ -48,23 +54,43 @@ COSTS: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a clock is asked for: classes of devices and links, a deadline in seconds, a score, and a seed."""
+    """What a clock is asked for: classes of devices and links, a deadline in seconds, a score, and a seed.
+
+    `server` says whether the seconds of the method's server part count, `evaluation` whether those of clients' scoring.
+    """
 
     devices: Classes
     networks: Classes | None
     deadline: float
     target: float | None
     seed: int
+    server: bool = True
+    evaluation: bool = True
+
+    @property
+    def left_out(self) -> str:
+        """Returns what does not count, in words; empty if all does."""
+        parts = {"seconds of the server": self.server, "evaluations of clients": self.evaluation}
+        return " and ".join(name for name, counts in parts.items() if not counts)
 
     @classmethod
-    def of(cls, devices: str, network: str, deadline: float | None, target: float | None, seed: int) -> "Asked":
+    def of(
+        cls,
+        devices: str,
+        network: str,
+        deadline: float | None,
+        target: float | None,
+        seed: int,
+        server: bool = True,
+        evaluation: bool = True,
+    ) -> "Asked":
         """Reads both files. Raises ShoalError: one is wrong, or the deadline or the score is out of its bounds."""
         if deadline is not None and not 0 < deadline < math.inf:
             raise ShoalError("--deadline", f"expected seconds above 0, found {deadline:g}")
         if target is not None and not 0 < target <= 1:
             raise ShoalError("--target", f"expected a share above 0 and at most 1, found {target:g}")
         files = read_classes(devices, "devices", DEVICES), read_network(network)
-        return cls(*files, math.inf if deadline is None else deadline, target, seed)
+        return cls(*files, math.inf if deadline is None else deadline, target, seed, server, evaluation)
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,10 @@ class ClockedRun:
         timed = _is_timed(run, lines)
         if timed:
             _require_own_fleet(run, fleet, asked)
-        rounds = _rounds(lines, timed)
+        rounds = [
+            replace(of_run, server=of_run.server * asked.server, scored=of_run.scored and asked.evaluation)
+            for of_run in _rounds(lines, timed)
+        ]
         found = clock(rounds, work, fleet, asked.deadline)
         simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]
         for line, each in zip(simulated, rounds):
@@ -98,6 +127,8 @@ class ClockedRun:
             older[MISSING] = "clients that were drawn and took no part to the end are left out"
         notes = [work.note] if work.note else []
         notes += [f"older runs: {text}" for key, text in older.items() if not any(key in line for line in lines)]
+        if asked.server and any("scopes" in line and SCORING not in line["seconds"] for line in lines):
+            notes.append(OLDER_SERVER)
         return cls(run, simulated, found, "; ".join(notes))
 
     def columns(self) -> dict[str, list[float]]:
@@ -251,6 +282,7 @@ class Clocked:
         title = f"To reach {100 * self.target:.1f} % test score {MODELS[self.scope]}"
         several = any(len(runs) > 1 for runs in self.runs)
         notes = ["± 95 % interval of the mean over seeds, by Student's t"] if several else []
+        notes += [f"without {self.asked.left_out}"] if self.asked.left_out else []
         return TextTable(("method", "reached", *COSTS), tuple(rows), 1, title=title, notes=tuple(notes))
 
     def _in_all(self) -> TextTable:
@@ -295,7 +327,7 @@ class Clocked:
             }
             for group, runs, found in zip(self.looks.groups, self.runs, self._until())
         ]  # fmt: skip
-        return {"scope": self.scope, "target": self.target, "methods": methods}
+        return {"scope": self.scope, "target": self.target, "left_out": self.asked.left_out, "methods": methods}
 
     def write(self, folder: Path) -> Path:
         """Writes the page, `target.csv` and `rounds.csv`, a row for every run and round; gives the page."""
@@ -311,6 +343,7 @@ class Clocked:
             drawings.curves(found, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
         files = ["none" if each is None else each.path.name for each in (self.asked.devices, self.asked.networks)]
         facts = [("Devices", files[0]), ("Network", files[1]), ("Seed", str(self.asked.seed))]
+        facts += [("Left out", self.asked.left_out)] if self.asked.left_out else []
         facts += [("Deadline", f"{self.asked.deadline:g} s")] if self.asked.deadline < math.inf else []
         return write_page(
             folder, Head("Simulated time", facts=facts), [Section("", found), Section("Costs", tables=self.tables())]

@@ -53,6 +53,9 @@ NEWCOMERS, NEWCOMERS_TRAINED = "newcomers", "newcomers_trained"
 DOMAINS, BOTH = "domains", "both"
 # Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
 EVALUATED = "evaluated"
+# Among the seconds of a round, those in which the simulator scored models itself, which no server of a federation does.
+# Lines of earlier versions lack it, and have these seconds in `aggregate`.
+SCORING = "scoring"
 # Names of scopes and moments that earlier versions wrote, and today's.
 OLD_SCOPES, OLD_MOMENTS = {"served": "deployed"}, {"last": "final"}
 

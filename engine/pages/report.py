@@ -11,7 +11,7 @@ import numpy as np
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
-from shoal.engine.config.sections import EVALUATED
+from shoal.engine.config.sections import EVALUATED, SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.pages import figures as drawings
 from shoal.engine.pages.figures import Drawing
@@ -55,7 +55,7 @@ MANY_CLIENTS, MOST_SCATTERED = 100, 6
 TARGET = 0.9
 # Display names of the parts of a host's and the server's work.
 OF_HOSTS = {"train": "training", "upload": "preparing uploads", "evaluate": "evaluating"}
-OF_SERVER = {"aggregate": "aggregating", "transfer": "sending and receiving"}
+OF_SERVER = {"aggregate": "aggregating", SCORING: "scoring", "transfer": "sending and receiving"}
 
 
 def report(

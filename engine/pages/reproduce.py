@@ -1,10 +1,15 @@
 """Reproduces tables of a paper: plans, runs what is missing, and sets ours beside the paper's figures."""
 
+import csv
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from yaml import YAMLError, safe_load
+
+from shoal.engine.config.run_identity import changes_numbers, fingerprint_of, flatten
 from shoal.engine.pages.figures import Drawing, Point, over_key
 from shoal.engine.pages.looks import in_panels
 from shoal.engine.pages.page import Head, Section, write_page
@@ -15,7 +20,17 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
-from shoal.engine.studies.papers import LOCAL, Paper, Printed, known_names, smallest_of, some_of, study_of
+from shoal.engine.studies.papers import (
+    LOCAL,
+    Paper,
+    PaperCell,
+    Printed,
+    known_names,
+    require_free,
+    smallest_of,
+    some_of,
+    study_of,
+)
 from shoal.engine.studies.plain_names import key_names, score_name
 from shoal.engine.studies.study import Selection
 from shoal.engine.studies.study_table import Place, marked, on_screen
@@ -35,9 +50,16 @@ NOISE = (
     "repetitions; a figure that the paper prints without a deviation, or without their number, counts as exact"
 )
 SMALLEST = "three rounds of one seed: they show that it runs, and measure nothing"
+CHANGED = "with {}: other runs than the paper's, so there is no gap, and the paper's figures are of another setting"
 MEGABYTE = 1e6
 # The column with our figures.
 OURS = 4
+# Keys that change the last digits of numbers, and nothing that a paper describes.
+OF_THE_MACHINE = (
+    *("engine.cell_size", "engine.device", "engine.trainer", "engine.threads"),
+    "resources.server_gpus",
+)
+LONGEST = 60
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,63 @@ class Asked:
     seeds: int | None = None
     smallest: bool = False
     overrides: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses a number of seeds for a look of one seed, by a ShoalError."""
+        if self.smallest and self.seeds is not None:
+            raise ShoalError("--seeds", "--smallest is a look of one seed; leave out one of the two")
+
+    @property
+    def changed(self) -> list[str]:
+        """Returns the overrides that make other runs than those of the paper's tables."""
+        return [text for text in self.overrides if any(map(_is_of_the_paper, _keys(text)))]
+
+    @property
+    def compares(self) -> bool:
+        """Returns whether runs are those that a table describes, so that a gap means something."""
+        return not self.smallest and not self.changed
+
+    @property
+    def title(self) -> str:
+        """Returns the end of a title, with the changed keys; empty where there are none."""
+        return f", with {', '.join(self.changed)}" if self.changed else ""
+
+    def named(self, name: str, *more: str) -> str:
+        """Returns the name of a file or folder, with `more` and the changed keys in it."""
+        parts = [name, *more, *self.changed]
+        whole = "-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts)
+        return whole if len(whole) <= LONGEST else f"{whole[:LONGEST]}-{fingerprint_of({'parts': parts})}"
+
+    def folder(self, paper: Paper, tables: Sequence[str]) -> str:
+        """Returns the name of the folder of a page; what shows a part of some table has one of its own."""
+        if self.smallest:
+            return self.named(f"{paper.name}-smallest")
+        few = self.seeds is not None and any(self.seeds < paper.tables[name].seeds for name in tables)
+        only = ["only", *dict.fromkeys(self.only)] if self.only else []
+        return self.named(paper.name, *only, *(["seeds", str(self.seeds)] if few else []))
+
+
+def _keys(override: str) -> list[str]:
+    """Returns the dotted keys that an override sets, those of a mapping one by one."""
+    key, _, value = override.partition("=")
+    try:
+        return [*flatten({key: safe_load(value) if value.startswith("{") else value})]
+    except YAMLError:
+        # The config refuses it in one line.
+        return [key]
+
+
+def _is_of_the_paper(key: str) -> bool:
+    """Returns whether a key may change what a paper describes."""
+    return changes_numbers(key) and key not in OF_THE_MACHINE
+
+
+def cells_of(paper: Paper, table: str, asked: Asked) -> list[PaperCell]:
+    """Returns the cells of a table that were asked for; raises ShoalError: an override sets what makes one of them."""
+    cells = some_of(paper.cells(table), asked.only) if asked.only else paper.cells(table)
+    cells = smallest_of(cells) if asked.smallest else cells
+    require_free(paper, table, cells, asked.overrides)
+    return cells
 
 
 class TableRuns:
@@ -60,8 +139,8 @@ class TableRuns:
     def __init__(self, paper: Paper, name: str, asked: Asked) -> None:
         """Reads the configs of all runs; starts and writes nothing. Raises ShoalError if no config is right."""
         self.paper, self.name, self.read, self.asked = paper, name, paper.tables[name], asked
-        cells = some_of(paper.cells(name), asked.only) if asked.only else paper.cells(name)
-        self.cells = smallest_of(cells) if asked.smallest else cells
+        self.title = f"{name}: {self.read.title}{asked.title}"
+        self.cells = cells_of(paper, name, asked)
         self.why_not = {cell.label: cell.cannot for cell in self.cells if cell.cannot is not None}
         self._seeds = 1 if asked.smallest else asked.seeds or self.read.seeds
         found: list[tuple[int, Selection, RunPlan, Row]] = []
@@ -78,7 +157,8 @@ class TableRuns:
                 continue
             found += zip([place] * len(rows), study.choices, plans, rows)
         if faults and not found:
-            raise next(iter(faults.values()))
+            # A row that was named comes before the one that stays beside it.
+            raise faults[min(faults, key=lambda label: label.rpartition(", ")[2] == LOCAL)]
         self.why_not |= {label: error.line for label, error in faults.items()}
         # The first repetition of all cells comes before the second of any.
         found.sort(key=lambda run: int(run[1].columns["seed"]))
@@ -156,12 +236,13 @@ class TableRuns:
             values, chosen = self.values(place)
             of = local.get((cell.block, cell.column), [])
             name = f"{cell.row} ({chosen})" if chosen else cell.row
-            numbers = (_shown(values), _gap(values, cell.printed), verdict(values, cell.printed, self.read.runs))
+            printed = cell.printed if self.asked.compares else None
+            numbers = (_shown(values), _gap(values, printed), verdict(values, printed, self.read.runs))
             over = f"{fmean(values) - fmean(of):+.2f}" if values and of and cell.row != LOCAL else "-"
             if values and is_share(cell.score):
                 shares.setdefault((cell.block, cell.column), {})[len(rows), OURS] = fmean(values)
-            printed = "-" if cell.printed is None else cell.printed.text
-            rows.append((cell.block, cell.column, name, printed, *numbers, over, str(len(values) or "-")))
+            text = "-" if cell.printed is None else cell.printed.text
+            rows.append((cell.block, cell.column, name, text, *numbers, over, str(len(values) or "-")))
         heads = ("block", "column", "row", "paper", "ours", "gap", "noise", "over Local", "seeds")
         # A table without blocks or columns has no such column.
         shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
@@ -173,7 +254,7 @@ class TableRuns:
         best, second = (frozenset((r, shown.index(c)) for pair in both for r, c in pair[at]) for at in (0, 1))
         return TextTable(
             tuple(heads[at] for at in shown), tuple(tuple(row[at] for at in shown) for row in rows),
-            shown.index(3), best, f"{self.name}: {self.read.title}", tuple(self.notes()), second,
+            shown.index(3), best, self.title, tuple(self.notes()), second,
         )  # fmt: skip
 
     def drawings(self) -> list[Drawing]:
@@ -196,15 +277,20 @@ class TableRuns:
             if any(len(line) > 1 for line in lines.values()):
                 figure = "-".join(filter(None, (self.name, block.lower().replace(" ", "-"))))
                 x, y = key_names([key])[key], score_name(self.read.score, {}, short=True)
-                title = f"{score_name(self.read.score, {})} by {x} {block}".strip()
+                title = f"{score_name(self.read.score, {})} by {x} {block}".strip() + self.asked.title
                 over_key(found, figure, title, in_panels(list(lines.items())), x, y)
         return found
 
     def notes(self) -> list[str]:
         """What is compared, what the table leaves open, and why cells have no runs."""
         scores = ", ".join(dict.fromkeys(cell.score for cell in self.cells))
-        notes = [f"ours: {scores}, mean ± sample standard deviation; scores: {MEANS[self.read.mean]}", NOISE]
+        notes = [f"ours: {scores}, mean ± sample standard deviation; scores: {MEANS[self.read.mean]}"]
+        notes += [NOISE] if self.asked.compares else []
         notes += [SMALLEST] if self.asked.smallest else []
+        notes += [CHANGED.format(", ".join(self.asked.changed))] if self.asked.changed else []
+        notes += [f"a part of the table: {', '.join(dict.fromkeys(self.asked.only))}"] if self.asked.only else []
+        if not self.asked.smallest and self._seeds != self.read.seeds:
+            notes.append(f"{self._seeds} seeds, where the table has {self.read.seeds}")
         notes += [self.read.note] if self.read.note else []
         reasons: dict[str, list[str]] = {}
         for label, reason in self.why_not.items():
@@ -309,6 +395,7 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
         notes.append(
             f"not there: {_listed([*map(str, files)])}; put there what cannot be downloaded: {_listed(groups)}"
         )
+    notes += [CHANGED.format(", ".join(asked.changed))] if asked.changed else []
     unknown = "; of runs whose data is there" if without else ""
     notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing{unknown}")
     print(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
@@ -349,45 +436,76 @@ def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) ->
     no config of a table can be read.
     """
     chosen = tables_of(paper, names)
+    for name in chosen:
+        cells_of(paper, name, asked)
     done: list[TableRuns] = []
+    earlier: dict[str, TableRuns | str] = {}
     for name in chosen:
         read = paper.tables[name]
         if read.cannot is not None:
             print(f"{name}: {read.title}: no runs: {read.cannot}")
             continue
         runs = TableRuns(paper, name, asked)
-        say(f"{name}: {read.title}: {sum(not row.figures for row in runs.rows)} of {len(runs.rows)} runs to go")
+        say(f"{runs.title}: {sum(not row.figures for row in runs.rows)} of {len(runs.rows)} runs to go")
         try:
             runs.go(at_once)
         finally:
             done.append(runs)
-            write_results(paper, chosen, done, asked.smallest)
+            write_results(paper, chosen, done, asked, earlier)
         print(on_screen(runs.table()))
     complete = not any(row.error for runs in done for row in runs.rows)
-    return write_results(paper, chosen, done, asked.smallest), complete
+    return write_results(paper, chosen, done, asked, earlier), complete
 
 
-def write_results(paper: Paper, names: Sequence[str], done: Sequence[TableRuns], smallest: bool) -> Path | None:
-    """Writes what there is of the tables to a folder beside the runs; gives the page."""
+def write_results(
+    paper: Paper,
+    names: Sequence[str],
+    done: Sequence[TableRuns],
+    asked: Asked,
+    earlier: dict[str, TableRuns | str],
+) -> Path | None:
+    """Writes what there is of the tables to a folder beside the runs; gives the page.
+
+    The page of whole tables has all of the paper. A table of which a CSV is there from before stays: its runs, or why
+    they cannot be read, are kept in `earlier`.
+    """
     root = next((runs.root for runs in done if runs.root is not None), None)
     if root is None:
         return None
-    folder = root / "papers" / (f"{paper.name}-smallest" if smallest else paper.name)
-    by_name = {runs.name: runs for runs in done}
-    sections, parts = [], [f"# {paper.title}", ""]
-    for name in names:
+    folder = root / "papers" / asked.folder(paper, names)
+    files = {name: folder / f"{asked.named(name)}.csv" for name in paper.tables}
+    by_name: dict[str, TableRuns | str] = {runs.name: runs for runs in done}
+    for name, file in files.items():
+        if name not in by_name and name not in earlier and file.exists():
+            earlier[name] = _as_before(paper, name, file, asked)
+    by_name = {**earlier, **by_name}
+    shown = paper.tables if folder.name == paper.name else [name for name in paper.tables if name in {*names, *earlier}]
+    heading = f"{paper.title}{asked.title}"
+    sections, parts = [], [f"# {heading}", ""]
+    for name in shown:
         read = paper.tables[name]
-        title = f"{name}: {read.title}"
-        if read.cannot is not None or name not in by_name:
-            note = f"no runs: {read.cannot}" if read.cannot is not None else "not run yet"
-            sections.append(Section(title, note=note))
-            parts += [f"## {title}", "", note, ""]
+        title = f"{name}: {read.title}{asked.title}"
+        runs = by_name.get(name, "not run yet") if read.cannot is None else f"no runs: {read.cannot}"
+        if isinstance(runs, str):
+            sections.append(Section(title, note=runs))
+            parts += [f"## {title}", "", runs, ""]
             continue
-        table = by_name[name].table()
-        sections.append(Section(title, by_name[name].drawings(), [table]))
+        table = runs.table()
+        sections.append(Section(title, runs.drawings(), [table]))
         parts += [f"## {title}", "", replace(table, title="").markdown()]
-        with replacing(folder / f"{name}.csv") as unfinished:
+        with replacing(files[name]) as unfinished:
             unfinished.write_text(table.csv())
     with replacing(folder / TABLES) as unfinished:
         unfinished.write_text("\n".join(parts))
-    return write_page(folder, Head(paper.title), sections)
+    return write_page(folder, Head(heading), sections)
+
+
+def _as_before(paper: Paper, name: str, file: Path, asked: Asked) -> TableRuns | str:
+    """Returns the runs of a table that was written before, with no fewer seeds than it had, or why there are none."""
+    try:
+        with file.open(newline="") as lines:
+            seeds = max((int(row["seeds"]) for row in csv.DictReader(lines) if row["seeds"].isdigit()), default=0)
+        least = asked.seeds or paper.tables[name].seeds
+        return TableRuns(paper, name, asked if asked.smallest else replace(asked, seeds=max(least, seeds)))
+    except (ShoalError, OSError, KeyError, ValueError, csv.Error) as error:
+        return f"written before, and cannot be read again: {error}"

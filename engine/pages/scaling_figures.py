@@ -24,7 +24,7 @@ from shoal.engine.studies.scaling import (
 # Names of the parts of a round, in the order of a bar.
 PARTS = {
     **dict(zip(ON_HOSTS, ("training", "preparing uploads", "evaluating"))),
-    "aggregate": "server", "rest": "waiting and Ray",
+    "server": "server", "rest": "waiting and Ray",
 }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _parts(found: list[Drawing], looks: Looks) -> None:
     parts = {}
     for group in looks.groups:
         rounds, hosts = fmean(group.values("rounds")), _number(group, HOSTS)
-        seconds = {part: fmean(group.values(f"seconds.{part}") or [0.0]) / rounds for part in (*ON_HOSTS, "aggregate")}
+        seconds = {part: fmean(group.values(f"seconds.{part}") or [0.0]) / rounds for part in (*ON_HOSTS, "server")}
         seconds |= {part: seconds[part] / hosts for part in ON_HOSTS}
         whole = fmean(group.values("seconds.rounds")) / rounds
         seconds["rest"] = max(whole - sum(seconds.values()), 0.0)

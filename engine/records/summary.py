@@ -6,11 +6,11 @@ from typing import Any
 
 from shoal.algorithms.methods.registry.names import beside_parameters
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import ACCURACY, BOTH, CHOSEN_BY, DOMAINS, EVALUATED, MACRO_F1, RANKINGS
+from shoal.engine.config.sections import ACCURACY, BOTH, CHOSEN_BY, DOMAINS, EVALUATED, MACRO_F1, RANKINGS, SCORING
 from shoal.engine.messages.environment import environment
 from shoal.storage.store.manifest import Manifest
 
-PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
+PARTS = ("train", "upload", "evaluate", "aggregate", SCORING, "transfer", "wait")
 # What the paper of FGGP reports: the mean of so many last evaluations.
 LAST = 5
 
@@ -125,7 +125,7 @@ def summarize_run(
         "seconds": {
             "round_median": median(line["seconds"]["round"] for line in own),
             "rounds": sum(line["seconds"]["round"] for line in own),
-            **{part: sum(line["seconds"][part] for line in own) for part in PARTS},
+            **seconds_by_part([line["seconds"] for line in own]),
             # Beside those of rounds; runs of earlier versions have no such numbers.
             **{part: sum(line["seconds"].get(part, 0.0) for line in own) for part in ("kernels", "checkpoint")},
         },
@@ -144,6 +144,11 @@ def summarize_run(
         "environment": environment(device),
         **taking_part,
     }
+
+
+def seconds_by_part(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the seconds of rounds by part, summed; lines of earlier versions have no scoring apart."""
+    return {part: sum(of.get(part, 0.0) if part == SCORING else of[part] for of in seconds) for part in PARTS}
 
 
 def _last_five(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from numba.core import event
 
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Ask, Tree
+from shoal.engine.config.sections import SCORING
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.uploads.reduction import tree_bytes
 
@@ -95,6 +97,7 @@ class Meter:
         self._kernels = 0.0
         self._seconds = dict.fromkeys(ON_HOSTS, 0.0)
         self.waited = 0.0
+        self._scoring = 0.0
         self._halved = 0
 
     def note(self, notes: Mapping[str, float]) -> None:
@@ -143,6 +146,13 @@ class Meter:
         """The losses of clients that were trained."""
         self.losses.update(zip(outcome.ids, outcome.losses))
 
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Counts the seconds of a block, less those of waiting for hosts, as scoring."""
+        began, waited = working_clock(), self.waited
+        yield
+        self._scoring += working_clock() - began - (self.waited - waited)
+
     def evaluated(self, other: "Meter") -> None:
         """Adds work for an evaluation that another meter counted: its time, and clients that were left out."""
         self._seconds["evaluate"] += sum(other._seconds.values())
@@ -154,7 +164,8 @@ class Meter:
         """The round's line of metrics: clients that took part to the end, accuracies by scope if it was evaluated."""
         total, waited = working_clock() - self._began - self._kernels, self.waited - self._kernels
         transfer = self._pool.transfer - self._transfer_before
-        server = {"transfer": transfer, "wait": waited - transfer, "aggregate": total - waited}
+        method = total - waited - self._scoring
+        server = {"transfer": transfer, "wait": waited - transfer, "aggregate": method, SCORING: self._scoring}
         kernels = seconds_of_kernels() - self._ready_before + self._kernels
         line: dict[str, Any] = {
             "round": self._number,

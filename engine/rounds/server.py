@@ -166,9 +166,10 @@ class Server:
             # 4. Clients whose model may have changed are evaluated, where an evaluation is due; all or a sample.
             sample = self.schedule.sample(number)
             due = self.schedule.evaluates(number) and sample != []
-            if due and self.plan.newcomers:
-                self._welcome(next_state, meter)
-            scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
+            with meter.scoring():
+                if due and self.plan.newcomers:
+                    self._welcome(next_state, meter)
+                scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
             if next_state.known:
                 from shoal.engine.participation.participation import noted
@@ -238,9 +239,9 @@ class Server:
         )  # fmt: skip
         exchange.epochs = self.plan.newcomer_epochs
         self.run_method(exchange, replace(self._context(number), clients=self.infos), lambda client: True)
-        meter.evaluated(exchange.meter)
         # Where a method trains nobody in this round, it gives nothing new.
         next_state.scores[NEWCOMERS] = exchange.given or exchange.score(newcomers, {})
+        meter.evaluated(exchange.meter)
         next_state.scores[NEWCOMERS_TRAINED] = theirs.scores.get("trained", ScoreTable()).only(np.array(newcomers))
 
     def _next(self, requests: Requests, device: torch.device, exchange: "Exchange") -> Ask | Mix | None:
@@ -440,13 +441,15 @@ class Exchange:
         for outcome in outcomes:
             next_state.keep(outcome.states, outcome.kept)
             next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
-            trained = next_state.scores.setdefault("trained", ScoreTable())
             if ask.train:
-                # Those that come back are evaluated then; should they fail, no older counts stand for this training.
-                trained.change(dict.fromkeys(outcome.ids))
                 self.meter.trained(outcome)
-            trained.change(outcome.scores)
-        self._take_predicted("trained", outcomes)
+        with self.meter.scoring():
+            for outcome in outcomes:
+                trained = next_state.scores.setdefault("trained", ScoreTable())
+                # Those that come back are evaluated then; should they fail, no older counts stand for this training.
+                trained.change(dict.fromkeys(outcome.ids) if ask.train else {})
+                trained.change(outcome.scores)
+            self._take_predicted("trained", outcomes)
         digests = {i: found for outcome in outcomes for i, found in outcome.digests.items()}
         self.uploads += [(ask.phase, i, digests[i]) for i in sorted(digests)]
         if losses := [loss for outcome in outcomes for loss in outcome.losses if math.isfinite(loss)]:

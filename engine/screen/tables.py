@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from shoal.algorithms.methods.registry.names import TO_COMPARE
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.names import shown_name
-from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED
+from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED, SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import read_summary, require_whole_metrics
@@ -87,10 +87,13 @@ def _show_costs(summary: Mapping[str, Any]) -> None:
     traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
     numbers = ", ".join(f"{scalars[f'{way}_per_client_round']:,.0f} {way}" for way in ("up", "down"))
     _line(f"numbers per client and round: {numbers}; in total {size(traffic['up'])} up, {size(traffic['down'])} down")
-    spent = {part: f"{short(seconds[part])} s" for part in PARTS}
+    # Summaries of earlier versions have scoring in what the server aggregates.
+    spent = {part: f"{short(seconds[part])} s" for part in PARTS if part in seconds}
+    scoring = f", {spent[SCORING]} scoring" if SCORING in spent else " and scoring"
     _line(
         f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "
-        f"server: {spent['aggregate']} aggregating, {spent['transfer']} sending and receiving, {spent['wait']} waiting"
+        f"server: {spent['aggregate']} aggregating{scoring}, {spent['transfer']} sending and receiving, "
+        f"{spent['wait']} waiting"
         + (f"; {short(seconds['checkpoint'])} s writing checkpoints" if "checkpoint" in seconds else "")
     )
     if busy := summary.get("busy_seconds"):

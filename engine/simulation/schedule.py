@@ -23,10 +23,16 @@ CLASS, SHARE, SERVER = "class", "share", "server"
 # Columns of both kinds of files beside these two, with their defaults; None: it must be there.
 DEVICES = {"gflops": None, "gb_per_s": None, "watts": None, "idle_watts": 0.0, "spread": 0.0, "per_hour": 0.0}
 NETWORKS = {"down_mbit": None, "up_mbit": None, "latency_ms": None, "spread": 0.0, "per_gb": 0.0}
-# Columns that something is divided by.
-SPEEDS = ("gflops", "gb_per_s", "down_mbit", "up_mbit")
+# The least and the most of a column, within which all times, energies and sums of money are finite numbers.
+OTHERS, SPEED = (0.0, 1e12), (1e-12, 1e18)
+BOUNDS = {
+    **dict.fromkeys(("gflops", "gb_per_s", "down_mbit", "up_mbit"), SPEED),
+    SHARE: (0.0, 1.0),
+    "spread": (0.0, 10.0),
+}
 GIGA, MBIT, HOUR = 1e9, 1e6 / 8, 3600
-MOST_BYTES = 1 << 20
+# Of a file, and the characters of a line.
+MOST_BYTES, LONGEST = 1 << 20, 2000
 
 
 @dataclass(frozen=True)
@@ -56,18 +62,29 @@ def read_classes(place: str, folder: str, known: dict[str, float | None]) -> Cla
     """
     path = _file(place, folder)
     try:
-        lines = [line for line in read_text(path, MOST_BYTES).splitlines() if line.strip() and not line.startswith("#")]
+        text = read_text(path, MOST_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise ShoalError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    reader = csv.DictReader(lines)
-    heads = list(reader.fieldnames or ())
+    lines = {number: line for number, line in enumerate(text, 1) if line.strip() and not line.startswith("#")}
+    if long := next((number for number, line in lines.items() if len(line) > LONGEST), None):
+        raise ShoalError(path, f"line {long}", f"expected at most {LONGEST:,} characters, got {len(lines[long]):,}")
+    reader = csv.DictReader(lines.values())
+    try:
+        heads, rows = list(reader.fieldnames or ()), list(reader)
+    except csv.Error as error:
+        # A cell in quotes may go on over many lines.
+        raise ShoalError(path, f"cannot be read: {error}") from error
     needed = [CLASS, SHARE, *(name for name, default in known.items() if default is None)]
     if wrong := next((head for head in heads if head not in (CLASS, SHARE, *known)), None):
         there = (CLASS, SHARE, *known)
         raise ShoalError(path, str(wrong), f"unknown column; known are {', '.join(there)}{did_you_mean(wrong, there)}")
     if missing := next((name for name in needed if name not in heads), None):
         raise ShoalError(path, missing, f"the column is missing; needed are {', '.join(needed)}")
-    rows = list(reader)
+    for kind, names in (("column", heads), ("class", [row[CLASS] for row in rows])):
+        if not all(names):
+            raise ShoalError(path, f"expected a name for every {kind}, got none for one of them")
+        if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+            raise ShoalError(path, twice, f"the {kind} is given twice; leave one of them")
     columns = {name: np.array([_number(path, row, name, known.get(name)) for row in rows]) for name in (SHARE, *known)}
     total = math.fsum(columns[SHARE])
     if abs(total - 1) > 1e-6:
@@ -91,15 +108,15 @@ def _file(place: str, folder: str) -> Path:
 
 
 def _number(path: Path, row: dict[str, Any], name: str, default: float | None) -> float:
-    """A number of a row: finite, not negative, and a speed above 0."""
+    """Returns a number of a row; raises ShoalError: it is none, or is outside of `BOUNDS`."""
     text = row.get(name, default)
     try:
         value = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         value = math.nan
-    if None in row or not math.isfinite(value) or value < 0 or (value == 0 and name in SPEEDS):
-        least = "above 0" if name in SPEEDS else "at least 0"
-        raise ShoalError(path, f"{row[CLASS]}.{name}", f"expected a number {least}, found {text!r}")
+    least, most = BOUNDS.get(name, OTHERS)
+    if None in row or not least <= value <= most:
+        raise ShoalError(path, f"{row[CLASS]}.{name}", f"expected a number from {least:g} to {most:g}, got {text!r}")
     return value
 
 

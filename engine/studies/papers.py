@@ -6,7 +6,7 @@
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.engine.config.config import SHIPPED, Config, load_config, require_names
 from shoal.engine.config.config_text import MOST_BYTES, require_small
-from shoal.engine.config.run_identity import fingerprint_of
+from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.studies.means import Mean
 from shoal.engine.studies.study import Choose, Selected, Selection
 from shoal.storage.errors import ShoalError
@@ -28,6 +28,9 @@ LOCAL = "Local"
 # What a form of a method is called in a table; the value of `algorithm.form` is the key.
 FORMS = {"paper": "as written", "code": "as its code", "recommended": "recommended"}
 NONE = "-"
+# What sets a key of a run, beside blocks, columns and rows; and what to do where it stands in the way.
+REPETITION, SMALLEST = "every repetition", "--smallest"
+WAYS_OUT = {REPETITION: "--seeds says how many there are", SMALLEST: "leave one of the two out"}
 Keys = dict[str, Any]
 Form = Literal["paper", "code", "recommended"]
 
@@ -144,7 +147,10 @@ class Printed:
 
 @dataclass(frozen=True)
 class PaperCell:
-    """A figure to reproduce: where it stands, the keys of its runs, what is compared, and why there are no runs."""
+    """A figure to reproduce: where it stands, the keys of its runs, what is compared, and why there are no runs.
+
+    `set_by` has the keys that make it this cell, and what sets each: its block, column or row, or the smallest look.
+    """
 
     block: str
     column: str
@@ -154,6 +160,7 @@ class PaperCell:
     printed: Printed | None
     cannot: str | None
     smallest: Mapping[str, Any]
+    set_by: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def place(self) -> dict[str, str]:
@@ -201,6 +208,8 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
     if any(names is not None and name not in names for name, names in within):
         return None
     parts = (table.blocks[block], of_column, of_row)
+    named = zip(("block", "column", "row"), (block, column, row), parts)
+    set_by = {key: f"{what} {name}" for what, name, part in named for key in part.set}
     keys = {**table.set, **{key: value for part in parts for key, value in part.set.items()}}
     return PaperCell(
         block,
@@ -211,6 +220,7 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
         printed(table, block, of_row.of or row).get(column),
         next((part.cannot for part in parts if part.cannot), table.cannot),
         {**table.smallest, **of_row.smallest},
+        set_by,
     )
 
 
@@ -280,15 +290,43 @@ def _text(value: Any) -> str:
 def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCell]:
     """The cells in the blocks, columns and rows that are named; all blocks if no block is named, and so on.
 
-    A row's name includes its forms: `FedGTA` means `FedGTA, as written`, too. None of a table without any of the names.
+    A row's name includes its forms: `FedGTA` means `FedGTA, as written`, too. `Local` stays beside other rows that have
+    runs. None of a table without any of the names.
     """
     wanted = set(names)
     kept = list(cells) if wanted & set(known_names(cells)) else []
-    for of in (lambda c: {c.block}, lambda c: {c.column}, lambda c: {c.row, c.row.partition(", ")[0]}):
+    for of in (lambda c: {c.block}, lambda c: {c.column}):
         known: set[str] = set().union(*(of(cell) for cell in cells))
         if here := wanted & known:
             kept = [cell for cell in kept if of(cell) & here]
-    return kept
+    rows = [cell for cell in kept if _row_names(cell) & wanted]
+    if not wanted & set().union(*map(_row_names, cells)):
+        return kept
+    compared = {(cell.block, cell.column) for cell in rows if cell.cannot is None}
+    return [cell for cell in kept if cell in rows or (cell.row == LOCAL and (cell.block, cell.column) in compared)]
+
+
+def _row_names(cell: PaperCell) -> set[str]:
+    return {cell.row, cell.row.partition(", ")[0]}
+
+
+def require_free(paper: Paper, table: str, cells: Sequence[PaperCell], overrides: Sequence[str]) -> None:
+    """Raises ShoalError: an override sets what makes a cell the one of its name, or the seed of a repetition."""
+    for text in overrides:
+        key, value = text.partition("=")[::2]
+        for cell in cells:
+            for name, by in {"seed": REPETITION, **cell.set_by}.items():
+                leaves = flatten({name: cell.set.get(name)})
+                if any(_meet(key, leaf, leaves[leaf]) for leaf in leaves):
+                    way_out = WAYS_OUT.get(by, "write a table of your own for it, as shoal init paper does")
+                    reason = f"cannot be {quoted(value)}, as {by} sets {name}; {way_out}"
+                    raise ShoalError(paper.path, f"tables.{table}", key, reason)
+
+
+def _meet(key: str, leaf: str, value: Any) -> bool:
+    """Returns whether an override changes a key that has a value; a text is the name of a method or model alone."""
+    below = key == f"{leaf}.name" if isinstance(value, str) else key.startswith(f"{leaf}.")
+    return key == leaf or leaf.startswith(f"{key}.") or below
 
 
 def known_names(cells: Sequence[PaperCell]) -> list[str]:
@@ -297,12 +335,17 @@ def known_names(cells: Sequence[PaperCell]) -> list[str]:
 
 
 def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:
-    """The cells of the first block and first column that have runs, three rounds each."""
+    """The cells of the first block and first column that has runs, three rounds each."""
     possible = [cell for cell in cells if cell.cannot is None]
     if not possible:
         return list(cells)
     first = [c for c in possible if (c.block, c.column) == (possible[0].block, possible[0].column)]
-    return [replace(cell, set={**cell.set, **cell.smallest, "rounds": 3, "evaluation.every": 1}) for cell in first]
+    return [_smallest(cell) for cell in first]
+
+
+def _smallest(cell: PaperCell) -> PaperCell:
+    keys = {**cell.smallest, "rounds": 3, "evaluation.every": 1}
+    return replace(cell, set={**cell.set, **keys}, set_by={**cell.set_by, **dict.fromkeys(keys, SMALLEST)})
 
 
 def paper_names() -> list[str]:

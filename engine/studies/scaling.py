@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import fmean, median
 
 from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.sections import SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.records.summary import PARTS
+from shoal.engine.records.summary import seconds_by_part
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Group, Key, Row, grouped, others_of, spread_of
 from shoal.engine.studies.means import is_share
@@ -29,7 +30,7 @@ CLIENTS, HOSTS, REPEAT = "partition.clients", "engine.hosts", "repeat"
 NODES, SCALE = "data.options.nodes", "data.options.scale"
 # Columns of every run of a scaling study beside those that vary: rounds left out, and the link of the server.
 WARMUP, LINK = "warmup", "link"
-ROUND, REST = "seconds.round_median", "seconds.rest"
+ROUND, SERVER, REST = "seconds.round_median", "seconds.server", "seconds.rest"
 ON_HOSTS = ("train", "upload", "evaluate")
 BITS = {"M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -37,9 +38,10 @@ BITS = {"M": 1e6, "G": 1e9, "T": 1e12}
 def scaling_groups(rows: Sequence[Row]) -> list[Group]:
     """The finished runs of a scaling study by graph, clients and hosts, ascending, repeats of one another together.
 
-    Of their figures, `rounds`, `seconds.*` and `bytes.*` count the rounds after the warm-up alone. `seconds.rest` is
-    what of these neither the busiest host nor the server worked; `cells`, `cells.of_phase` and `cohort` are means a
-    round: all cells, those of the phase with most, and clients.
+    Of their figures, `rounds`, `seconds.*` and `bytes.*` count the rounds after the warm-up alone. `seconds.server` is
+    the server's own work, the method's and scoring; `seconds.rest` is what neither the busiest host nor the server
+    worked; `cells`, `cells.of_phase` and `cohort` are means a round: all cells, those of the phase with most, and
+    clients.
     """
     measured = [replace(row, figures=row.figures | _after_warmup(row)) for row in rows if row.figures]
     return sorted(grouped(measured), key=lambda group: (_graph(group), _clients(group), _hosts(group)))
@@ -48,14 +50,15 @@ def scaling_groups(rows: Sequence[Row]) -> list[Group]:
 def _after_warmup(row: Row) -> dict[str, float]:
     lines = read_metrics(row.path)[int(row.columns.get(WARMUP, "0")) :]
     seconds = [line["seconds"] for line in lines]
-    found = {f"seconds.{part}": sum(of[part] for of in seconds) for part in PARTS}
+    found = {f"seconds.{part}": spent for part, spent in seconds_by_part(seconds).items()}
+    found[SERVER] = found["seconds.aggregate"] + found[f"seconds.{SCORING}"]
     found |= {f"bytes.{way}": float(sum(line[f"bytes_{way}"] for line in lines)) for way in ("up", "down")}
     found |= {"rounds": float(len(lines)), "seconds.rounds": sum(of["round"] for of in seconds)}
     busiest = sum(
         of["round"] * max(line["hosts"]["busy"].values()) if "busy" in line["hosts"] else of["wait"]
         for line, of in zip(lines, seconds)
     )
-    found[REST] = max(found["seconds.rounds"] - busiest - found["seconds.aggregate"], 0.0)
+    found[REST] = max(found["seconds.rounds"] - busiest - found[SERVER], 0.0)
     if all("cells" in line["hosts"] for line in lines):
         found["cells"] = fmean(sum(line["hosts"]["cells"].values()) for line in lines)
         # Evaluations are of no phase.
@@ -75,7 +78,7 @@ def scaling_table(rows: Sequence[Row]) -> TextTable:
     for group in groups:
         base = min((other for other in groups if _work(other) == _work(group)), key=_hosts)
         speed_up = _mean(base, ROUND) / _mean(group, ROUND)
-        parts = (*ON_HOSTS, "aggregate", "rest")
+        parts = (*ON_HOSTS, "server", "rest")
         table.append((
             str(_clients(group)), *([group.columns[graph]] if graph else []), str(_hosts(group)), _with_spread(group),
             f"{1e3 * _mean(group, ROUND) / max(_mean(group, 'cohort'), 1):.2f}",
@@ -140,7 +143,7 @@ def _useful_hosts(group: Group) -> str:
     if load_config(run).engine.cell_size == "auto" and "batched" not in read_summary(run)["paths"]:
         apart, counted = _mean(group, "cohort"), "clients a round, one a cell"
     of_cell = sum(_a_round(group, f"seconds.{part}") for part in ON_HOSTS) / cells
-    of_server = (_a_round(group, "seconds.aggregate") + _a_round(group, "seconds.transfer")) / cells
+    of_server = (_a_round(group, SERVER) + _a_round(group, "seconds.transfer")) / cells
     sent, link = (
         (_a_round(group, "bytes.up") + _a_round(group, "bytes.down")) / cells,
         group.columns.get(LINK, "10Gbit"),

@@ -162,6 +162,9 @@ class PlainClient:
             if o.mutual != "none":
                 other = self.copilot.answer(self.a_NN, self.x_NF)
                 self.copilot.step(self.taught(other, own, ramp))
+                if o.copilot_read == "after":
+                    # Algorithm 1: line 8 reads what line 7 has optimized.
+                    other = self.copilot.answer(self.a_NN, self.x_NF)
             total = self.taught(own, other if o.mutual != "none" else own, ramp)
             if o.self_distillation:
                 total = total + self.self_distilled()

@@ -53,9 +53,13 @@ class PlainClient:
         return w
 
     def output(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Logits and unit embeddings in the module's present mode."""
+        """Logits and embeddings in the module's present mode."""
         out = self.module([self.view.hop(k)[rows] for k in self.module.inputs])
-        return out.logits_NC, unit(out.embedding_NH)
+        return out.logits_NC, self.scaled(out.embedding_NH)
+
+    def scaled(self, z: Tensor) -> Tensor:
+        """Returns what prototypes are means of: f(x) in equations 1 and 2."""
+        return z if self.options.embedding == "raw" else unit(z)
 
     @torch.no_grad()
     def look(self) -> tuple[Slots, Tensor, Tensor]:
@@ -115,6 +119,8 @@ class PlainClient:
         for _ in range(EPOCHS):
             logits, _ = self.output(view.train)
             loss = F.cross_entropy(logits, view.label[view.train])
+            if options.cross_entropy == "sum":
+                loss = -sum(row.log_softmax(0)[view.label[v]] for row, v in zip(logits, view.train.tolist()))
             if both and options.mu:
                 _, z = self.output(reached)
                 distances = []
@@ -170,8 +176,9 @@ class GraphClient(PlainClient):
     def near(self, z: Tensor) -> Tensor:
         """Each graph and the others of the largest cosine, both ways."""
         found = torch.zeros(len(z), len(z))
-        for i, row in enumerate(z.double()):
-            cosine = {j: float(row @ other) for j, other in enumerate(z.double()) if j != i}
+        towards = unit(z.double())
+        for i, row in enumerate(towards):
+            cosine = {j: float(row @ other) for j, other in enumerate(towards) if j != i}
             for j in sorted(cosine, key=lambda j: -cosine[j])[: self.options.similar]:
                 found[i, j] = found[j, i] = 1
         return found
@@ -184,7 +191,7 @@ class GraphClient(PlainClient):
     def output(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         batch = self.batch(torch.arange(self.view.items)[rows].numpy())
         z, head = self.module.embed(batch), self.module.backbone.head.linears[0]
-        return head(dropped(z, pyg_clients.DROPOUT, self.module.training)), unit(z)
+        return head(dropped(z, pyg_clients.DROPOUT, self.module.training)), self.scaled(z)
 
 
 class PlainServer:
@@ -257,7 +264,8 @@ class PlainServer:
 
     def generate(self) -> Slots:
         assert self.network is not None
-        rows = unit(self.network(self.table))
+        rows = self.network(self.table)
+        rows = rows if self.options.embedding == "raw" else unit(rows)
         return {divmod(place, CLASSES): row for place, row in enumerate(rows)}
 
     def queries(self, sent: Sequence[tuple[Slot, Tensor]], number: int) -> Iterator[tuple[int, list[Any]]]:
@@ -298,7 +306,7 @@ class PlainServer:
             return torch.stack(losses).mean()
         if self.options.server_loss in ("eq4", "eq7"):
             for c in classes:
-                cosines = [(d, torch.dot(anchors[level, c], query) / query.norm()) for (_, d), query in asked]
+                cosines = [(d, torch.dot(unit(anchors[level, c]), unit(query))) for (_, d), query in asked]
                 positive = [(cos + margin).exp() for d, cos in cosines if d == c]
                 held = [torch.tensor(margin) if self.options.server_loss == "eq4" else cos for _, cos in cosines]
                 negative = [value.exp() for (d, _), value in zip(cosines, held) if d != c]
@@ -306,7 +314,7 @@ class PlainServer:
                     losses.append(-(sum(positive) / (sum(positive) + sum(negative))).log())
             return torch.stack(losses).sum() if losses else self.table.sum() * 0
         for c in classes:
-            cosines = [(d, torch.dot(anchors[level, c], query) / query.norm()) for (_, d), query in asked]
+            cosines = [(d, torch.dot(unit(anchors[level, c]), unit(query))) for (_, d), query in asked]
             positive = [((cos - margin) / self.options.temperature).exp() for d, cos in cosines if d == c]
             negative = [(cos / self.options.temperature).exp() for d, cos in cosines if d != c]
             if positive and negative:

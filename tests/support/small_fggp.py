@@ -140,8 +140,12 @@ class PlainClient:
         self.module.eval()
         return self.answer(None)
 
+    def z(self, out: Output) -> Tensor:
+        """Returns Z, which the equations have without a ReLU."""
+        return out.embedding_NH if self.o.feature == "embedding" else out.embedding_NH.relu()
+
     def features(self) -> Tensor:
-        return self.evaluated().embedding_NH.relu()
+        return self.z(self.evaluated())
 
     def completed(self, round_number: int) -> Tensor:
         """Equation 6."""
@@ -203,28 +207,29 @@ class PlainClient:
         return dense_operator("symmetric", edge_NN), sum(means) / len(means)
 
     def certain(self, logits_NC: Tensor) -> list[tuple[int, float]]:
-        p_NC = logits_NC.detach().softmax(1)
+        p_NC = logits_NC.detach()
+        if self.o.certainty == "probability":
+            p_NC = p_NC.softmax(1)
         found = [(int(p.argmax()), float(p.max())) for p in p_NC]
         for i in self.train:
             found[i] = (self.y[i], 1.0)
         return found
 
-    @staticmethod
-    def prototypes(z_NH: Tensor, certain: list[tuple[int, float]]) -> dict[int, tuple[Tensor, float]]:
-        """Equation 4, for classes of a mass of one at least."""
+    def prototypes(self, z_NH: Tensor, certain: list[tuple[int, float]]) -> dict[int, tuple[Tensor, float]]:
+        """Equation 4, for classes that have a node, or a mass of one at least."""
         found = {}
         for c in sorted({c for c, _ in certain}):
             mass = sum(w for label, w in certain if label == c)
             total = sum(w * z for z, (label, w) in zip(z_NH, certain) if label == c)
-            if mass >= 1:
+            if mass >= self.o.least_mass or not self.o.least_mass:
                 found[c] = (total / mass, mass)
         return found
 
     def contrast(self, own: Output, other: Output) -> Tensor:
         """Equation 8, or the form whose denominators have all classes."""
         certain, tau = self.certain(own.logits_NC), self.o.tau
-        c = [v for v, _ in self.prototypes(own.embedding_NH.relu(), certain).values()]
-        g = [v for v, _ in self.prototypes(other.embedding_NH.relu(), certain).values()]
+        c = [v for v, _ in self.prototypes(self.z(own), certain).values()]
+        g = [v for v, _ in self.prototypes(self.z(other), certain).values()]
         count, total = len(c), torch.zeros(())
         if count < 2:
             return total
@@ -271,7 +276,7 @@ class PlainClient:
 
     def sent(self) -> dict[int, tuple[Tensor, float]]:
         out = self.evaluated()
-        found = self.prototypes(out.embedding_NH.relu(), self.certain(out.logits_NC))
+        found = self.prototypes(self.z(out), self.certain(out.logits_NC))
         own = {self.y[i] for i in self.train}
         return {c: entry for c, entry in found.items() if c in own or not self.o.need_label}
 
@@ -279,7 +284,7 @@ class PlainClient:
         out = self.evaluated()
         if not self.o.fcpp:
             return out.logits_NC.argmax(1).tolist()
-        z = out.embedding_NH.relu()
+        z = self.z(out)
         if not bank:
             for c in sorted({self.y[i] for i in self.train}):
                 rows = [z[i] for i in self.train if self.y[i] == c]

@@ -57,6 +57,7 @@ class Reach(NamedTuple):
         rows: Nodes with weight in any prototype, ascending, int64 `[R]`.
         present_LC: Prototypes that the client has and that have a target.
         literal: As in `hop_weights`.
+        raw: Whether embeddings count as they are, not at length one.
     """
 
     nodes: Annotated
@@ -65,9 +66,14 @@ class Reach(NamedTuple):
     target_LCH: Tensor
     present_LC: Tensor
     literal: bool
+    raw: bool = False
+
+    def scaled(self, embedding_RH: Tensor) -> Tensor:
+        """Returns embeddings as prototypes are of them."""
+        return embedding_RH if self.raw else unit(embedding_RH)
 
 
-def reach_of(nodes: Annotated, targets: Targets, literal: bool) -> Reach | None:
+def reach_of(nodes: Annotated, targets: Targets, literal: bool, raw: bool = False) -> Reach | None:
     """The nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
     target_LCH, known_LC = targets
     weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1, literal=literal)
@@ -75,7 +81,7 @@ def reach_of(nodes: Annotated, targets: Targets, literal: bool) -> Reach | None:
     if not bool(present_LC.any()):
         return None
     rows = (weight_LN > 0).any(0).nonzero()[:, 0]
-    return Reach(nodes, rows, weight_LN[:, rows], target_LCH, present_LC, literal)
+    return Reach(nodes, rows, weight_LN[:, rows], target_LCH, present_LC, literal, raw)
 
 
 # The alignment of a visit, a scalar, for embeddings `[R, H]` of the rows of a `Reach`.
@@ -95,7 +101,7 @@ def by_node(client: Client, reach: Reach) -> Alignment:
         of_means = NodeAlignment(mean_class, target_LCH[1], present_LC[1])
 
     def term(embedding_RH: Tensor) -> Tensor:
-        z_RH = unit(embedding_RH)
+        z_RH = reach.scaled(embedding_RH)
         total = of_centres(z_RH[centres])
         if hops >= 1:
             total = total + of_means(means @ z_RH)
@@ -112,7 +118,7 @@ def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) ->
     class_R = reach.nodes.class_N[reach.rows]
 
     def term(embedding_RH: Tensor) -> Tensor:
-        proto_LCH = hop_prototypes(unit(embedding_RH), class_R, weights(), client.info.classes)
+        proto_LCH = hop_prototypes(reach.scaled(embedding_RH), class_R, weights(), client.info.classes)
         return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
 
     return term

@@ -5,9 +5,22 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Replies, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import (
+    Algorithm,
+    Ask,
+    Client,
+    Context,
+    Forms,
+    Output,
+    Replies,
+    Requests,
+    Trainer,
+    Tree,
+    Upload,
+)
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import (
@@ -160,13 +173,18 @@ class FedPG(Algorithm):
 
     Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
     counts walks; attention weights are not divided once more by their number; the margin makes the server's task
-    harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eq. 2 by `hop_mean`, eq. 4 by
-    its first line, eq. 6, attention, annotated centres and `hops: depth`; `form: code` is the authors' program but for
-    its choice of two similar clients. In every form prototypes are of embeddings of length one, and the cross-entropy
-    of eq. 6, there a sum without its minus sign, is the mean. The parts that Table X takes out are off with `cross_hop:
-    0` (context), `margin_cap: 0` (margin; it has no say in eq. 4's first line), and `alpha: 1` (personalisation).
+    harder; eq. 5 weighs by the number of training nodes of the class. `form: paper` takes eqs. 1 and 2 by `embedding`
+    and `hop_mean`, eq. 4 by its first line, eq. 6 with its sums, attention, annotated centres and `hops: depth`;
+    `form: code` is the authors' program but for its choice of two similar clients. In every form the cross-entropy of
+    eq. 6 has the minus sign that it lacks there, attention is ours, as eq. 2's network has no fixed input, and noise
+    is off: it is in no equation, and Table V has it in a row of its own. The parts that Table X takes out are off with
+    `cross_hop: 0` (context), `margin_cap: 0` (margin; it has no say in eq. 4's first line), and `alpha: 1`
+    (personalisation).
 
     Attributes:
+        embedding: What prototypes are means of: embeddings of length one (`unit`), or as they are (`raw`), as in eqs. 1
+            and 2. Universal prototypes are of length one, or as the generator gives them (eq. 4).
+        cross_entropy: Of eq. 6, over the training nodes: their `mean`, or `sum` as it is written.
         hops: 0 (no neighbours) to 4, 2 as in the paper's code, or `depth` as in the paper: the steps from which the
             shallowest model of all clients reads. The default stays 2, so that levels and messages are the same for
             every model; a client learns of another number by one more byte of its download.
@@ -184,7 +202,7 @@ class FedPG(Algorithm):
         alpha: Share of the universal prototype in a target; the paper tunes it in [0, 1], moderate is best.
         lam: Least cosine of two clients' prototypes that are mixed; the paper tunes it in [0, 1], large is best.
         pseudo_centres: Least predicted probability at which other nodes count as nodes of the class too; None: never.
-        noise: Share of the dimensions that gets Gaussian noise before the upload; the paper has 0.1.
+        noise: Share of the dimensions that gets Gaussian noise before the upload; 0.1 and 0.2 in rows of the paper.
         server_loss: `margin`: cross-entropy on distances, as in its code and FedTGP; `contrast`: eq. 4 on cosines, made
             consistent; `eq4`, `eq7`: to the letter, see `literal_contrast`.
         margin_cap: Epsilon, the largest margin; the paper tunes it in [0, 1] and recommends 0.5.
@@ -202,9 +220,11 @@ class FedPG(Algorithm):
 
     forms: ClassVar[Forms] = {
         "paper": {"server_loss": "eq4", "alignment": "prototype", "attention": "node", "pseudo_centres": 0.0}
-        | {"hops": "depth", "hop_mean": "eq2"},
+        | {"hops": "depth", "hop_mean": "eq2", "embedding": "raw", "cross_entropy": "sum"},
         "code": {"margin_cap": 100.0, "mu": 5.0, "cross_hop": 0.0},
     }
+    embedding: Literal["unit", "raw"] = "unit"
+    cross_entropy: Literal["mean", "sum"] = "mean"
     hops: int | Literal["depth"] = 2
     similar: Positive = 5
     mu: NotNegative = 0.5
@@ -256,7 +276,8 @@ class FedPG(Algorithm):
         known_LC = server["known"]
         queries = draw_queries(got["proto"], got["present"], known_LC, self.cross_hop, ctx.rng("cross-hop"))
         if queries:
-            generator = PrototypeGenerator(known_LC.numel(), got["proto"].shape[-1], normalized=True)
+            normalized = self.embedding == "unit"
+            generator = PrototypeGenerator(known_LC.numel(), got["proto"].shape[-1], normalized)
             loss, steps = self._server_loss(queries, known_LC), (self.server_steps, self.server_lr)
             anchor_SH, ctx.notes["server loss"] = train_generator(
                 server, generator, loss, *steps, self.server_weight_decay, ctx.random("generator")
@@ -323,17 +344,21 @@ class FedPG(Algorithm):
 
     def _fit(self, client: Client, received: Received, trainer: Trainer) -> float:
         """Trains on the loss and the alignment; where a step reads the whole graph, by one pass over it for both."""
+        of_labels = summed_labels if self.cross_entropy == "sum" else None
         if (found := self._alignment(client, received.targets)) is None:
-            return trainer.fit(client, received)
+            return trainer.fit(client, received, loss=of_labels)
         (rows, alignment), model = found, client.model
         coupled = model.coupled if model.items is None else None
         if coupled is None or coupled.fanouts or trainer.options.batch_size is not None:
             forward = model.forward(rows)
-            return trainer.fit(client, received, term=lambda: self.mu * alignment(forward().embedding_NH))
+            return trainer.fit(
+                client, received, loss=of_labels, term=lambda: self.mu * alignment(forward().embedding_NH)
+            )
+        count = client.info.train if self.cross_entropy == "sum" else 1
 
         def loss(outputs: Outputs) -> Tensor:
             out = outputs[MODEL]
-            return label_loss(client, out, "all") + self.mu * alignment(out.embedding_NH.index_select(0, rows))
+            return count * label_loss(client, out, "all") + self.mu * alignment(out.embedding_NH.index_select(0, rows))
 
         return train_jointly(client, trainer, {MODEL: loss})[MODEL]
 
@@ -341,7 +366,11 @@ class FedPG(Algorithm):
         """Rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
         if not self.mu or targets is None or not client.info.train:
             return None
-        if (reach := reach_of(self._annotated(client, len(targets[0]) - 1), targets, self.hop_mean == "eq2")) is None:
+        annotated, forms = (
+            self._annotated(client, len(targets[0]) - 1),
+            (self.hop_mean == "eq2", self.embedding == "raw"),
+        )
+        if (reach := reach_of(annotated, targets, *forms)) is None:
             return None
         if self.alignment == "node":
             alignment = by_node(client, reach)
@@ -352,7 +381,7 @@ class FedPG(Algorithm):
         return reach.rows, alignment
 
     def _annotated(self, client: Client, hops: int) -> Annotated:
-        return annotate(client, self.pseudo_centres, self.similar if hops else 0)
+        return annotate(client, self.pseudo_centres, self.similar if hops else 0, self.embedding == "raw")
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         class_N, centre_N, z_NH, graph = self._annotated(client, received.hops)
@@ -371,6 +400,11 @@ class FedPG(Algorithm):
             {"proto": proto_LCH, "present": present_LC, "counts": counts_LC[0]},
             upload_bytes={"proto": sent, "present": bit_bytes(present_LC)},
         )
+
+
+def summed_labels(out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
+    """Returns the cross-entropy summed over the rows of a batch, a scalar (FedPG, eq. 6)."""
+    return F.cross_entropy(out.logits_NC, y, reduction="sum")
 
 
 def depth_of(name: str, model: FlatModel) -> int:

@@ -69,7 +69,7 @@ class Annotated(NamedTuple):
     Attributes:
         class_N: The label of a training row, else the predicted class, int64.
         centre_N: Nodes whose class is trusted, bool.
-        z_NH: Embeddings of length one.
+        z_NH: Embeddings, of length one unless they are `raw`.
     """
 
     class_N: Tensor
@@ -78,7 +78,7 @@ class Annotated(NamedTuple):
     graph: ItemGraph
 
 
-def annotate(client: Client, confident: float | None = None, similar: int = 0) -> Annotated:
+def annotate(client: Client, confident: float | None = None, similar: int = 0, raw: bool = False) -> Annotated:
     """Annotates all nodes; the training rows are centres, and nodes predicted with probability `confident` or more."""
     classes, certain, z = [], [], []
     for out in client.model.outputs():
@@ -89,7 +89,7 @@ def annotate(client: Client, confident: float | None = None, similar: int = 0) -
             certain_B = best_B >= confident
         classes.append(class_B)
         certain.append(certain_B)
-        z.append(unit(out.embedding_NH))
+        z.append(out.embedding_NH if raw else unit(out.embedding_NH))
     class_N, centre_N = torch.cat(classes), torch.cat(certain)
     train = client.data.train
     class_N[train] = client.data.label[train]

@@ -17,13 +17,13 @@ from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.fggp.prototypes import (
-    LEAST_MASS,
     Bank,
     Clusters,
     Vote,
     certain_classes,
     certain_prototypes,
     contrast_of_views,
+    existing,
     last_of_clients,
     newest,
     summed_up,
@@ -105,9 +105,9 @@ class Received:
 class FGGP(FedAvg):
     """FGGP: federated graph learning with generalizable prototypes, for clients whose graphs are of several domains.
 
-    A model is an extractor and a classifier; the feature of a node is z = ReLU(embedding), always. The server averages
-    extractors as FedAvg does. The classifier serves local training alone, and under `head_mode: reset` starts every
-    visit as the common initial one, which ties the features of all clients to each other.
+    A model is an extractor and a classifier; the feature of a node is z = ReLU(embedding) (see `feature`). The server
+    averages extractors as FedAvg does. The classifier serves local training alone, and under `head_mode: reset` starts
+    every visit as the common initial one, which ties the features of all clients to each other.
 
     Prediction (FCPP). A client sends the prototypes of its classes, means of z weighted by how certain every node is
     (eq. 4), of its trained extractor in evaluation mode; the server keeps the last ones of every client, clusters those
@@ -122,8 +122,8 @@ class FGGP(FedAvg):
     where U and c are scores and prototypes on the graph, U^g and c^g on a second view: A', the graph and an edge from
     every node to its k' nearest by the received extractor (eq. 6), or a graph that a generator, averaged as the
     extractor is, draws from A' (eq. 7). Classes and certainties of c^g are those of c, without gradients; a class
-    counts from a mass of 1 on. Neighbours are found anew when the round is a multiple of `knn_every`, when those that a
-    client keeps are of more than twice as many rounds ago, or when it has none.
+    counts from a mass of `least_mass` on. Neighbours are found anew when the round is a multiple of `knn_every`, when
+    those that a client keeps are of more than twice as many rounds ago, or when it has none.
 
     Down: the extractor's P_f parameters (all P under `head_mode: average`), the generator's P_G, B (H + 1) scalars of
     the bank, and the round's number where neighbours are looked for. Up: P_f, P_G, n_i, and H + 2 scalars (prototype,
@@ -154,6 +154,10 @@ class FGGP(FedAvg):
         k: Entries that vote on a node.
         vote_temperature: Of `softmax_sum` and `class_avg`.
         need_label: A client sends no prototype of a class that it has no label of.
+        least_mass: Sum of certainties that makes a prototype: 1, a certain node; 0: any node does, as in eq. 4.
+        certainty: Weight of an unlabelled node: its largest `probability`, or its largest `logit`, as eq. 4 is written;
+            that may be negative, and the prototype may then point away from its nodes.
+        feature: Z, the embedding where it is positive (`relu`), or as it is (`embedding`), as in the equations.
         tau: Temperature of the contrast.
         beta: Weight of the contrast.
         contrast_form: `infonce`, or `literal`.
@@ -177,7 +181,8 @@ class FGGP(FedAvg):
     supports = frozenset({"node", "newcomers"})
     forms: ClassVar[Forms] = {
         "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
-        | {"finch_min": 1, "head_mode": "personal", "random_pairs": "all", "reg_form": "literal"},
+        | {"finch_min": 1, "head_mode": "personal", "random_pairs": "all", "reg_form": "literal"}
+        | {"certainty": "logit", "feature": "embedding", "need_label": False, "least_mass": 0.0, "knn_every": 1},
         "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
     }
     fcpp: bool = True
@@ -193,6 +198,9 @@ class FGGP(FedAvg):
     k: Positive = 20
     vote_temperature: AboveZero = 0.1
     need_label: bool = True
+    least_mass: NotNegative = 1.0
+    certainty: Literal["probability", "logit"] = "probability"
+    feature: Literal["relu", "embedding"] = "relu"
     tau: AboveZero = 0.5
     beta: NotNegative = 1.0
     contrast_form: Literal["infonce", "literal"] = "infonce"
@@ -355,11 +363,11 @@ class FGGP(FedAvg):
         )
 
     def _contrast(self, client: Client, own: Output, other: Output) -> Tensor:
-        class_N, certain_N = certain_classes(own.logits_NC, client.data.train, client.data.train_label)
+        class_N, certain_N = self._certain(client, own.logits_NC)
         (own_CH, mass_C), (other_CH, _) = (
-            certain_prototypes(feature(out), class_N, certain_N, client.info.classes) for out in (own, other)
+            certain_prototypes(self._feature(out), class_N, certain_N, client.info.classes) for out in (own, other)
         )
-        there_C = mass_C >= LEAST_MASS
+        there_C = existing(class_N, mass_C, self.least_mass)
         return contrast_of_views(own_CH[there_C], other_CH[there_C], self.tau, self.contrast_form == "literal")
 
     def _nearest(self, client: Client, received: Received) -> Tensor:
@@ -368,7 +376,7 @@ class FGGP(FedAvg):
         old = "knn" not in kept or now - int(kept["knn.round"]) > 2 * self.knn_every
         if old or now % self.knn_every == 0:
             out = client.model.output(client.model.gathered("all"))
-            kept["knn"] = nearest(feature(out), self.neighbours)
+            kept["knn"] = nearest(self._feature(out), self.neighbours)
             kept["knn.round"] = torch.tensor(now, dtype=torch.int32)
         return kept["knn"]
 
@@ -389,10 +397,10 @@ class FGGP(FedAvg):
         classes, data = client.info.classes, client.data
         answers = list(client.model.outputs())
         logits_NC = torch.cat([out.logits_NC for out in answers])
-        class_N, certain_N = certain_classes(logits_NC, data.train, data.train_label)
-        z_NH = torch.cat([feature(out) for out in answers])
+        class_N, certain_N = self._certain(client, logits_NC)
+        z_NH = torch.cat([self._feature(out) for out in answers])
         proto_CH, mass_C = certain_prototypes(z_NH, class_N, certain_N, classes)
-        there_C = mass_C >= LEAST_MASS
+        there_C = existing(class_N, mass_C, self.least_mass)
         if self.need_label:
             there_C &= torch.bincount(data.train_label, minlength=classes) > 0
         found_J = there_C.nonzero()[:, 0]
@@ -402,9 +410,9 @@ class FGGP(FedAvg):
         if not self.fcpp:
             return super().predict(client, received, part)
         if part == "all":
-            z_NH = torch.cat([feature(out) for out in client.model.outputs()])
+            z_NH = torch.cat([self._feature(out) for out in client.model.outputs()])
         else:
-            z_NH = feature(client.model.output(client.model.gathered(part)))
+            z_NH = self._feature(client.model.output(client.model.gathered(part)))
         bank = received.bank or self._own_bank(client)
         if bank is None:
             # Without a bank and without a label nothing speaks for any class.
@@ -417,11 +425,15 @@ class FGGP(FedAvg):
         """Means of the client's own training nodes, by class; None if it has none."""
         if not client.info.train:
             return None
-        z_NH = feature(client.model.output(client.model.gathered("train")))
+        z_NH = self._feature(client.model.output(client.model.gathered("train")))
         means_CH, counts_C = class_means(z_NH, client.data.train_label, client.info.classes)
         return Bank(means_CH[counts_C > 0], counts_C.nonzero()[:, 0])
 
+    def _certain(self, client: Client, logits_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns class and certainty of every node, `[N]` both, by the option `certainty`."""
+        train = client.data.train, client.data.train_label
+        return certain_classes(logits_NC, *train, by_logit=self.certainty == "logit")
 
-def feature(out: Output) -> Tensor:
-    """z, `[N, H]`: the embedding where it is positive."""
-    return F.relu(out.embedding_NH)
+    def _feature(self, out: Output) -> Tensor:
+        """Returns Z, `[N, H]`, by the option `feature`."""
+        return F.relu(out.embedding_NH) if self.feature == "relu" else out.embedding_NH

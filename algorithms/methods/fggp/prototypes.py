@@ -21,24 +21,35 @@ Vote = Literal["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
 Clusters = Literal["finch", "none", "mean", "kmeans", "dbscan"]
 # Of `dbscan`: a prototype within `eps` of another is in its cluster.
 MEMBERS = 2
-# Less than one certain node makes no prototype.
-LEAST_MASS = 1.0
 
 
-def certain_classes(logits_NC: Tensor, train: Tensor, train_label: Tensor) -> tuple[Tensor, Tensor]:
-    """Class of every node, int64 `[N]`, and certainty, `[N]`: label and 1 in training, else largest probability."""
-    certain_N, class_N = logits_NC.detach().softmax(1).max(1)
+def certain_classes(
+    logits_NC: Tensor, train: Tensor, train_label: Tensor, by_logit: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Class of every node, int64 `[N]`, and certainty, `[N]`: label and 1 in training, else largest probability.
+
+    `by_logit` takes the largest logit, as equation 4 is written, which may be negative.
+    """
+    score_NC = logits_NC.detach() if by_logit else logits_NC.detach().softmax(1)
+    certain_N, class_N = score_NC.max(1)
     return class_N.index_copy(0, train, train_label), certain_N.index_fill(0, train, 1.0)
 
 
 def certain_prototypes(z_NH: Tensor, class_N: Tensor, certain_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """c_j = sum of w_i z_i / W_j over the nodes of class j, `[C, H]`, and W_j = sum of w_i, `[C]` (equation 4).
 
-    A class of W_j below `LEAST_MASS` has no prototype worth the name; a row without any node is zero.
+    Which of them count says `existing`; a row without any node is zero.
     """
     mass_C = certain_N.new_zeros(classes).index_add(0, class_N, certain_N)
     sum_CH = z_NH.new_zeros(classes, z_NH.shape[1]).index_add(0, class_N, certain_N[:, None] * z_NH)
-    return sum_CH / torch.where(mass_C > 0, mass_C, 1)[:, None], mass_C
+    return sum_CH / torch.where(mass_C != 0, mass_C, 1)[:, None], mass_C
+
+
+def existing(class_N: Tensor, mass_C: Tensor, least: float) -> Tensor:
+    """Returns whether a class has a prototype, bool `[C]`: of a mass of `least`; with 0, of any node and a mass."""
+    if least:
+        return mass_C >= least
+    return (torch.bincount(class_N, minlength=len(mass_C)) > 0) & (mass_C != 0)
 
 
 def contrast_of_views(own_JH: Tensor, other_JH: Tensor, temperature: float, literal: bool = False) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from shoal.engine.cli.cli import app
 from shoal.engine.clock.report import Asked, _interval, _round, client_work, clocked
 from shoal.engine.config.config import SHIPPED, load_config
 from shoal.engine.preparing.identity import store_path
-from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
 from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, Round, clock, read_classes, schedule
 from shoal.engine.simulation.work import ClientWork, Work
 
@@ -191,9 +192,17 @@ HEADS = "class,share,gflops,gb_per_s,watts"
 @pytest.mark.parametrize(
     ("text", "key", "says"),
     [
-        (f"{HEADS}\na,1,-1,1,1\n", "a.gflops", "above 0"),
-        (f"{HEADS}\na,1,0,1,1\n", "a.gflops", "above 0"),
-        (f"{HEADS}\na,1,1,1,-1\n", "a.watts", "at least 0"),
+        (f"{HEADS}\na,1,-1,1,1\n", "a.gflops", "from 1e-12 to 1e+18"),
+        (f"{HEADS}\na,1,0,1,1\n", "a.gflops", "from 1e-12 to 1e+18"),
+        (f"{HEADS}\na,1,1e-320,1,1\n", "a.gflops", "'1e-320'"),
+        (f"{HEADS}\na,1,1e308,1,1\n", "a.gflops", "'1e308'"),
+        (f"{HEADS}\na,1,1,1e-300,1\n", "a.gb_per_s", "'1e-300'"),
+        (f"{HEADS}\na,1,1,1,1e308\n", "a.watts", "from 0 to 1e+12"),
+        (f"{HEADS},spread\na,1,1,1,1,800\n", "a.spread", "from 0 to 10"),
+        (f"{HEADS}\na,1,1,1,-1\n", "a.watts", "from 0"),
+        (f"{HEADS},watts\na,1,1,1,1,2\n", "watts", "column is given twice"),
+        (f"{HEADS}\na,0.5,1,1,1\na,0.5,2,1,1\n", "a", "class is given twice"),
+        (f"# ours\n{HEADS}\na,1,1,1,{'1' * 140_000}\n", "line 3", "got 140,008"),
         (f"{HEADS}\na,1,1,nan,1\n", "a.gb_per_s", "'nan'"),
         (f"{HEADS}\na,1,1,fast,1\n", "a.gb_per_s", "'fast'"),
         (f"{HEADS}\na,1,1,1\n", "a.watts", "None"),
@@ -208,6 +217,31 @@ def test_wrong_file_of_devices_is_refused(tmp_path: Path, text: str, key: str, s
     file = written(tmp_path / "d.csv", text)
     with refused(file, key, says=says):
         read_classes(str(file), "devices", DEVICES)
+
+
+def test_file_with_names_or_quotes_that_are_not_whole_is_refused(tmp_path: Path) -> None:
+    for text, says in (
+        (f"{HEADS},\na,1,1,1,1,1\n", "a name for every column"),
+        (f"{HEADS}\n,1,1,1,1\n", "a name for every class"),
+        (f'{HEADS}\na,1,1,1,"' + f"{'1' * 1000}\n" * 140, "field larger"),
+    ):
+        file = written(tmp_path / "d.csv", text)
+        with refused(file, says=says):
+            read_classes(str(file), "devices", DEVICES)
+
+
+def test_extremes_that_a_file_may_have_give_finite_numbers(tmp_path: Path) -> None:
+    work = ClientWork(Work(np.full(3, 1e18), np.full(3, 1e15)), NOTHING, Work(np.full(3, 1e18), np.zeros(3)))
+    for speed, other, spread in ((1e-12, 1e12, 10), (1e18, 0, 10), (1e-12, 0, 0)):
+        tail = f"{other},{other},{spread},{other}"
+        devices = written(tmp_path / "d.csv", f"{HEADS},idle_watts,spread,per_hour\na,1,{speed},{speed},{tail}\n")
+        link = f"{speed},{speed},{other},{spread},{other}\n"
+        heads = "class,share,down_mbit,up_mbit,latency_ms,spread,per_gb\n"
+        network = written(tmp_path / "n.csv", f"{heads}a,1,{link}server,0,{link}")
+        classes = read_classes(str(devices), "devices", DEVICES), read_classes(str(network), "networks", NETWORKS)
+        made = clock([Round(COHORT, 1e15 + DOWN, 1e15 + UP, 0.1, True)] * 3, work, Fleet.of(*classes, 3, 0))
+        for column in (made.seconds, made.joules, made.money, made.idle, made.of_clients):
+            assert np.isfinite(column.sum())
 
 
 def test_network_without_the_server_is_refused(tmp_path: Path) -> None:
@@ -303,6 +337,55 @@ def test_command_writes_a_page_and_names_the_late(runs: list[Path], tmp_path: Pa
     rows = (tmp_path / "rounds.csv").read_text().splitlines()
     assert len(rows) == 1 + 3 * 4
     assert rows[0].startswith('"run","round","seconds","joules","money"')
+
+
+def columns(*arguments: object) -> dict[str, np.ndarray]:
+    """Returns the rounds of the first run that a command gives as JSON."""
+    plain = json.loads(invoked(*arguments, "--json"))
+    return {name: np.array(values) for name, values in plain["methods"][0]["runs"][0]["rounds"].items()}
+
+
+def test_server_and_evaluations_are_left_out_on_demand(runs: list[Path], tmp_path: Path) -> None:
+    lines, work = read_metrics(runs[0]), client_work(runs[0])
+    whole, of_links, of_training = (
+        columns(runs[0], *flags) for flags in ((), ("--no-server",), ("--no-server", "--no-evaluation"))
+    )
+    server = [line["seconds"]["aggregate"] for line in lines]
+    np.testing.assert_allclose(whole["seconds"] - of_links["seconds"], server)
+    scored = [work.evaluate.flops[line["cohort"]].sum() for line in lines]
+    np.testing.assert_array_equal(of_links["flops"] - of_training["flops"], scored)
+    assert (of_links["seconds"] > of_training["seconds"]).all()
+    text = invoked(runs[0], "--no-server", "--no-evaluation", "--out", tmp_path)
+    note = "without seconds of the server and evaluations of clients"
+    assert note in text
+    assert note.removeprefix("without ") in (tmp_path / "index.html").read_text()
+
+
+def test_server_does_not_pay_for_the_scores_of_the_simulator(tmp_path: Path) -> None:
+    run = shoal.run(small_run(tmp_path, partition={"clients": 20}, rounds=20, evaluation={"every": 2})).path
+    lines = read_metrics(run)[2:]
+    scored, plain = ([line["seconds"] for line in lines if ("scopes" in line) == such] for such in (True, False))
+    # Both parts were one number, ten and more times as large where a round was scored.
+    least = [min(seconds["aggregate"] for seconds in both) for both in (scored, plain)]
+    assert least[0] < 3 * least[1]
+    assert min(seconds["scoring"] for seconds in scored) > 3 * min(seconds["scoring"] for seconds in plain) >= 0
+    assert "older runs" not in invoked(run)
+
+
+def test_older_runs_say_that_their_server_scored(runs: list[Path], tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(runs[0], older)
+    lines = read_metrics(older)
+    for line in lines:
+        line["seconds"]["aggregate"] += line["seconds"].pop("scoring")
+    (older / METRICS).unlink()
+    metrics = Metrics(older)
+    for line in lines:
+        metrics.append(line)
+    assert "server's seconds hold the simulator's own scoring" in " ".join(invoked(older).split())
+    assert "older runs" not in invoked(older, "--no-server")
+    now, then = (columns(run, "--no-server")["seconds"] for run in (runs[0], older))
+    assert now.tolist() == then.tolist()
 
 
 def test_devices_of_a_client_are_the_same_in_all_runs_and_follow_the_seed(runs: list[Path]) -> None:

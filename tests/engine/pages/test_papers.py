@@ -15,7 +15,7 @@ from support.small_runs import small_run
 from typer.testing import CliRunner
 
 from shoal.engine.cli.cli import app
-from shoal.engine.pages.reproduce import Asked, TableRuns, named_in, reproduce, verdict
+from shoal.engine.pages.reproduce import Asked, TableRuns, cells_of, named_in, reproduce, show_reproduction, verdict
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.studies.papers import PaperCell, Printed, paper_names, read_paper, some_of, study_of
 
@@ -112,7 +112,9 @@ def test_a_table_has_the_mean_gap_and_choice_of_its_runs(paper: Path, capsys: py
 def test_the_value_that_validation_chooses_is_the_best_of_the_first_seeds(paper: Path) -> None:
     runs = TableRuns(read_paper(str(paper)), "table1", Asked(only=["Far", "FedGTA"]))
     runs.go(1)
-    for place, cell in enumerate(runs.cells):
+    # Local stays beside what is compared with it.
+    assert [cell.row for cell in runs.cells] == ["Local", "FedGTA, as written", "FedGTA, recommended"]
+    for place, cell in enumerate(runs.cells[1:], 1):
         values, chosen = runs.values(place)
         first = {
             row.columns["algorithm.eps"]: row.figures["deployed.best.val"]
@@ -150,6 +152,112 @@ def test_the_smallest_look_is_three_rounds_of_the_first_column(paper: Path) -> N
     assert len(runs) == 2
     assert all(read_summary(run)["rounds"] == 3 for run in runs)
     assert "measure nothing" in out
+
+
+@pytest.mark.parametrize(
+    ("override", "by"),
+    [
+        ("data.options.homophily=0.7", "column Near sets data.options.homophily"),
+        ("data.options={homophily: 0.7}", "column Near"),
+        ("data={dataset: sbm}", "column Near"),
+        ("algorithm=fedprox", "row Local sets algorithm"),
+        ("algorithm.name=fedprox", "row Local sets algorithm"),
+        ("algorithm.eps=0.5", "row FedGTA, as written"),
+        ("algorithm.form=code", "row FedGTA, as written"),
+        ("algorithm={eps: 0.5}", "row Local"),
+        ("seed=7", "every repetition sets seed"),
+    ],
+)
+@pytest.mark.parametrize("dry", [False, True])
+def test_key_that_makes_a_cell_is_refused(paper: Path, override: str, by: str, dry: bool) -> None:
+    asked = Asked(overrides=["rounds=2", override])
+    with refused(paper, "tables.table1", override.partition("=")[0], says=by):
+        if dry:
+            show_reproduction(read_paper(str(paper)), [], asked)
+        else:
+            reproduce(read_paper(str(paper)), [], asked, 1)
+    assert not (paper.parent / "runs").exists()
+
+
+def test_key_that_the_smallest_look_sets_is_refused(paper: Path) -> None:
+    with refused(paper, "tables.table1", "rounds", says="--smallest sets rounds"):
+        cells_of(read_paper(str(paper)), "table1", Asked(smallest=True, overrides=["rounds=2"]))
+    with refused("--seeds", says="one seed"):
+        Asked(smallest=True, seeds=2)
+
+
+def test_override_that_is_no_yaml_is_refused_by_the_config(paper: Path) -> None:
+    with refused(says="train"):
+        show_reproduction(read_paper(str(paper)), [], Asked(overrides=["train={lr: "]))
+
+
+def test_options_of_a_method_that_no_row_sets_are_free(paper: Path) -> None:
+    asked = Asked(only=["FedAvg"], overrides=["algorithm.weight=uniform", "model.layers=1"])
+    assert len(cells_of(read_paper(str(paper)), "table1", asked)) == 4
+
+
+def only_file(folder: Path, pattern: str) -> Path:
+    (file,) = folder.glob(pattern)
+    return file
+
+
+# Two rows of two repetitions, which take a second.
+PLAIN = {
+    "seeds": 2, "choose": None, "columns": {"Near": {}}, "rows": {"FedAvg": {"set": {"algorithm": "fedavg"}}},
+    "paper": {"FedAvg": "80.0±1.5"},
+}  # fmt: skip
+
+
+def test_runs_with_other_keys_stand_apart_without_a_gap(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(paper.parent, PLAIN)
+    folder = paper.parent / "runs" / "papers"
+    read = read_paper(str(paper))
+    whole, _ = reproduce(read, ["table1"], Asked(), 1)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    asked = Asked(seeds=2, overrides=["rounds=2", "engine.backend=local", "run.tensorboard=false"])
+    page, _ = reproduce(read, ["table1"], asked, 1)
+    assert page is not None
+    assert page != whole
+    assert "rounds-2" in page.parent.name
+    assert "backend" not in page.parent.name
+    rows = list(csv.DictReader(only_file(page.parent, "table1*rounds-2*.csv").open()))
+    assert [row["row"] for row in rows] == ["Local", "FedAvg"]
+    assert all(row["ours"] != "-" and (row["gap"], row["noise"]) == ("-", "-") for row in rows)
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in (printed, (page.parent / "tables.md").read_text(), page.read_text()):
+        assert "Accuracy, with rounds=2" in text
+        assert "other runs than the paper" in text
+        assert "noise: whether" not in text
+    assert "other runs than the paper" in shown(str(paper), "table1", "--only", "FedAvg", "rounds=2", "--dry-run")
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_part_of_a_table_does_not_replace_the_page_of_the_whole(paper: Path) -> None:
+    written(paper.parent, PLAIN)
+    text = yaml.safe_load(paper.read_text())
+    text["tables"]["table2"] = {**text["tables"]["table1"], "title": "Again"}
+    paper.write_text(yaml.safe_dump(text, sort_keys=False))
+    read = read_paper(str(paper))
+    whole, _ = reproduce(read, ["table1"], Asked(), 1)
+    assert whole is not None
+    before = {file: file.read_bytes() for file in whole.parent.rglob("*") if file.is_file()}
+    parts = [Asked(only=["FedAvg"]), Asked(seeds=1), Asked(only=["FedAvg"], seeds=1)]
+    pages = {reproduce(read, ["table1"], asked, 1)[0] for asked in parts}
+    assert len(pages | {whole}) == 4
+    assert {page.parent.name for page in pages if page} == {
+        "mine-only-FedAvg",
+        "mine-seeds-1",
+        "mine-only-FedAvg-seeds-1",
+    }
+    assert {file: file.read_bytes() for file in before} == before
+    # Another table joins the page, and that of before stays.
+    page, _ = reproduce(read, ["table2"], Asked(), 1)
+    assert page == whole
+    tables = (page.parent / "tables.md").read_text()
+    first, second = tables.index("## table1: Accuracy"), tables.index("## table2: Again")
+    assert "FedAvg" in tables[first:second]
+    assert "nothing is measured" in tables
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from shoal.engine.rounds.server import Server
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import Store
 
-SECONDS = {"train": 1.0, "upload": 0.5, "evaluate": 0.25, "aggregate": 0.125, "transfer": 0.0625, "wait": 2.0}
+SECONDS = {
+    "train": 1.0, "upload": 0.5, "evaluate": 0.25, "aggregate": 0.125, "scoring": 0.03125, "transfer": 0.0625,
+    "wait": 2.0,
+}  # fmt: skip
 
 
 def line(number: int, val: float | None = None, test: float = 0.5, **more: Any) -> dict[str, Any]:
@@ -68,6 +71,9 @@ def test_sums_medians_and_what_a_client_sends(manifest: Manifest) -> None:
     seconds = found["seconds"]
     assert (seconds["round_median"], seconds["rounds"]) == (2.0, 12.0)
     assert {part: seconds[part] for part in SECONDS} == {part: 3 * spent for part, spent in SECONDS.items()}
+    # Lines of earlier versions have scoring in what the server aggregates.
+    del lines[0]["seconds"]["scoring"]
+    assert summarize_run(lines, manifest, 0, "cpu")["seconds"]["scoring"] == 2 * SECONDS["scoring"]
     assert found["retries"] == 2
     assert found["busy_seconds"] == {}
     busy = [line(number, hosts={"busy": shares}) for number, shares in ((2, {"0": 0.5}), (4, {"0": 0.25, "1": 1.0}))]

@@ -1,5 +1,6 @@
 """One phase on clients: who is asked with what, what comes back, what is mixed, and what all of it costs."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -226,11 +227,21 @@ def test_the_line_of_a_round(meter: Meter) -> None:
     meter.ran(1, Outcome(seconds={"train": 1.0, "upload": 0.0, "evaluate": 0.5}, kernels=2e-5))
     meter.waited = 1e-4
     meter._pool.transfer, meter._pool.retried = 0.5 + 1e-5, 5
+    outside = time.perf_counter()
+    with meter.scoring():
+        inside = time.perf_counter()
+        sum(range(10_000))
+        meter.waited += 1e-5
+        least = time.perf_counter() - inside
+    most = time.perf_counter() - outside
     line = meter.line([0, 2], None)
     seconds = line["seconds"]
-    round_seconds = seconds.pop("round"), seconds.pop("aggregate") + 8e-5
+    scoring = seconds.pop("scoring")
+    # What it waits for meanwhile is no work of the server's.
+    assert least <= scoring + 1e-5 <= most
+    round_seconds = seconds.pop("round"), seconds.pop("aggregate") + scoring + 9e-5
     assert round_seconds[0] == pytest.approx(round_seconds[1])
-    expected = {"train": 3.0, "upload": 0.25, "evaluate": 0.5, "hosts": 3.75, "transfer": 1e-5, "wait": 7e-5}
+    expected = {"train": 3.0, "upload": 0.25, "evaluate": 0.5, "hosts": 3.75, "transfer": 1e-5, "wait": 8e-5}
     # Those of a host in another process are no work of the round.
     assert seconds.pop("kernels") == pytest.approx(2e-5, abs=1e-9)
     assert seconds == pytest.approx(expected)

@@ -18,7 +18,7 @@ TEST = {"nodes": 0.5, "rows": 0.61, "clients": 0.42, "f1": 0.33, "min": 0.1, "me
 
 def summary(seconds: float = 0.25, best: dict[str, Any] | None = None, **scopes: Any) -> dict[str, Any]:
     last = {"round": 9, "test": TEST}
-    parts = ("train", "evaluate", "upload", "aggregate", "transfer", "wait")
+    parts = ("train", "evaluate", "upload", "aggregate", "transfer", "wait", "scoring")
     return {
         "dataset": "cora",
         "synthetic": True,
@@ -70,10 +70,14 @@ def test_a_finished_run(tmp_path: Path) -> None:
     for part in (
         "numbers per client and round: 256 up, 512 down; in total 2.0 KiB up, 4.0 KiB down",
         "hosts: 0 s training, 1 s evaluating, 2 s preparing uploads",
-        "server: 3 s aggregating, 4 s sending and receiving, 5 s waiting",
+        "server: 3 s aggregating, 6 s scoring, 4 s sending and receiving, 5 s waiting",
         "2 times a cell was lost",
     ):
         assert part in text
+    older = summary(best={"round": 4, "test": {"nodes": 0.55}})
+    del older["seconds"]["scoring"]
+    text = "\n".join(printed(show_run, written(tmp_path, older), True))
+    assert "server: 3 s aggregating and scoring, 4 s sending" in text
 
 
 def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_client_without_training_rows_is_taught(run: Start) -> None:
 
 def test_the_papers_form_leaves_no_view_without_a_gradient(run: Start) -> None:
     # Equation 4 names no teacher: both views are of the model that it trains.
-    written = {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False}
+    written = {"neigh_norm": "sum", "self_mse": "raw", "self_detach": False, "floor": False, "copilot_read": "after"}
     options = {"algorithm.form": "paper"}, {f"algorithm.{name}": value for name, value in written.items()}
     found, expected = (run({**SEVERAL, **GKC, **keys}, rounds=1) for keys in options)
     assert all(map(torch.equal, weights(found), weights(expected)))
@@ -99,6 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "some terms": {"kama_terms": ("strength", "smoothness"), "lam": 0.5, "ramp": 3, "strong": (0.6, 0.7)},
     "clamped": {"kama_terms": ("smoothness",), "self_distillation": False, "copilot": SGC},
     "scores alone": {"mutual": "scores", "weights": "size", "self_distillation": False, "lam": 0.0},
+    "read after its step": {"copilot_read": "after", "alpha": 0.2, "weights": "uniform", "self_distillation": False},
     "neighbours alone": {"alpha": 0.4, "beta": 0.6, "weights": "uniform"},
     "no copilot": {"mutual": "none", "alpha": 0.7},
 }

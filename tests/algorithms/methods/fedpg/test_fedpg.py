@@ -125,9 +125,9 @@ def test_the_term_of_clients_that_lack_something(
     assert algorithm._alignment(client, (target, nothing)) is None
 
 
-@pytest.mark.parametrize("attention", ["none", "node"])
+@pytest.mark.parametrize(("attention", "labels"), [("none", "mean"), ("node", "mean"), ("node", "sum")])
 def test_a_model_that_passes_messages_answers_once_for_loss_and_alignment(
-    make_view: MakeView, make_client: MakeClient, attention: Any
+    make_view: MakeView, make_client: MakeClient, attention: Any, labels: Any
 ) -> None:
     """Against steps written out, with one draw of dropout each."""
     view = make_view(6, [(0, 1), (1, 2), (2, 3), (4, 5)], [0, 1, 1, 0, 1, 0], [0, 2, 4], 2)
@@ -135,7 +135,7 @@ def test_a_model_that_passes_messages_answers_once_for_loss_and_alignment(
     module = build("gcn", view.features, 2, 0, 0.5, {"hidden": 6})
     plain, client = make_client(view, copy.deepcopy(module)), make_client(view, module)
     targets = unit(torch.randn(2, 2, 6)), torch.ones(2, 2, dtype=torch.bool)
-    algorithm = FedPG(alignment="prototype", hops=1, attention=attention, mu=0.7)
+    algorithm = FedPG(alignment="prototype", hops=1, attention=attention, mu=0.7, cross_entropy=labels)
     options = TrainOptions(epochs=3, optimizer="sgd", lr=0.3, momentum=0.0, weight_decay=0.0)
     trainer = LocalTrainer({"model": client.model.flat}, options, algorithm)
     loss = algorithm.train(client, Received(1, targets), trainer, "train")
@@ -146,7 +146,7 @@ def test_a_model_that_passes_messages_answers_once_for_loss_and_alignment(
     plain.model.module.train()
     for _ in range(3):
         out = plain.model(plain.model.gathered("all"))
-        value = F.cross_entropy(out.logits_NC[view.train], view.train_label)
+        value = F.cross_entropy(out.logits_NC[view.train], view.train_label, reduction=labels)
         value = value + 0.7 * found[1](out.embedding_NH[found[0]])
         assert w.grad is not None
         w.grad.zero_()
@@ -294,6 +294,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "graphs, node": {"similar": 1, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
     "graphs, prototype": {"similar": 4, "alignment": "prototype", "hops": 1, "cross_hop": 1.0, "noise": 0.25},
     "graphs, attention": {"similar": 2, "alignment": "prototype", "attention": "node", "attention_lr": 0.1},
+    "graphs, embeddings as they are": {"similar": 2, "mu": 0.4, "embedding": "raw", "cross_entropy": "sum", "lam": 0.9},
+    "node, embeddings as they are": {"embedding": "raw", "cross_entropy": "sum", "mu": 0.9, "alpha": 0.4, "lam": 0.9},
     "graphs, own": {"similar": 3, "mu": 0.6, "targets": "own"},
     "own, node": {"mu": 0.8, "targets": "own"},
     "own, attention": {"mu": 0.3, "targets": "own", "alignment": "prototype", "attention": "node", "noise": 0.5},

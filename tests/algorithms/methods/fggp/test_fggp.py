@@ -154,6 +154,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"edge_temperature": 0.5, "lam": 0.3, "tau": 0.2, "beta": 0.7, "weight": "uniform"},
         {"name": "gcn", "hidden": 8},
     ),
+    "both views, as written": (
+        {"hidden": 4, **FGGP.forms["paper"], "k": 3, "neighbours": 2, "tau": 0.8, "beta": 0.3, "gamma": 0.5}, WHOLE_GCN
+    ),
     "neighbours alone": (
         {"gkic": "knn_only", "head_mode": "personal", "vote": "class_avg", "cluster": "mean", "neighbours": 2}
         | {"knn_every": 3, "need_label": False, "weight": "train"},

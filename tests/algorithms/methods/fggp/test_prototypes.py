@@ -11,7 +11,10 @@ from shoal.algorithms.methods.fggp.prototypes import (
     Bank,
     Clusters,
     Vote,
+    certain_classes,
+    certain_prototypes,
     contrast_of_views,
+    existing,
     last_of_clients,
     newest,
     summed_up,
@@ -59,6 +62,21 @@ def test_a_dead_feature_gets_finite_scores() -> None:
         found = votes(torch.zeros(1, 6), drawn([1, 3]), CLASSES, how, 20, 0.1)
         assert found[0, [1, 3]].isfinite().all()
         assert not found[0, [0, 2]].isfinite().any()
+
+
+def test_prototypes_by_logits_are_equation_4() -> None:
+    """Class 0: a training node, and one of logit -3; class 1: one of logit -0.5; class 2: logits that sum to 0."""
+    logits = torch.tensor([[9.0, 9, 9], [-3, -4, -5], [-2, -0.5, -1], [-2.0, -4, 1.5], [-3.0, -2, -1.5]])
+    z = torch.tensor([[1.0, 2], [3, -4], [5, 6], [1, 1], [2, 7]])
+    class_N, weight_N = certain_classes(logits, torch.tensor([0]), torch.tensor([0]), by_logit=True)
+    assert class_N.tolist() == [0, 0, 1, 2, 2]
+    assert weight_N.tolist() == [1, -3, -0.5, 1.5, -1.5]
+    proto, mass = certain_prototypes(z, class_N, weight_N, 4)
+    assert mass.tolist() == [-2, -0.5, 0, 0]
+    torch.testing.assert_close(proto[:2], torch.tensor([[(1 - 9) / -2, (2 + 12) / -2], [5.0, 6]]))
+    # A sum of zero cannot be divided by, and class 3 has no node.
+    assert existing(class_N, mass, 0.0).tolist() == [True, True, False, False]
+    assert existing(class_N, torch.tensor([1.0, 0.9, 0, 0]), 1.0).tolist() == [True, False, False, False]
 
 
 def test_last_of_clients_keeps_those_of_absent_clients() -> None:
