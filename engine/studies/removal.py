@@ -74,8 +74,8 @@ class _Found:
                 elif path.name not in folders:
                     (own if S_ISREG(mode) and written.fullmatch(place) else others).append(path)
         # What is read to know the folder comes last, so that what an interruption leaves can be removed again.
-        last = (METRICS, MARKS[kind], LOCK)
-        return sorted(own, key=lambda path: last.index(path.name) + 1 if path.name in last else 0), sorted(others)
+        last = [root / name for name in (METRICS, MARKS[kind], LOCK)]
+        return sorted(own, key=lambda path: last.index(path) + 1 if path in last else 0), sorted(others)
 
     @property
     def bytes(self) -> int:
@@ -135,6 +135,8 @@ def _own(path: Path) -> Kept:
     if path.is_symlink():
         raise ShoalError(path, f"is a link to {os.readlink(path)}; name that folder, or remove the link by hand")
     kind = kind_of(path)
+    if kind is None and _is_last_lock(path):
+        return Kept("run", path)
     if kind is None:
         raise ShoalError(path, "neither a store, a run nor a sweep; remove other folders by hand")
     read: dict[str, Callable[[Path], object]] = {"run": _require_run, "store": require_sealed, "sweep": sweep_of}
@@ -145,6 +147,12 @@ def _own(path: Path) -> Kept:
             path / MARKS[kind], "is not as Shoal writes it; remove what Shoal did not write by hand"
         ) from None
     return Kept(kind, path)
+
+
+def _is_last_lock(folder: Path) -> bool:
+    """Whether a lock of ours is the only file in a folder: a removal was cut off before its last file."""
+    files = [file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir()]
+    return files == [folder / LOCK] and S_ISREG(files[0].lstat().st_mode) and not files[0].stat().st_size
 
 
 def _require_run(folder: Path) -> None:
