@@ -426,7 +426,14 @@ OF_PLACE = {
 HARMLESS = (
     *(".unfinished", ".part", "hard link of a page", "hard link of an export", "link .address", "run outside"),
     *("run up", "link said", "driver of no process", "whole is itself", "whole linked", "clients linked"),
-    *("link beside objects", "list of an address", "list of itself", "list of a checkpoint", "list behind a link"),
+    *(
+        "link beside objects",
+        "link objects",
+        "list of an address",
+        "list of itself",
+        "list of a checkpoint",
+        "list behind a link",
+    ),
     *("link failure.txt", "link table.csv.unfinished", "link checkpoints/round-000002"),
 )
 CASES = [(kind, what) for kind, crafts in NOTES.items() for what in crafts]
