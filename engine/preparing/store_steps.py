@@ -181,10 +181,10 @@ class StoreSteps(ABC):
 
     def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
         """The clients of every file of a kind that is not finished. Raises ShoalError: they would lie elsewhere."""
-        found = [each for each in ranges(clients, pack) if self.writer.finished(place(each)) is None]
-        for each in found[:1]:
-            place_in(self.path, place(each))
-        return found
+        missing = [one for one in ranges(clients, pack) if self.writer.finished(place(one)) is None]
+        if missing:
+            place_in(self.path, place(missing[0]))
+        return missing
 
     def _files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
         """All files of a kind, which are finished."""

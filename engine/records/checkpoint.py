@@ -313,7 +313,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Digests of the files of a checkpoint by name. Raises what `UNUSABLE` names, or ShoalError: it cannot be read."""
+    """Returns the digests of the files of a checkpoint by name. Raises what `UNUSABLE` names, or ShoalError: it cannot be read."""
     files: dict[str, str] = unsealed(read_bytes(folder / PLAIN))["files"]
     _require_names(folder, files)
     return files

@@ -240,10 +240,10 @@ def note_parent(run: Path, parent: Mapping[str, Any]) -> None:
 def parent_of(run: Path) -> dict[str, Any] | None:
     """What `note_parent` wrote; None: the run is no fork. Raises ShoalError: the note is damaged."""
     try:
-        found = unsealed(read_bytes(run / FORK))
-        if not (isinstance(found.get("run"), str) and isinstance(found.get("round"), int)):
+        parent = unsealed(read_bytes(run / FORK))
+        if not (isinstance(parent.get("run"), str) and isinstance(parent.get("round"), int)):
             raise ValueError("names no run and no round")
-        return found
+        return parent
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

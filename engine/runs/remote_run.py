@@ -284,14 +284,14 @@ def read_list(folder: Folder) -> dict[str, Any]:
         try:
             text = folder.content(LIST)
             require_format(f"{folder}/{LIST}", text, FORMAT)
-            return _checked(f"{folder}/{LIST}", unsealed(text))
+            return _check_list(f"{folder}/{LIST}", unsealed(text))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             fault = error
     raise ShoalError(f"{folder}/{LIST}", f"damaged ({fault}); {WAY_OUT}")
 
 
-def _checked(where: str, listed: dict[str, Any]) -> dict[str, Any]:
-    """A list of files, without those that no run sends, once what it names can only be files of a run.
+def _check_list(where: str, listed: dict[str, Any]) -> dict[str, Any]:
+    """Returns a list of files, without those that no run sends, once what it names can only be files of a run.
 
     Raises ShoalError: a name is no path below a run, or a digest is none. ValueError, KeyError, TypeError,
     AttributeError: it is of another form.

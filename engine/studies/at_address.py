@@ -100,7 +100,7 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
 
     Only what Shoal wrote is removed; whatever else is there stays and is named. Refuses a run that is being written.
     """
-    found = [_kept(address) for address in addresses]
+    found = [_find(address) for address in addresses]
     print("\n".join(table.text() for table in listed(found)), end="")
     if not ask(f"remove {len(found)} folder{'s' * (len(found) > 1)}, {size(sum(each.bytes for each in found))}?"):
         return False
@@ -117,8 +117,8 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
     return True
 
 
-def _kept(address: str) -> Kept:
-    """A run or a store that is removed; one that cannot be copied any more, as another removal began, is so, too."""
+def _find(address: str) -> Kept:
+    """Finds a run or a store to remove, also where it cannot be copied any more since another removal began."""
     kind = _kind(address)
     try:
         path = local_copy(address)

@@ -146,13 +146,13 @@ def sweep_of(folder: Path) -> dict[str, Any]:
     """The study of a sweep, `config`, `axes` and what validation chooses, and its `runs`, as `write_sweep` has them."""
     path = folder / SWEEP
     try:
-        found = unsealed(read_bytes(path))
-        _require_texts([found["config"], *found["axes"]])
-        for run in found["runs"]:
+        study = unsealed(read_bytes(path))
+        _require_texts([study["config"], *study["axes"]])
+        for run in study["runs"]:
             _require_texts([run["run"], run["state"], run["error"], *run["columns"], *run["columns"].values()])
             if fault := path_fault(run["run"]):
                 raise ValueError(f"a run: {fault}")
-        return found
+        return study
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -37,8 +37,8 @@ OTHER_FILE = "bring that back, or delete all of {}, run `shoal prepare` again, a
 log = logging.getLogger(__name__)
 
 
-def _of_link(info: Any) -> Any:
-    """What is said of a link to a folder: it is one file, whatever it leads to."""
+def _describe_link(info: Any) -> Any:
+    """Describes a link to a folder as one file, whatever it leads to."""
     from pyarrow.fs import FileInfo, FileType
 
     return FileInfo(info.path, FileType.File, size=0, mtime=info.mtime)
@@ -88,7 +88,7 @@ class Folder:
         named = {name: info for name, info in infos.items() if name_fault(name) is None}
         for name in [name for name, info in named.items() if info.size is None] if everything and self._on_disk else ():
             if os.path.islink(f"{root}/{name}"):
-                named[name] = _of_link(named[name])
+                named[name] = _describe_link(named[name])
             else:
                 named |= self.listed(name, everything)
         return named
@@ -158,7 +158,7 @@ class Folder:
     def delete(self, relative: str) -> None:
         """Removes a file; one that is gone already is no fault."""
         with self._explained(relative):
-            files, path = self._files[0], self._written_at(relative)
+            files, path = self._files[0], self._find_place(relative)
             try:
                 files.delete_file(path)
             except FileNotFoundError:
@@ -172,8 +172,8 @@ class Folder:
             files, root = self._files
             files.delete_dir(root)
 
-    def _written_at(self, relative: str) -> str:
-        """The path in the file system of what is written or removed. Raises FetchError: it is not in the folder."""
+    def _find_place(self, relative: str) -> str:
+        """Returns the path in the file system of what is written or removed. Raises FetchError: it is not in the folder."""
         root = self._files[1]
         path = f"{root}/{relative}"
         fault = name_fault(relative)
@@ -187,7 +187,7 @@ class Folder:
     def _written(self, relative: str) -> Iterator[BinaryIO]:
         with self._explained(relative):
             files = self._files[0]
-            path = whole = self._written_at(relative)
+            path = whole = self._find_place(relative)
             if self._on_disk:
                 files.create_dir(path.rpartition("/")[0], recursive=True)
                 path = f"{whole}.{os.getpid()}{UNFINISHED}"

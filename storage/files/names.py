@@ -20,7 +20,7 @@ NOT_OURS = "Shoal did not write it so; get it again from where it was made"
 
 
 def name_fault(name: object, written: str | None = None) -> str | None:
-    """Reason why a name that was read is not that of something below a folder; None: it is.
+    """Returns why a name that was read is not that of something below a folder; None: it is.
 
     Args:
         name: A path with `/` between its parts.
@@ -45,7 +45,7 @@ def name_fault(name: object, written: str | None = None) -> str | None:
 def require_name(where: object, name: object, written: str | None = None) -> str:
     """Returns a name that was read `where`. Raises ShoalError: as `name_fault` says."""
     if fault := name_fault(name, written):
-        raise ShoalError(where, f"names {_quoted(name)}, which {fault}; {NOT_OURS}")
+        raise ShoalError(where, f"names {_quote(name)}, which {fault}; {NOT_OURS}")
     assert isinstance(name, str)
     return name
 
@@ -53,11 +53,11 @@ def require_name(where: object, name: object, written: str | None = None) -> str
 def require_digest(where: object, digest: object) -> str:
     """Returns a digest that was read `where`. Raises ShoalError: it is no text of 32 hexadecimal digits."""
     if not isinstance(digest, str) or not re.fullmatch(DIGEST, digest):
-        raise ShoalError(where, f"expected a digest of 32 hexadecimal digits, got {_quoted(digest)}; {NOT_OURS}")
+        raise ShoalError(where, f"expected a digest of 32 hexadecimal digits, got {_quote(digest)}; {NOT_OURS}")
     return digest
 
 
-def _quoted(found: object) -> str:
+def _quote(found: object) -> str:
     text = repr(found)
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]} …"
 

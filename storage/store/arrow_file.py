@@ -62,7 +62,7 @@ class PackedRecord(FileRecord):
 
 
 def read_record(where: object, plain: Mapping[str, Any]) -> FileRecord:
-    """The record that a manifest or a journal has of a file.
+    """Returns the record that a manifest or a journal has of a file.
 
     Raises ShoalError: its digest is none. TypeError, KeyError: it has no digest and no number of bytes.
     """

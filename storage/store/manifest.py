@@ -173,7 +173,8 @@ class Manifest:
     def tables(self) -> Iterator[tuple[Path, Table]]:
         """Every table, and its path below the store."""
         yield table_path("clients"), self.clients
-        for kind, several in zip(KINDS, (self.splits, self.hops, self.boundaries)):
+        named: tuple[Mapping[str, Table], ...] = (self.splits, self.hops, self.boundaries)
+        for kind, several in zip(KINDS, named):
             for name, table in several.items():
                 yield table_path(kind, name), table
 

@@ -54,7 +54,7 @@ def boundary_path(edges: str, clients: int | range) -> Path:
 
 
 def scratch_path(edges: str, propagation: str) -> Path:
-    """Path inside a store of the folder of files from which hops over edges between clients are made."""
+    """Returns the path inside a store of the folder of files from which hops over edges between clients are made."""
     return boundary_path(edges, 0).parent / f"scratch-{propagation}"
 
 

@@ -33,7 +33,7 @@ ADDED = ["data.split=per_client", "propagation.hops=2", "data.inductive=true"]
 
 @dataclass(frozen=True)
 class World:
-    """Sound folders and addresses below `here`, files that are nobody's business in `outside`, and the run's name."""
+    """Sound folders and addresses below `here`, files of the user in `outside`, and the run's name."""
 
     root: Path
     name: str
