@@ -313,7 +313,10 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Returns the digests of the files of a checkpoint by name. Raises what `UNUSABLE` names, or ShoalError: it cannot be read."""
+    """Returns the digests of the files of a checkpoint by name.
+
+    Raises what `UNUSABLE` names; ShoalError: it names what is no file of a checkpoint.
+    """
     files: dict[str, str] = unsealed(read_bytes(folder / PLAIN))["files"]
     _require_names(folder, files)
     return files

@@ -173,7 +173,7 @@ class Folder:
             files.delete_dir(root)
 
     def _find_place(self, relative: str) -> str:
-        """Returns the path in the file system of what is written or removed. Raises FetchError: it is not in the folder."""
+        """Returns the path of what is written or removed. Raises FetchError: it does not lie in the folder."""
         root = self._files[1]
         path = f"{root}/{relative}"
         fault = name_fault(relative)
