@@ -194,7 +194,8 @@ class Run:
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.
         """
-        from shoal.engine.runs.export import PREDICTIONS, export
+        from shoal.engine.records.outputs import PREDICTIONS
+        from shoal.engine.runs.export import export
 
         # Made again each time, for a run may have been run afresh.
         file = export(self.path, best, probabilities) / PREDICTIONS
@@ -240,7 +241,8 @@ class Run:
             Tensors by name, under `global/` if the server has a model, and under `client/<number>/` where clients hold
             personal models; then the names of the backbone's parameters.
         """
-        from shoal.engine.runs.export import MODELS, export
+        from shoal.engine.records.outputs import MODELS
+        from shoal.engine.runs.export import export
 
         found: dict[str, Tensor] = load_file(export(self.path, best) / MODELS)
         return found

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from shoal.engine.callbacks.callback import Callback, Line, Running
 from shoal.engine.records.metrics import numbers_of
+from shoal.engine.records.outputs import CSV
 from shoal.storage.files.atomic import replacing
-
-FILE = "metrics.csv"
 
 
 @dataclass
@@ -27,13 +26,13 @@ class CsvFile(Callback):
         if not row.keys() <= set(self._columns):
             self._write(run, run.lines)
             return
-        with (run.path / FILE).open("a", newline="") as file:
+        with (run.path / CSV).open("a", newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
     def _write(self, run: Running, lines: Sequence[Line]) -> None:
         rows = [numbers_of(line) for line in lines]
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        with replacing(run.path / FILE) as unfinished, unfinished.open("w", newline="") as file:
+        with replacing(run.path / CSV) as unfinished, unfinished.open("w", newline="") as file:
             table = csv.DictWriter(file, self._columns)
             table.writeheader()
             table.writerows(rows)

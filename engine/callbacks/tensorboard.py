@@ -10,6 +10,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from shoal.engine.callbacks.callback import Callback, Line, Running
 from shoal.engine.config.sections import DOMAINS
+from shoal.engine.records.outputs import TENSORBOARD
 from shoal.engine.records.summary import metrics_in, weighting_of
 
 
@@ -22,9 +23,9 @@ class TensorBoard(Callback):
     def start(self, run: Running) -> None:
         """Begins a file of events; where there is none yet, with the rounds that there are."""
         if self._writer is None:
-            earlier = () if (run.path / "tensorboard").exists() else run.lines
+            earlier = () if (run.path / TENSORBOARD).exists() else run.lines
             plain = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in run.keys.items()}
-            self._writer = EventFileWriter(str(run.path / "tensorboard"))
+            self._writer = EventFileWriter(str(run.path / TENSORBOARD))
             self._writer.add_event(Event(step=0, summary=hparams_pb(plain, trial_id=run.path.name)))
             for line in earlier:
                 self.after_round(run, line)

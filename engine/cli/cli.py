@@ -315,6 +315,7 @@ def clock_command(
 ) -> None:
     """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
     from shoal.engine.clock.report import Asked, clocked
+    from shoal.engine.records.outputs import CLOCK, page_folder
 
     asked = Asked.of(devices, network, deadline, target, seed, not no_server, not no_evaluation)
     made = clocked([possible_path(path) for path in paths], asked)
@@ -324,7 +325,8 @@ def clock_command(
     from shoal.engine.studies.study_table import on_screen
 
     print("\n".join(map(on_screen, made.tables())), end="")
-    print(f"page: {made.write(out or possible_path(paths[0]) / 'clock')}; beside it rounds.csv and target.csv")
+    folder = out or page_folder(possible_path(paths[0]), CLOCK)
+    print(f"page: {made.write(folder)}; beside it rounds.csv and target.csv")
 
 
 @app.command("compare")

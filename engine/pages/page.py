@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.engine.pages.figures import COLOURS, Drawing
+from shoal.engine.records.outputs import FIGURES, KINDS, PAGE
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.files.atomic import replacing
+from shoal.storage.files.names import place_in
 
-PAGE, FIGURES, KINDS = "index.html", "figures", ("svg", "png", "pdf")
 # In the order of the figures' colours, each at least 7 to 1 on the dark background.
 DARK = ("#56b4e9", "#ff8c42", "#2dc79c", "#e38ac8", "#e5c04a", "#c4c4c4", "#ff7a8c", "#9bd3f0")
 
@@ -164,7 +165,7 @@ def write_page(folder: Path, head: Head, sections: Sequence[Section], kinds: Seq
     shown = [section for section in sections if section.note or not section.empty]
     for drawing in (drawing for section in shown for drawing in section.drawings):
         for kind in kinds:
-            with replacing(folder / FIGURES / f"{drawing.name}.{kind}") as unfinished:
+            with replacing(place_in(folder, FIGURES, f"{drawing.name}.{kind}")) as unfinished:
                 unfinished.write_bytes(drawing.file(kind))
     with replacing(folder / PAGE) as unfinished:
         unfinished.write_text(_page(head, shown, kinds))

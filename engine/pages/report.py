@@ -18,10 +18,11 @@ from shoal.engine.pages.figures import Drawing
 from shoal.engine.pages.head import best_of, head_of, standing_figure
 from shoal.engine.pages.influence_page import influence_sections
 from shoal.engine.pages.looks import MOST_LINES, Look, Looks, Panels
-from shoal.engine.pages.page import KINDS, PAGE, Section, write_page
+from shoal.engine.pages.page import Section, write_page
 from shoal.engine.pages.scaling_figures import is_scaling, scaling_sections
 from shoal.engine.pages.search_page import search_sections
 from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.outputs import KINDS, PAGE, REPORT, page_folder
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import scopes_apart
 from shoal.engine.studies.figure_data import (
@@ -37,17 +38,17 @@ from shoal.engine.studies.figure_data import (
     recorded_prototypes,
     score_in,
 )
-from shoal.engine.studies.forecast import FORECAST, forecast_table
+from shoal.engine.studies.forecast import forecast_table
 from shoal.engine.studies.groups import Group, Row, grouped, spread_of
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.plain_names import METHOD, MODELS, PlainNames
 from shoal.engine.studies.study_table import Layout, table_of
-from shoal.engine.studies.sweep_folder import rows_of
+from shoal.engine.studies.sweep_folder import FORECAST, rows_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 
-FOLDER, COMPARISON = "report", "comparison"
+COMPARISON = "comparison"
 MIB = 1 << 20
 # Clients of which a histogram says more than single ones, and panels of single clients.
 MANY_CLIENTS, MOST_SCATTERED = 100, 6
@@ -72,7 +73,7 @@ def report(
     groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
-    folder = out or paths[0] / FOLDER
+    folder = out or page_folder(paths[0])
     alone = display_name(load_config(_finished(groups[0])[0]).algorithm.name)
     looks = Looks(groups, PlainNames(groups, (standing_figure(groups),), labels), alone)
     scaling = is_scaling(rows)
@@ -397,7 +398,7 @@ def _runs(rows: Sequence[Row], folder: Path, looks: Looks) -> Section:
     keys = [key for key in keys if len({row.columns.get(key) for row in rows}) > 1]
     cells, links = [], {}
     for row in rows:
-        place = row.path / FOLDER / PAGE if (row.path / FOLDER / PAGE).exists() else row.path
+        place = row.path / REPORT / PAGE if (row.path / REPORT / PAGE).exists() else row.path
         links[row.path.name] = os.path.relpath(place.absolute(), folder.absolute())
         cells.append((*(looks.names.value(key, row.columns.get(key, "-")) for key in keys), row.state, row.path.name))
     heads = (*map(looks.names.key, keys), "state", "page or folder")

@@ -11,7 +11,7 @@ from shoal.engine.pages.figures import Drawing
 from shoal.engine.pages.looks import Look
 from shoal.engine.pages.page import Section
 from shoal.engine.studies.plain_names import key_names
-from shoal.engine.studies.search_space import SEARCH
+from shoal.engine.studies.sweep_folder import SEARCH
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import unsealed

@@ -19,6 +19,7 @@ from shoal.engine.preparing.task_functions import received, seen, sent, sign_of,
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import UNFINISHED, cannot_write
+from shoal.storage.files.disk import MARK
 from shoal.storage.runner import HERE, Item, Result, Room, Runner, Work
 
 # A group of items may be lost so often.
@@ -26,7 +27,7 @@ RETRIES = 3
 # Where results have an order, so many groups for each that is worked on may be ahead of the first.
 AHEAD = 2
 SECONDS_TO_LOOK = 60.0
-MARK, APART = ".seen-", "task-"
+APART = "task-"
 
 
 @dataclass(frozen=True)

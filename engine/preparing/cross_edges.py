@@ -13,6 +13,7 @@ import pyarrow as pa
 from shoal.engine.screen.progress import progress
 from shoal.storage.files.disk import require_disk
 from shoal.storage.files.mapped import ROWS, read, row_blocks
+from shoal.storage.files.names import place_in
 from shoal.storage.graph.cross_edges import ENTRIES_A_BLOCK, ENTRY_BYTES, Boundary, boundaries, cross_hop
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.propagation import require_held
@@ -201,7 +202,7 @@ class Exchange:
 
 
 def _unfinished(path: Path) -> Path:
-    return path.with_name(f"unfinished-{path.name}")
+    return place_in(path.parent, f"unfinished-{path.name}")
 
 
 def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[None]:

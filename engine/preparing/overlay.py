@@ -13,6 +13,7 @@ from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import writing
+from shoal.storage.files.names import place_in, require_name
 from shoal.storage.store.manifest import NAME, read_manifest
 from shoal.storage.store.store import IDS, hops_path, shard_path, split_path, stores_below
 
@@ -31,7 +32,7 @@ def overlay_path(store: Path, config: Config) -> Path:
     manifest = read_manifest(store)
     digits = fingerprint_of({"identity": manifest.identity, "published": manifest.published})
     root = Path(config.data.overlay or ROOT).expanduser().resolve()
-    return root / f"{manifest.name}-{len(manifest.clients)}-{digits}"
+    return root / f"{require_name(store / NAME, manifest.name)}-{len(manifest.clients)}-{digits}"
 
 
 def overlaid(store: Path, config: Config) -> Path:
@@ -59,6 +60,7 @@ def _link(store: Path, overlay: Path) -> None:
     ]
     try:
         for folder in (file.parent for file in files):
+            place_in(overlay, folder.parent)
             _link_folder(store / folder, overlay / folder)
     except OSError as error:
         raise ShoalError(overlay, f"cannot be written: {error.strerror}; set data.overlay to another folder") from None

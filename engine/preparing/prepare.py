@@ -10,17 +10,18 @@ from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
 from shoal.engine.preparing.identity import identity, published_digests, remote_of, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
-from shoal.engine.preparing.store_builder import ASSIGNMENT, LazyGraph, StoreBuilder, TrainingBuilder, made_from
+from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder, TrainingBuilder, made_from
 from shoal.engine.preparing.store_steps import StoreSteps, hops_on_disk, shards_on_disk, split_on_disk
 from shoal.engine.records.inputs import differences
 from shoal.engine.screen.progress import say, watch
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK, writing
+from shoal.storage.files.names import place_in
 from shoal.storage.progress import watched_by
 from shoal.storage.runner import HERE, Runner, run_by
 from shoal.storage.store.client_table import TABLES
 from shoal.storage.store.manifest import NAME
-from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, training_path
+from shoal.storage.store.store import ASSIGNMENT, DOMAINS, TRAINING, WHOLE, Store, training_path
 from shoal.storage.store.writer import PROGRESS
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _opened(
 
     Without a graph nothing is made: None where anything is missing.
     """
-    made = identity(config)
+    made, top = identity(config), path
 
     def opened(
         path: Path,
@@ -140,6 +141,7 @@ def _opened(
         if require_room is not None:
             require_room()
         _require_place(path)
+        place_in(top, path.relative_to(top))
         with writing(path):
             return steps(graph).run(config.data, config.kernel())
 

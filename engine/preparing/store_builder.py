@@ -39,6 +39,7 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.disk import require_disk
+from shoal.storage.files.names import place_in
 from shoal.storage.graph.gather import Memory, files_of, memory_of
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import BLOCK_BYTES, kept_entries
@@ -52,18 +53,19 @@ from shoal.storage.store.client_table import BoundaryRecord, SplitRecord, client
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
 from shoal.storage.store.split import Split, random_split, split_columns, to_codes
 from shoal.storage.store.store import (
+    ASSIGNMENT,
     DOMAINS,
     IDS,
     TRAINING,
     Store,
     boundary_path,
     hops_path,
+    scratch_path,
     shard_path,
     split_path,
     training_path,
 )
 
-ASSIGNMENT = Path("assignment.npy")
 # Tasks of a machine that each read the whole graph; more would read more than they compute.
 READERS = 16
 
@@ -238,7 +240,7 @@ class StoreBuilder(StoreSteps):
         # As above.
         from shoal.engine.preparing.cross_edges import Exchange, write_cross_hops
 
-        folder = self.path / boundary_path(propagation.cross.name, 0).parent / f"scratch-{propagation.name}"
+        folder = place_in(self.path, scratch_path(propagation.cross.name, propagation.name))
         exchange = Exchange(shards, propagation, folder)
         counts = shards.manifest.boundaries[propagation.cross.name].counts
         memory = exchange.memory(counts)

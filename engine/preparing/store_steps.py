@@ -12,6 +12,7 @@ from shoal.engine.preparing.client_files import hops_memory, kept_rows, write_ho
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
+from shoal.storage.files.names import place_in
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.runner import Runner, Work, parts, runner
@@ -179,8 +180,11 @@ class StoreSteps(ABC):
         return [self.path / shard_path(pack) for pack in packs[:1]]
 
     def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
-        """The clients of every file of a kind that is not finished."""
-        return [each for each in ranges(clients, pack) if self.writer.finished(place(each)) is None]
+        """The clients of every file of a kind that is not finished. Raises ShoalError: they would lie elsewhere."""
+        missing = [one for one in ranges(clients, pack) if self.writer.finished(place(one)) is None]
+        if missing:
+            place_in(self.path, place(missing[0]))
+        return missing
 
     def _files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
         """All files of a kind, which are finished."""

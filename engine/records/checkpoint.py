@@ -18,6 +18,8 @@ from shoal.engine.records.summary import chosen
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.checksummed_json import require_format, sealed, unsealed
 from shoal.storage.files.digest import digest
+from shoal.storage.files.names import require_digest, require_name
+from shoal.storage.files.places import COPIES, cache_folder
 from shoal.storage.files.reading import read_bytes
 
 if TYPE_CHECKING:
@@ -35,6 +37,13 @@ PART_BYTES = 2**26
 BEST = "best"
 # In a folder that is the copy of a run at an address: this.
 ADDRESS = ".address"
+# Files of a checkpoint, the first with all others but for metrics; paths below a run of what is written here.
+PARTS = r"state\.safetensors|(here-)?clients-\d{4,}(-\d{4,})?\.safetensors"
+FILES = rf"{PARTS}|metrics\.jsonl"
+WRITTEN = (
+    rf"(checkpoints|best)/round-\d{{6,18}}(\.unfinished|\.unusable\d*)?/({FILES}|state\.json)",
+    r"\.address",
+)
 # Raised by reading a damaged one.
 UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
@@ -147,9 +156,21 @@ def write_clients(path: Path, tensors: "Tree") -> str:
 
 
 def address_of(run: Path) -> str | None:
-    """The address of the run of which a folder is the copy on this machine; None: the run is in the folder alone."""
+    """The address of the run of which a folder is the copy on this machine; None: the run is in the folder alone.
+
+    A folder says so itself, and may come from anybody: its word counts in the cache alone, where this machine makes
+    all copies. Ownership would not do, as what a user unpacks is the user's.
+    """
     path = run / ADDRESS
-    return path.read_text() if path.exists() else None
+    if not path.exists() or not _is_copy(run):
+        return None
+    return path.read_text()
+
+
+def _is_copy(run: Path) -> bool:
+    """Whether a folder lies where copies of runs at addresses are made."""
+    kept = Path(os.path.realpath(cache_folder()))
+    return Path(os.path.realpath(run)).parent.parent in [kept / kind for kind in COPIES]
 
 
 def _parts(tensors: "Tree") -> "dict[str, Tree]":
@@ -268,10 +289,17 @@ def _record(folder: Path) -> dict[str, Any]:
     text = read_bytes(folder / PLAIN)
     require_format(folder, text, FORMAT)
     record = unsealed(text)
-    if address := address_of(folder.parents[1]):
+    _require_names(folder, record["files"])
+    run = folder.parents[1]
+    if address := address_of(run):
         from shoal.engine.records.remote_parts import fetch_missing
 
         fetch_missing(address, folder, record["files"])
+    elif (run / ADDRESS).exists() and not all((folder / name).exists() for name in record["files"]):
+        raise ValueError(
+            f"files are missing, and its {ADDRESS} is followed in the cache of this machine alone; name the run by the "
+            "address at which it is"
+        )
     for name, expected in record["files"].items():
         if digest(folder / name) != expected:
             raise ValueError(f"{name}: checksum does not match")
@@ -282,6 +310,23 @@ def _record(folder: Path) -> dict[str, Any]:
     if folder_of(folder.parent, record["state"]["round"]) != folder:
         raise ValueError(f"of round {record['state']['round']}")
     return record
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Returns the digests of the files of a checkpoint by name.
+
+    Raises what `UNUSABLE` names; ShoalError: it names what is no file of a checkpoint.
+    """
+    files: dict[str, str] = unsealed(read_bytes(folder / PLAIN))["files"]
+    _require_names(folder, files)
+    return files
+
+
+def _require_names(folder: Path, files: Mapping[str, str]) -> None:
+    """Raises ShoalError: a checkpoint names what is no file of one, or another digest than ours."""
+    for name, expected in files.items():
+        require_name(folder / PLAIN, name, FILES)
+        require_digest(folder / PLAIN, expected)
 
 
 def _fault(error: Exception) -> str:

@@ -21,6 +21,8 @@ from shoal.storage.files.digest import digest_of
 from shoal.storage.files.reading import read_bytes
 
 CLIENT_SCORES, UPLOADS = "clients.arrows", "uploads.arrows"
+# Paths below a run of what is written here.
+WRITTEN = (r"(clients|uploads)\.arrows",)
 # What reading a batch may raise that a kill cut off, or that was damaged.
 UNREADABLE = (
     *(pa.lib.ArrowException, EOFError, StopIteration),

@@ -23,7 +23,9 @@ from shoal.storage.files.reading import read_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-METRICS = "metrics.jsonl"
+METRICS, RECORDS = "metrics.jsonl", "records"
+# Paths below a run of what is written here.
+WRITTEN = (r"metrics\.jsonl", r"records/round-\d{6,18}\.safetensors")
 SCOPES = "scopes."
 # Keys of the name of the run, and of the digests of what else is kept of a round.
 OF_RUN, DIGESTS = "run", "digests"
@@ -160,9 +162,6 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 path, f"line {number} {fault}; --resume rebuilds it from a checkpoint, --fresh starts over"
             ) from None
     return result
-
-
-RECORDS = "records"
 
 
 def write_records(run: Path, number: int, records: "Mapping[str, Tensor]") -> str:

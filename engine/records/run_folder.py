@@ -21,24 +21,31 @@ from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientScores
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import METRICS, OF_RUN, RECORDS, Metrics, read_metrics
+from shoal.engine.records.outputs import EXPORT, OF_CALLBACKS
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.disk import locked
-from shoal.storage.files.places import cache_folder
+from shoal.storage.files.names import place_in
+from shoal.storage.files.places import COPIES, cache_folder
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import is_address
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 SUMMARY, LOG, FAILURE = "summary.json", "run.log", "failure.txt"
-# Written by callbacks and `shoal export`.
-OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS = "checkpoints"
 # Of a fork: the run that it goes on from, and after which round.
 FORK = "fork.json"
 # By `shoal influence`, for the page.
 INFLUENCE = "influence.json"
+# Paths below a run of what is written here, and by `shoal influence`.
+WRITTEN = (
+    r"config\.yaml|summary\.json|failure\.txt|run\.log|(fork|influence)\.json",
+    rf"{CODE}/[0-9a-f]{{8}}/.+\.py",
+)
+# All that is written below a run without being replaced as a whole, and the folders that are written into.
+FIXED = (METRICS, CLIENT_SCORES, UPLOADS, LOG, CHECKPOINTS, checkpoint.BEST, RECORDS, CODE, *OF_CALLBACKS, EXPORT)
 
 
 def runs_here(config: Config) -> Path:
@@ -46,7 +53,7 @@ def runs_here(config: Config) -> Path:
     root = config.run.root
     if not is_address(root):
         return Path(root)
-    return cache_folder() / "runs" / text_digest(root.partition("?")[0].rstrip("/"))
+    return cache_folder() / COPIES[1] / text_digest(root.partition("?")[0].rstrip("/"))
 
 
 def run_place(config: Config, folder: Path) -> Path | str:
@@ -91,7 +98,10 @@ class RunFolder:
     """The one writer of a run folder."""
 
     def __init__(self, path: Path, log_format: str = "text") -> None:
-        """Makes and locks the folder. Raises ShoalError: another run is writing it, or it cannot be made or locked."""
+        """Makes and locks the folder.
+
+        Raises ShoalError: another run is writing it, it cannot be made or locked, or a link in it leads out of it.
+        """
         self.path = path
         # What a run at an address replaces: its name in lines, and what sends the folder there.
         self.place: Path | str = path
@@ -100,6 +110,12 @@ class RunFolder:
         self.uploads = ClientScores(path, UPLOADS)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
         self._lock = locked(path, "run.root", busy)
+        try:
+            for name in FIXED:
+                place_in(path, name)
+        except BaseException:
+            self._lock.close()
+            raise
         self._log = _Log(self.log, delay=True)
         text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
         self._log.setFormatter(_JsonLines(path.name) if log_format == "json" else text)
@@ -173,7 +189,7 @@ class RunFolder:
         file = self.path / kept_name(code).rpartition(":")[0]
         texts = {file: code.source, **{file.parent / path_of(name): text for name, text in code.helpers.items()}}
         for path, text in texts.items():
-            with replacing(path) as unfinished:
+            with replacing(place_in(self.path, path.relative_to(self.path))) as unfinished:
                 unfinished.write_text(text, encoding="utf-8")
 
     def clear(self) -> None:
@@ -193,7 +209,8 @@ class RunFolder:
                 checkpoint.BEST,
                 RECORDS,
                 CODE,
-                *OF_OTHERS,
+                *OF_CALLBACKS,
+                EXPORT,
             ):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
@@ -223,7 +240,10 @@ def note_parent(run: Path, parent: Mapping[str, Any]) -> None:
 def parent_of(run: Path) -> dict[str, Any] | None:
     """What `note_parent` wrote; None: the run is no fork. Raises ShoalError: the note is damaged."""
     try:
-        return unsealed(read_bytes(run / FORK))
+        parent = unsealed(read_bytes(run / FORK))
+        if not (isinstance(parent.get("run"), str) and isinstance(parent.get("round"), int)):
+            raise ValueError("names no run and no round")
+        return parent
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -20,6 +20,7 @@ from shoal.engine.messages.job import Job, make_job
 from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.metrics import write_tensors
+from shoal.engine.records.outputs import BESIDE, MODELS, OF_DOMAINS, PREDICTIONS, export_folder
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.rounds.state import FederationState
@@ -31,10 +32,8 @@ from shoal.storage.options.split_codes import UNASSIGNED
 from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
-MODELS, PREDICTIONS, OF_DOMAINS = "models.safetensors", "predictions.arrow", "predictions-domains.arrow"
 # Columns that hold classes.
 CLASSES = {"label", "deployed", "global", "domains"}
-BESIDE = "beside.safetensors"
 
 
 def export(run: Path, best: str | None = None, probabilities: bool = False) -> Path:
@@ -63,11 +62,11 @@ def export(run: Path, best: str | None = None, probabilities: bool = False) -> P
     Raises:
         ShoalError: No folder of a finished run, or its checkpoint cannot be used, or the store is another one.
     """
+    out = export_folder(run, best)
     opened = reopen(run, best)
     host, job, store, state = opened.host, opened.job, opened.store, opened.state
     algorithm, global_model = opened.algorithm, opened.global_model
     personal = algorithm.client_models != "global" or not global_model
-    out = run / "export" / (f"best-{best}" if best else "")
     models: Tree = {}
     beside = _read_by_predict(state, global_model, algorithm.models()) if overrides(algorithm, "predict") else {}
     rows = []

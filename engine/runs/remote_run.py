@@ -26,6 +26,7 @@ import xxhash
 from shoal.engine.config.config_text import CONFIG
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import ADDRESS, PLAIN, SUFFIX
+from shoal.engine.records.outputs import CLOCK, EXPORT, REPORT
 from shoal.engine.records.remote_parts import OBJECTS, WAY_OUT, no_room, sizes_at
 from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from shoal.engine.screen.progress import say
@@ -34,16 +35,23 @@ from shoal.storage.files.addresses import AT_ONCE, TRIES, Folder
 from shoal.storage.files.checksummed_json import require_format, sealed, unsealed
 from shoal.storage.files.digest import CHUNK, text_digest
 from shoal.storage.files.disk import LOCK
-from shoal.storage.files.places import cache_folder
+from shoal.storage.files.names import DIGEST, place_in, require_digest, require_name
+from shoal.storage.files.places import COPIES, cache_folder
 
 log = logging.getLogger(__name__)
 LIST, FORMAT = "run.json", 1
+# The folder of drivers at work, and the name of one: machine, process, and a number of its own.
+DRIVERS, DRIVER = "drivers", r"[^/]+-\d{1,10}-[0-9a-f]{8}"
 OF_CHECKPOINTS = (CHECKPOINTS, checkpoint.BEST)
 # What is of this machine, or is made of the rest.
-NOT_SENT = re.compile(rf"\.lock|\.address|{LIST}|(report|export)/.*|.*\.(unfinished|unusable\d*|part)(/.*)?")
+NOT_SENT = re.compile(
+    rf"\.lock|\.address|{LIST}|({REPORT}|{CLOCK}|{EXPORT})/.*|.*\.(unfinished|unusable\d*|part)(/.*)?"
+)
+# Paths below the address, and below a run here, of what is written by this file.
+THERE = (rf"{OBJECTS}/{DIGEST}", rf"{DRIVERS}/{DRIVER}")
+WRITTEN = (re.escape(LIST),)
 # A driver shows itself, and one that does not is gone, after so many seconds.
 BETWEEN_SIGNS, GONE_AFTER, BETWEEN_LOOKS = 10.0, 60.0, 1.0
-DRIVERS = "drivers"
 
 
 class Seat:
@@ -79,7 +87,12 @@ class Seat:
 
     def _drivers(self) -> dict[str, float]:
         infos = self._folder.listed(DRIVERS).items()
-        return {name: info.mtime.timestamp() for name, info in infos if info.size is not None}
+        files = {name: info for name, info in infos if info.size is not None}
+        return {
+            name: info.mtime.timestamp()
+            for name, info in files.items()
+            if re.fullmatch(DRIVER, name.removeprefix(f"{DRIVERS}/"))
+        }
 
     def _await(self, before: Collection[str]) -> None:
         """Waits for who was there before, or came in the same moment and a little earlier, unless it is gone."""
@@ -230,8 +243,8 @@ class RemoteRun:
         # As checkpoints say; what is there already is not read again.
         digests: dict[str, str] = {}
         for name in [name for name in names if name.endswith(f"/{PLAIN}")]:
-            with suppress(ValueError, KeyError):
-                of_state = unsealed(names[name].read_bytes())["files"]
+            with suppress(*checkpoint.UNUSABLE, ShoalError):
+                of_state = checkpoint.files_of(names[name].parent)
                 digests |= {f"{PurePosixPath(name).parent}/{part}": xxh3 for part, xxh3 in of_state.items()}
         found = {name: [there[xxh3], xxh3] for name, xxh3 in digests.items() if there.get(xxh3) is not None}
         for name in names.keys() - found.keys():
@@ -271,13 +284,29 @@ def read_list(folder: Folder) -> dict[str, Any]:
         try:
             text = folder.content(LIST)
             require_format(f"{folder}/{LIST}", text, FORMAT)
-            found = unsealed(text)
-            if "files" in found:
-                return found
-            fault = ValueError("names no files")
-        except (ValueError, KeyError) as error:
+            return _check_list(f"{folder}/{LIST}", unsealed(text))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             fault = error
     raise ShoalError(f"{folder}/{LIST}", f"damaged ({fault}); {WAY_OUT}")
+
+
+def _check_list(where: str, listed: dict[str, Any]) -> dict[str, Any]:
+    """Returns a list of files, without those that no run sends, once what it names can only be files of a run.
+
+    Raises ShoalError: a name is no path below a run, or a digest is none. ValueError, KeyError, TypeError,
+    AttributeError: it is of another form.
+    """
+    if "files" not in listed:
+        raise ValueError("names no files")
+    for name, (size, xxh3) in listed["files"].items():
+        require_name(where, name)
+        require_digest(where, xxh3)
+        if not isinstance(size, int):
+            raise ValueError(f"{name} has {size!r} bytes")
+    if not (isinstance(listed["round"], int) and isinstance(listed["generation"], str)):
+        raise ValueError("has no round and no generation")
+    files = {name: record for name, record in listed["files"].items() if not NOT_SENT.fullmatch(name)}
+    return {**listed, "files": files}
 
 
 def _list_here(path: Path) -> dict[str, Any]:
@@ -291,13 +320,13 @@ def bring(folder: Folder, there: Mapping[str, Any], path: Path) -> None:
 
     Raises FetchError: the address is out of reach, or a file there is missing or another one, or there is no room.
     """
-    files = {name: record for name, record in there["files"].items() if ".." not in PurePosixPath(name).parts}
+    files = there["files"]
     earlier = _list_here(path).get("files", {}).keys() - files.keys()
     try:
         for name in earlier:
-            (path / name).unlink(missing_ok=True)
+            place_in(path, require_name(path / LIST, name)).unlink(missing_ok=True)
         for part in OF_CHECKPOINTS:
-            states = [name for name in files if name.startswith(f"{part}/") and name.endswith(PLAIN)]
+            states = [name for name in files if re.fullmatch(rf"{part}/round-\d{{6,18}}/{re.escape(PLAIN)}", name)]
             same = [name.split("/")[1] for name in states if _is_as(path / name, files[name])]
             checkpoint.keep_only(path / part, {int(name.rpartition("-")[2]) for name in same})
         small = [name for name in files if name.split("/")[0] not in OF_CHECKPOINTS or not name.endswith(SUFFIX)]
@@ -309,7 +338,7 @@ def bring(folder: Folder, there: Mapping[str, Any], path: Path) -> None:
 
 
 def _bring_one(folder: Folder, path: Path, files: Mapping[str, list[Any]], name: str) -> None:
-    file, (size, xxh3) = path / name, files[name]
+    file, (size, xxh3) = place_in(path, name), files[name]
     if _is_as(file, files[name]):
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -336,9 +365,12 @@ def bring_here(address: str, path: Path) -> None:
 
 
 def copies_of(address: str) -> list[Path]:
-    """Folders of this machine for a run at an address: for commands that read it, and for its driver."""
+    """Folders of this machine for a run at an address: for commands that read it, and for its driver.
+
+    Raises ShoalError: the address ends in no name of a folder.
+    """
     root, _, name = str(Folder(address)).rpartition("/")
-    return [cache_folder() / kind / text_digest(root) / name for kind in ("copies", "runs")]
+    return [cache_folder() / kind / text_digest(root) / require_name(address, name) for kind in COPIES]
 
 
 def copy_of(address: str, root: Path | None = None) -> Path:

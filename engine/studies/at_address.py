@@ -7,22 +7,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 from shoal.engine.config.sizes import size
 from shoal.engine.runs.remote_run import DRIVERS, LIST, Seat, copies_of, copy_of
+from shoal.engine.runs.remote_run import THERE as THERE_OF_RUNS
+from shoal.engine.runs.remote_run import WRITTEN as OF_LIST
 from shoal.engine.runs.verify import verify_folder
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.studies.listing import Kept, listed
 from shoal.engine.studies.removal import FILES
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.addresses import AT_ONCE, Folder, below
-from shoal.storage.files.places import cache_folder
+from shoal.storage.files.atomic import OF_UNFINISHED
+from shoal.storage.files.places import COPIES, cache_folder
 from shoal.storage.options.types import address_fault
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.remote_store import Remote, RemoteStore, files_below
 
 # Paths below an address of what Shoal writes there, by kind; what makes it one of that kind.
-THERE = {"run": (rf"{LIST}|(objects|{DRIVERS})/[^/]+",), "store": FILES["store"]}
+THERE = {"run": (*THERE_OF_RUNS, *OF_LIST), "store": FILES["store"]}
 MARKS = {"run": LIST, "store": NAME}
 
 
@@ -38,7 +42,8 @@ def local_copy(address: str) -> Path:
 def kept_at(address: str) -> list[Kept]:
     """The run or the store at an address, or those in the folders there; a line for each that cannot be read."""
     inside = [path for path, size in _folder(address).sizes().items() if size is None]
-    places = [address, *(below(address, path) for path in inside)]
+    # A name may have characters that have a meaning in an address.
+    places = [address, *(below(address, quote(path)) for path in inside)]
     found = []
     for place in places:
         try:
@@ -57,7 +62,9 @@ def verify_at(address: str) -> None:
     if _kind(address) == "store":
         _verify_store(_store(address))
         return
-    with TemporaryDirectory(dir=cache_folder()) as folder:
+    copies = cache_folder() / COPIES[0]
+    copies.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=copies) as folder:
         try:
             path = copy_of(address, Path(folder))
             verify_folder(path, place)
@@ -93,7 +100,7 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
 
     Only what Shoal wrote is removed; whatever else is there stays and is named. Refuses a run that is being written.
     """
-    found = [Kept(_kind(address), local_copy(address), _change(address)) for address in addresses]
+    found = [_find(address) for address in addresses]
     print("\n".join(table.text() for table in listed(found)), end="")
     if not ask(f"remove {len(found)} folder{'s' * (len(found) > 1)}, {size(sum(each.bytes for each in found))}?"):
         return False
@@ -110,12 +117,23 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
     return True
 
 
+def _find(address: str) -> Kept:
+    """Finds a run or a store to remove, also where it cannot be copied any more since another removal began."""
+    kind = _kind(address)
+    try:
+        path = local_copy(address)
+    except ShoalError as error:
+        say(error.line)
+        path = copies_of(address)[0]
+    return Kept(kind, path, _change(address))
+
+
 def _remove(folder: Folder, kind: str) -> None:
-    written = re.compile("|".join(THERE[kind]))
+    written = re.compile(f"({'|'.join(THERE[kind])})({OF_UNFINISHED})?")
     names = [name for name, info in folder.listed(everything=True).items() if info.size is not None]
     own = [name for name in names if written.fullmatch(name) and not name.startswith(f"{DRIVERS}/")]
-    # First what makes it a run or a store: what is left of it when this is interrupted is none.
-    own.sort(key=lambda name: not name.endswith(MARKS[kind]))
+    # What makes it a run or a store comes last: what an interruption leaves can be removed again.
+    own.sort(key=lambda name: name.endswith(MARKS[kind]))
     for name in own:
         folder.delete(name)
     others = sorted(set(names) - {name for name in names if written.fullmatch(name)})

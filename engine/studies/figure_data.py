@@ -16,13 +16,13 @@ from shoal.engine.config.config import load_config
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.records.checkpoint import newest_round, sound_tensors
 from shoal.engine.records.metrics import read_records, recorded_rounds
+from shoal.engine.records.outputs import EXPORT, PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.records.summary import NODES, chosen
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 
 Line = dict[str, Any]
 # Written by `shoal export`.
-PREDICTIONS = "export/predictions.arrow"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def client_numbers(run: Path, scope: str) -> ClientNumbers | None:
 
 def confusion(run: Path, scope: str) -> tuple[np.ndarray, list[str]] | None:
     """Test items by label and predicted class, int64 `[C, C]`, and names of classes; None without `shoal export`."""
-    path = run / PREDICTIONS
+    path = run / EXPORT / PREDICTIONS
     if not path.exists():
         return None
     with pa.memory_map(str(path)) as file:

@@ -13,6 +13,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.studies.groups import Row, others_of
 from shoal.engine.studies.study import Selected
+from shoal.engine.studies.sweep_folder import FORECAST
 from shoal.engine.studies.sweep_view import FAILED, span
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -21,7 +22,6 @@ from shoal.storage.files.atomic import replacing
 if TYPE_CHECKING:
     from shoal.engine.studies.sweep import Sweep
 
-FORECAST = "forecast.json"
 SHOWN = {"time": span, "traffic": size, "memory": size, "money": lambda value: f"{value:.2f}"}
 
 

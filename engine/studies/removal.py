@@ -13,34 +13,41 @@ from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import CONFIG, new_run, require_as_kept
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import remote_of, store_or_overlay, store_path
-from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records import checkpoint, client_scores, metrics, outputs, run_folder
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.runs import remote_run
 from shoal.engine.screen.progress import say
+from shoal.engine.studies import sweep_folder
 from shoal.engine.studies.listing import Kept, kept_in, kind_of, listed
-from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows
+from shoal.engine.studies.sweep_folder import SWEEP, SWEEPS, is_sweep, sweep_of
+from shoal.partition.methods import workspace
 from shoal.storage.errors import ShoalError
+from shoal.storage.files import disk
+from shoal.storage.files.atomic import OF_UNFINISHED
 from shoal.storage.files.disk import LOCK, open_lock
+from shoal.storage.store import manifest, store, writer
 from shoal.storage.store.manifest import NAME as MANIFEST
-from shoal.storage.store.manifest import read_manifest
+from shoal.storage.store.manifest import require_sealed
 
-ROUND = r"round-\d{6,18}"
-BELOW = r"((whole/)?(training/[^/]+/)?|domains/)"
-REPORT = r"report/(index\.html|figures/[^/]+\.(svg|png|pdf))"
-# Paths of the files that Shoal writes into a folder of a kind, and of the links.
+# Paths below a folder of a kind of the files that Shoal writes, as who writes them says, and of links.
 FILES = {
     "run": (
-        r"config\.yaml|metrics\.jsonl|clients\.arrows|uploads\.arrows|(fork|influence)\.json|summary\.json|failure\.txt|run\.log|metrics\.csv|\.lock|\.address|run\.json",
-        rf"(checkpoints|best)/{ROUND}(\.unfinished|\.unusable\d*)?/(state\.safetensors|state\.json|metrics\.jsonl)",
-        rf"records/{ROUND}\.safetensors|code/[0-9a-f]{{8}}/.+\.py|tensorboard/events\.out\.tfevents\..+|wandb/.+",
-        rf"export/(best-\w+/)?((models|beside)\.safetensors|predictions(-domains)?\.arrow)|{REPORT}",
+        *(*run_folder.WRITTEN, *metrics.WRITTEN, *client_scores.WRITTEN, *checkpoint.WRITTEN, *remote_run.WRITTEN),
+        *(*outputs.OF_RUNS, *outputs.PAGES, *disk.WRITTEN),
     ),
-    "store": (
-        rf"{BELOW}(manifest\.json|progress\.jsonl|assignment\.npy|nodes/ids\.arrow|\.lock)",
-        rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}(-\d{{5,}})?\.arrow",
-        rf"{BELOW}tables/(clients|(splits|hops)/[^/]+)\.arrow",
+    "store": tuple(
+        store.BELOW + f"({path})"
+        for path in (*store.WRITTEN, *manifest.WRITTEN, *writer.WRITTEN, *workspace.WRITTEN, *disk.WRITTEN)
     ),
-    "sweep": (rf"(sweep|search|forecast)\.json|table\.(csv|parquet|json)|said/[^/]+\.txt|{REPORT}",),
+    "sweep": (*sweep_folder.WRITTEN, *outputs.OF_SWEEPS, *outputs.PAGES, *disk.WRITTEN),
 }
-LINKS = {"run": "wandb/.+", "store": rf"{BELOW}(clients|nodes|(splits|hops)/[^/]+)", "sweep": "runs/[^/]+"}
+LINKS = {
+    "run": outputs.LINKS_OF_RUNS,
+    "store": tuple(store.BELOW + f"({path})" for path in store.LINKS),
+    "sweep": sweep_folder.LINKS,
+}
+# What is added to the path of a file that is not finished, or still fetched.
+NOT_FINISHED = rf"({OF_UNFINISHED}|\.part)?"
 MARKS = {"run": CONFIG, "store": MANIFEST, "sweep": SWEEP}
 MOST_NAMED = 5
 
@@ -55,7 +62,8 @@ class _Found:
     def files(self) -> tuple[list[Path], list[Path]]:
         """Own files, so that those by which the folder is known come last, and others. Raises ShoalError."""
         kind, root = self.kept.kind, self.kept.path
-        written, links = re.compile(f"({'|'.join(FILES[kind])})(\\.unfinished)?"), re.compile(LINKS[kind])
+        written = re.compile(f"({'|'.join(FILES[kind])}){NOT_FINISHED}")
+        links = re.compile("|".join(LINKS[kind]))
         own: list[Path] = []
         others: list[Path] = []
         for folder, folders, names in os.walk(root, onerror=_raise):
@@ -65,8 +73,9 @@ class _Found:
                     (own if links.fullmatch(place) else others).append(path)
                 elif path.name not in folders:
                     (own if S_ISREG(mode) and written.fullmatch(place) else others).append(path)
-        last = (MARKS[kind], LOCK)
-        return sorted(own, key=lambda path: last.index(path.name) + 1 if path.name in last else 0), sorted(others)
+        # What is read to know the folder comes last, so that what an interruption leaves can be removed again.
+        last = [root / name for name in (METRICS, MARKS[kind], LOCK)]
+        return sorted(own, key=lambda path: last.index(path) + 1 if path in last else 0), sorted(others)
 
     @property
     def bytes(self) -> int:
@@ -126,9 +135,11 @@ def _own(path: Path) -> Kept:
     if path.is_symlink():
         raise ShoalError(path, f"is a link to {os.readlink(path)}; name that folder, or remove the link by hand")
     kind = kind_of(path)
+    if kind is None and _is_last_lock(path):
+        return Kept("run", path)
     if kind is None:
         raise ShoalError(path, "neither a store, a run nor a sweep; remove other folders by hand")
-    read: dict[str, Callable[[Path], object]] = {"run": _require_run, "store": read_manifest, "sweep": read_rows}
+    read: dict[str, Callable[[Path], object]] = {"run": _require_run, "store": require_sealed, "sweep": sweep_of}
     try:
         read[kind](path)
     except ShoalError:
@@ -136,6 +147,12 @@ def _own(path: Path) -> Kept:
             path / MARKS[kind], "is not as Shoal writes it; remove what Shoal did not write by hand"
         ) from None
     return Kept(kind, path)
+
+
+def _is_last_lock(folder: Path) -> bool:
+    """Whether a lock of ours is the only file in a folder: a removal was cut off before its last file."""
+    files = [file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir()]
+    return files == [folder / LOCK] and S_ISREG(files[0].lstat().st_mode) and not files[0].stat().st_size
 
 
 def _require_run(folder: Path) -> None:
@@ -169,16 +186,24 @@ def _staying(found: _Found, what: str) -> list[str]:
 
 
 def _runs_of(sweep: Path) -> list[Kept]:
-    """Runs of a sweep that no other sweep in its folder has; what is another one by now stays, with a line."""
+    """Runs of a sweep beside it that no other sweep there has; what is another one by now stays, with a line.
+
+    A sweep may come from anybody, and name any run of this user: only those in the folder in which it lies are its own.
+    """
+    here = sweep.resolve().parent
+    root = here.parent if here.name == SWEEPS else here
     others = {
-        Path(row.run).resolve()
-        for other in sweep.resolve().parent.iterdir()
+        Path(run["run"]).resolve()
+        for other in here.iterdir()
         if other != sweep.resolve() and is_sweep(other)
-        for row in read_rows(other)
+        for run in sweep_of(other)["runs"]
     }
     found = []
-    for run in (Path(row.run) for row in read_rows(sweep)):
+    for run in (Path(run["run"]) for run in sweep_of(sweep)["runs"]):
         if run.resolve() in others or not os.path.lexists(run):
+            continue
+        if run.resolve().parent != root:
+            say(f"{run}: stays, it does not lie in {root}; name it to remove it, too")
             continue
         try:
             kept = _own(run)

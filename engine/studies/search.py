@@ -22,10 +22,10 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.figure_data import score_in
 from shoal.engine.studies.groups import Row, varied_in
-from shoal.engine.studies.search_space import SEARCH, distribution, ends_of, texts_of
+from shoal.engine.studies.search_space import distribution, ends_of, texts_of
 from shoal.engine.studies.study import Scope, Selected, Selection, Study, is_seed
 from shoal.engine.studies.sweep import Hosts, Sweep
-from shoal.engine.studies.sweep_folder import SWEEPS, root_of, row_of
+from shoal.engine.studies.sweep_folder import SEARCH, SWEEPS, root_of, row_of
 from shoal.engine.studies.sweep_view import FAILED, NOT_CHOSEN
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing

@@ -7,8 +7,6 @@ from typing import Any
 from shoal.engine.studies.study import NAME, axis_text, mapping_in, split
 from shoal.storage.errors import ShoalError
 
-# The record of a search in the folder of its sweep.
-SEARCH = "search.json"
 FORM = "a key of a space has the form key=low:high, key=low:high:log or key=a,b,c"
 
 

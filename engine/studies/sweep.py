@@ -16,6 +16,7 @@ from shoal.engine.cluster.open_backend import open_backend, require_own_package
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.outputs import printed_file
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
@@ -190,7 +191,7 @@ class Sweep:
             )
 
     def _output(self, place: int) -> Path:
-        return self.folder / "said" / f"{self.plans[place].folder.name}.txt"
+        return printed_file(self.folder, self.plans[place].folder.name)
 
     def _one(self, place: int, hosts: "Hosts") -> None:
         plan = self.plans[place]

@@ -28,7 +28,9 @@ from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.names import place_in
 from shoal.storage.files.reading import read_bytes
+from shoal.storage.options.types import path_fault
 
 SWEEP, RUNS, SWEEPS = "sweep.json", "runs", "sweeps"
 LONGEST_TITLE = 160
@@ -39,6 +41,10 @@ OF_KEYS = {
     "true|false": pa.bool_(),
 }
 TABLES = ("table.csv", "table.parquet", "table.json")
+SEARCH, FORECAST = "search.json", "forecast.json"
+# Paths below a sweep of what is written here, by a search and a forecast; and of links.
+WRITTEN = (rf"({SWEEP}|{SEARCH}|{FORECAST}|{'|'.join(TABLES)})".replace(".", r"\."),)
+LINKS = (rf"{RUNS}/[^/]+",)
 
 
 def root_of(config: Config) -> Path:
@@ -73,7 +79,7 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
         pa.parquet.write_table(table, unfinished)
     with replacing(plain_json) as unfinished:
         unfinished.write_text(json.dumps(table.to_pylist(), indent=1, allow_nan=False) + "\n")
-    _link(folder / RUNS, rows)
+    _link(place_in(folder, RUNS), rows)
 
 
 def table_of_runs(rows: Sequence[Row]) -> pa.Table:
@@ -140,11 +146,24 @@ def sweep_of(folder: Path) -> dict[str, Any]:
     """The study of a sweep, `config`, `axes` and what validation chooses, and its `runs`, as `write_sweep` has them."""
     path = folder / SWEEP
     try:
-        return unsealed(read_bytes(path))
+        study = unsealed(read_bytes(path))
+        _require_texts([study["config"], *study["axes"]])
+        for run in study["runs"]:
+            _require_texts([run["run"], run["state"], run["error"], *run["columns"], *run["columns"].values()])
+            if fault := path_fault(run["run"]):
+                raise ValueError(f"a run: {fault}")
+        return study
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ShoalError(path, f"damaged ({error}); the same shoal sweep writes it again") from None
+
+
+def _require_texts(values: Sequence[object]) -> None:
+    """Raises ValueError: one is no text."""
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"{value!r} where a text is")
 
 
 def row_of(columns: dict[str, str], path: Path, state: str = "waiting", error: str = "") -> Row:

@@ -10,6 +10,8 @@ from pathlib import Path
 from shoal.storage.errors import ShoalError
 
 PREFIX = "shoal-partition-"
+# Paths below the folder of a workspace of what a killed process leaves there.
+WRITTEN = (rf"{PREFIX}[^/]+/.+",)
 
 
 def scratch_bytes(method: str, nodes: int, entries: int) -> int:

@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 import xxhash
 
 from shoal.storage.errors import FetchError
-from shoal.storage.files.atomic import reopened, to_disk
+from shoal.storage.files.atomic import UNFINISHED, reopened, to_disk
+from shoal.storage.files.names import is_inside, name_fault
 
 # Files sent or fetched at a time: small ones take their time in waiting.
 CHUNK, TRIES, AT_ONCE = 1 << 24, 3, 16
@@ -36,6 +37,13 @@ OTHER_FILE = "bring that back, or delete all of {}, run `shoal prepare` again, a
 log = logging.getLogger(__name__)
 
 
+def _describe_link(info: Any) -> Any:
+    """Describes a link to a folder as one file, whatever it leads to."""
+    from pyarrow.fs import FileInfo, FileType
+
+    return FileInfo(info.path, FileType.File, size=0, mtime=info.mtime)
+
+
 def below(address: str, name: str) -> str:
     """The address of a folder, or of a file, in the one at an address."""
     place, mark, options = address.partition("?")
@@ -48,6 +56,7 @@ class Folder:
     def __init__(self, address: str, way_out: str | None = None) -> None:
         """Sends no request yet. `way_out` is for files that are missing or damaged; None: that of a store."""
         self._address, self._name = address, address.partition("?")[0].rstrip("/")
+        self._on_disk = self._name.startswith("file:")
         self._no_file, self._other_file = (way_out or text.format(self._name) for text in (NO_FILE, OTHER_FILE))
 
     def __str__(self) -> str:
@@ -62,16 +71,27 @@ class Folder:
         return found
 
     def listed(self, below: str = "", everything: bool = False) -> dict[str, Any]:
-        """What lies right in the folder, or in one below, or `everything` there: `FileInfo` by relative path."""
+        """What lies right in the folder, or in one below, or `everything` there: `FileInfo` by relative path.
+
+        With `everything` a link to a folder on a disk is a file of no bytes. Names that are no paths are left out.
+        """
         with self._explained(below):
             from pyarrow.fs import FileSelector
 
             files, root = self._files
+            recursive = everything and not self._on_disk
             try:
-                found = files.get_file_info(FileSelector(f"{root}/{below}".rstrip("/"), recursive=everything))
+                found = files.get_file_info(FileSelector(f"{root}/{below}".rstrip("/"), recursive=recursive))
             except FileNotFoundError:
                 return {}
-            return {info.path.removeprefix(f"{root}/"): info for info in found}
+            infos = {info.path.removeprefix(f"{root}/"): info for info in found}
+        named = {name: info for name, info in infos.items() if name_fault(name) is None}
+        for name in [name for name, info in named.items() if info.size is None] if everything and self._on_disk else ():
+            if os.path.islink(f"{root}/{name}"):
+                named[name] = _describe_link(named[name])
+            else:
+                named |= self.listed(name, everything)
+        return named
 
     def sizes(self, below: str = "") -> dict[str, int | None]:
         """Bytes of what lies right in the folder, or in one below, by path relative to this one; None of a folder."""
@@ -117,6 +137,8 @@ class Folder:
     def _chunks(self, relative: str) -> Iterator[bytes]:
         with self._explained(relative):
             files, root = self._files
+            if fault := name_fault(relative):
+                raise FetchError(f"{self}/{relative}", fault)
             with files.open_input_stream(f"{root}/{relative}") as source:
                 while chunk := source.read(CHUNK):
                     yield chunk
@@ -136,9 +158,9 @@ class Folder:
     def delete(self, relative: str) -> None:
         """Removes a file; one that is gone already is no fault."""
         with self._explained(relative):
-            files, root = self._files
+            files, path = self._files[0], self._find_place(relative)
             try:
-                files.delete_file(f"{root}/{relative}")
+                files.delete_file(path)
             except FileNotFoundError:
                 return
 
@@ -150,14 +172,27 @@ class Folder:
             files, root = self._files
             files.delete_dir(root)
 
+    def _find_place(self, relative: str) -> str:
+        """Returns the path of what is written or removed. Raises FetchError: it does not lie in the folder."""
+        root = self._files[1]
+        path = f"{root}/{relative}"
+        fault = name_fault(relative)
+        if fault is None and self._on_disk and not is_inside(Path(root), Path(path).parent):
+            fault = "lies behind a link out of the folder; remove the link"
+        if fault is not None:
+            raise FetchError(f"{self}/{relative}", fault)
+        return path
+
     @contextmanager
     def _written(self, relative: str) -> Iterator[BinaryIO]:
         with self._explained(relative):
-            files, root = self._files
-            path = whole = f"{root}/{relative}"
-            if self._name.startswith("file"):
+            files = self._files[0]
+            path = whole = self._find_place(relative)
+            if self._on_disk:
                 files.create_dir(path.rpartition("/")[0], recursive=True)
-                path = f"{whole}.{os.getpid()}.unfinished"
+                path = f"{whole}.{os.getpid()}{UNFINISHED}"
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
             with files.open_output_stream(path, compression=None) as sink:
                 yield sink
             if path != whole:

@@ -11,6 +11,8 @@ from typing import BinaryIO
 from shoal.storage.errors import ShoalError
 
 UNFINISHED = ".unfinished"
+# What the name of an unfinished file adds to that of the file, as a pattern.
+OF_UNFINISHED = r"(\.[^/]+)?\.unfinished"
 _suffix = ContextVar("suffix", default=UNFINISHED)
 NO_FILE = "is a pipe or a device, which no file replaces; name a file"
 
@@ -26,6 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
     require_replaceable(unfinished)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _require_own(unfinished)
         yield unfinished
         with unfinished.open("rb") as f:
             os.fsync(f.fileno())
@@ -34,6 +37,14 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             unfinished.unlink()
         raise cannot_write(path, error) from error
+
+
+def _require_own(unfinished: Path) -> None:
+    """Removes a link, or a second name of another file, through which what is written would go elsewhere."""
+    with suppress(FileNotFoundError):
+        stat = unfinished.lstat()
+        if S_ISLNK(stat.st_mode) or (S_ISREG(stat.st_mode) and stat.st_nlink > 1):
+            unfinished.unlink()
 
 
 def write_apart(name: str) -> None:

@@ -14,6 +14,10 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present
 
 LOCK = ".lock"
+# How a file begins by which a process finds out which machines see a folder.
+MARK = ".seen-"
+# Paths below any folder that a process writes in.
+WRITTEN = (r"\.lock", r"\.seen-[^/]+")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 

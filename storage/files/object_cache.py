@@ -15,6 +15,7 @@ from pathlib import Path
 from shoal.storage.errors import FetchError
 from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.digest import digest
+from shoal.storage.files.names import require_digest
 
 OBJECTS, OPEN, BYTES, LOCK = "objects", "open", "bytes", ".lock"
 PART = ".part"
@@ -45,8 +46,9 @@ class ObjectCache:
     def get(self, xxh3: str, size: int, fetch: Callable[[Path], object]) -> Path:
         """The path of a file, which `fetch` writes to a path unless it is there, whole.
 
-        Raises FetchError: as `fetch`, or there is no room for the file.
+        Raises FetchError: as `fetch`, or there is no room for the file. ShoalError: `xxh3` is no digest.
         """
+        require_digest(self.folder, xxh3)
         path = self.folder / OBJECTS / xxh3[:2] / xxh3
         if xxh3 in self._got and path.exists():
             return path

@@ -11,6 +11,8 @@ from shoal.storage.errors import ShoalError
 
 CACHE = "SHOAL_CACHE"
 HOME = "~/.cache/shoal"
+# Folders in it with the folders of runs at addresses: of who reads one, and of its driver.
+COPIES = ("copies", "runs")
 # Where a folder of a short path may be made: variables, or paths.
 SHORT = ("RAY_TMPDIR", "TMPDIR", "/tmp", "/dev/shm", CACHE)
 _of_this_process: list[Path] = []

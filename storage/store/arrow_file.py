@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ import xxhash
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.digest import digest
+from shoal.storage.files.names import require_digest
 from shoal.storage.files.reading import cannot_read, open_plain
 from shoal.storage.graph.rows import CsrRows, Rows
 
@@ -57,6 +59,17 @@ class PackedRecord(FileRecord):
     start: int
     batches: tuple[int, int]
     pack: FileRecord
+
+
+def read_record(where: object, plain: Mapping[str, Any]) -> FileRecord:
+    """Returns the record that a manifest or a journal has of a file.
+
+    Raises ShoalError: its digest is none. TypeError, KeyError: it has no digest and no number of bytes.
+    """
+    size = plain["bytes"]
+    if not isinstance(size, int):
+        raise TypeError(f"{size!r} bytes")
+    return FileRecord(size, require_digest(where, plain["xxh3"]))
 
 
 def record_of(path: Path) -> FileRecord:

@@ -30,6 +30,10 @@ def clients_a_pack(clients: int, shard_bytes: int) -> int:
     return 1 if mean >= PACKED_BELOW else min(clients, MOST_IN_A_PACK, PACK_BYTES // mean)
 
 
+# Of the files that `name_of` names.
+OF_CLIENTS = r"\d{5,}(-\d{5,})?\.arrow"
+
+
 def name_of(clients: range) -> str:
     """The name of a file with the data of some clients in a row."""
     first, last = clients[0], clients[-1]

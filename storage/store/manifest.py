@@ -4,7 +4,8 @@ A folder without it has no finished shards.
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,16 +15,21 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
 from shoal.storage.files.digest import text_digest
+from shoal.storage.files.names import FOLDER, place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
-from shoal.storage.store.arrow_file import FileRecord
+from shoal.storage.store.arrow_file import FileRecord, read_record
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.client_table import TABLES, BoundaryRecord, ClientRecord, Clients, Files, SplitRecord, Table
 
 # Of the manifest, and the one before, which had no tables: every client was in it.
 FORMAT, WITHOUT_TABLES = 3, 2
 NAME = "manifest.json"
+# What has a name in it: a table, and a folder of that name.
+KINDS = ("splits", "hops", "boundaries")
+# Paths below a store of what is written here.
+WRITTEN = (re.escape(NAME), rf"{TABLES}/(clients|({'|'.join(KINDS)})/{FOLDER})\.arrow")
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,8 @@ class Manifest:
     def tables(self) -> Iterator[tuple[Path, Table]]:
         """Every table, and its path below the store."""
         yield table_path("clients"), self.clients
-        for kind, several in (("splits", self.splits), ("hops", self.hops), ("boundaries", self.boundaries)):
+        named: tuple[Mapping[str, Table], ...] = (self.splits, self.hops, self.boundaries)
+        for kind, several in zip(KINDS, named):
             for name, table in several.items():
                 yield table_path(kind, name), table
 
@@ -177,7 +184,7 @@ class Manifest:
         Raises ShoalError: the disk is full.
         """
         for path, table in self.tables():
-            table.write(store / path)
+            table.write(place_in(store, path))
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain["clients"] = {"count": len(self.clients), "pack": self.pack, "table": self.clients.table}
         plain["splits"] = {
@@ -245,8 +252,9 @@ def read_manifest(store: Path) -> Manifest:
             "or set data.store to another folder",
         )
     try:
+        _require_names(path, raw)
         (_with_tables if found == FORMAT else _with_records)(raw, store)
-        raw["ids"] = FileRecord(**raw["ids"]) if raw.get("ids") else None
+        raw["ids"] = read_record(path, raw["ids"]) if raw.get("ids") else None
         raw["copies"] = {name: CopiesRecord(**record) for name, record in raw.get("copies", {}).items()}
         raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
         return Manifest(**raw)
@@ -254,17 +262,40 @@ def read_manifest(store: Path) -> Manifest:
         raise ShoalError(path, f"damaged ({error}); {damaged}") from error
 
 
-def tables_of(manifest: Path) -> list[tuple[Path, FileRecord]]:
-    """Paths below the store, and records, of the tables that a manifest names; none of one that is damaged."""
+def require_sealed(store: Path) -> None:
+    """Raises ShoalError: the manifest of a store is missing, cannot be read, or has not our seal; no table is read."""
+    path = store / NAME
+    try:
+        unsealed(read_bytes(path))
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    except ValueError as error:
+        raise ShoalError(path, f"damaged ({error})") from None
+
+
+def _require_names(where: object, raw: Mapping[str, Any]) -> None:
+    """Raises ShoalError: a manifest names splits, hops or edges otherwise than we name them."""
+    for kind in KINDS:
+        for name in raw.get(kind, {}):
+            require_name(where, name, FOLDER)
+
+
+def tables_of(manifest: Path, where: object) -> list[tuple[Path, FileRecord]]:
+    """Paths below the store, and records, of the tables that a manifest names; none of one that is damaged.
+
+    Args:
+        manifest: A file of its content.
+        where: What errors call it.
+
+    Raises:
+        ShoalError: It names what is no table of ours.
+    """
     with suppress(ValueError, KeyError, TypeError, AttributeError):
         raw = unsealed(read_bytes(manifest))
+        _require_names(where, raw)
         named = {table_path("clients"): raw["clients"]}
-        named |= {
-            table_path(kind, name): of
-            for kind in ("splits", "hops", "boundaries")
-            for name, of in raw.get(kind, {}).items()
-        }
-        return [(path, FileRecord(**of["table"])) for path, of in named.items()]
+        named |= {table_path(kind, name): of for kind in KINDS for name, of in raw.get(kind, {}).items()}
+        return [(path, read_record(where, of["table"])) for path, of in named.items()]
     return []
 
 
@@ -272,10 +303,12 @@ def _with_tables(raw: dict[str, Any], store: Path) -> None:
     """Reads the tables that the manifest names."""
 
     def table(named: dict[str, Any], *names: str) -> tuple[dict[str, Any], FileRecord]:
-        record = FileRecord(**named["table"])
+        record = read_record(store / NAME, named["table"])
         return Table.read(store / table_path(*names), record, store / NAME), record
 
     pack = raw["clients"]["pack"]
+    if not isinstance(pack, int) or pack < 1:
+        raise TypeError(f"{pack!r} clients in a pack")
     columns, record = table(raw["clients"], "clients")
     raw["clients"] = Clients(columns, Files(pack, columns), record)
     for name, named in raw["splits"].items():
@@ -293,9 +326,10 @@ def _with_records(raw: dict[str, Any], store: Path) -> None:
     """The same of a manifest without tables, which has a record a client."""
 
     def files(records: list[dict[str, Any]]) -> Files:
-        return Files.of([FileRecord(**record) for record in records])
+        return Files.of([read_record(store / NAME, record) for record in records])
 
-    raw["clients"] = Clients.of([ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]])
+    where = store / NAME
+    raw["clients"] = Clients.of([ClientRecord(**{**c, "file": read_record(where, c["file"])}) for c in raw["clients"]])
     raw["splits"] = {
         name: SplitRecord(split["counts"], split["unreachable"], files(split["files"]))
         for name, split in raw["splits"].items()

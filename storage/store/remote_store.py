@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from shoal.storage.errors import FetchError
 from shoal.storage.files.addresses import AT_ONCE, Folder
 from shoal.storage.files.digest import text_digest
+from shoal.storage.files.names import place_in, require_name
 from shoal.storage.files.object_cache import ObjectCache
 from shoal.storage.files.places import cache_folder
 from shoal.storage.progress import step
@@ -59,7 +60,7 @@ class Remote:
                 records[relative] = record_of(file)
                 cache.get(records[relative].xxh3, size, partial(shutil.copyfile, file))
                 # Its tables lie beside it on every machine.
-                for table, record in tables_of(file):
+                for table, record in tables_of(file, f"{folder}/{relative}"):
                     records[str(PurePosixPath(relative).parent / table)] = record
         return replace(self, manifests=tuple(records.items())).open() if NAME in records else None
 
@@ -90,7 +91,8 @@ class RemoteStore:
         self.remote, self._folder, self._cache = remote, folder, cache
         self.path = cache.folder / "manifests" / text_digest(f"{remote.address} {remote.manifests}")
         for name, record in remote.manifests:
-            here, link = self.fetched(Path(name), record), self.path / name
+            require_name(remote, name)
+            here, link = self.fetched(Path(name), record), place_in(self.path, Path(name).parent) / Path(name).name
             # Other processes make the same link.
             new = link.with_name(f"{link.name}.{os.getpid()}")
             with cache.writing():

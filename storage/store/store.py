@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.storage.errors import FetchError, ShoalError
+from shoal.storage.files.names import FOLDER
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Pack, require_content
-from shoal.storage.store.client_table import Files, name_of
+from shoal.storage.store.client_table import OF_CLIENTS, Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.shard import AllEdges, Shard, only_labelled, open_hops, open_shard, weights_of
 from shoal.storage.store.split import Split, open_split
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.storage.store.computed_hops import ComputedHops
 
 IDS = Path("nodes") / "ids.arrow"
+# The client of every node.
+ASSIGNMENT = Path("assignment.npy")
 WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"
 T = TypeVar("T")
 
@@ -48,6 +51,21 @@ def hops_path(propagation: str, clients: int | range) -> Path:
 def boundary_path(edges: str, clients: int | range) -> Path:
     """Path of the edges of some clients to others inside a store, or of those of one, of a choice of edges."""
     return Path("boundaries") / edges / _name(clients)
+
+
+def scratch_path(edges: str, propagation: str) -> Path:
+    """Returns the path inside a store of the folder of files from which hops over edges between clients are made."""
+    return boundary_path(edges, 0).parent / f"scratch-{propagation}"
+
+
+# Paths below a store of what lies at the paths above, and of the links that an overlay has there.
+WRITTEN = (
+    *(str(ASSIGNMENT), str(IDS), rf"clients/{OF_CLIENTS}", rf"(splits|hops|boundaries)/{FOLDER}/{OF_CLIENTS}"),
+    rf"boundaries/{FOLDER}/scratch-{FOLDER}/[^/]+\.npy",
+)
+LINKS = (rf"clients|nodes|(splits|hops)/{FOLDER}",)
+# Of the stores below a store.
+BELOW = rf"(({WHOLE}/)?({TRAINING}/{FOLDER}/)?|{DOMAINS}/)"
 
 
 def _name(clients: int | range) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.names import place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
-from shoal.storage.store.arrow_file import FileRecord, record_of
+from shoal.storage.store.arrow_file import FileRecord, read_record, record_of
 
 AGAIN = "delete the folder it lies in, and it is made again"
 
@@ -59,6 +60,8 @@ def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]]
 
 
 PROGRESS = "progress.jsonl"
+# Paths below a store of what is written here.
+WRITTEN = (r"progress\.jsonl",)
 WAY_OUT = "delete it and run `shoal prepare` again, which makes again what the manifest does not name"
 
 
@@ -76,7 +79,7 @@ class StoreWriter:
         """
         self.path = path
         self._say = say
-        self._journal = Journal(path / PROGRESS, WAY_OUT)
+        self._journal = Journal(place_in(path, PROGRESS), WAY_OUT)
         self._done = _records(path / PROGRESS, self._journal.entries)
         self._sound: dict[str, bool] = {}
         if not self._journal.entries:
@@ -92,7 +95,7 @@ class StoreWriter:
         """Writes a file unless an earlier prepare finished it."""
         record = self.finished(relative)
         if record is None:
-            record = write(self.path / relative)
+            record = write(place_in(self.path, relative))
             self.add(relative, record)
         return record
 
@@ -138,6 +141,6 @@ def noted_files(store: Path) -> dict[Path, FileRecord]:
 
 def _records(journal: Path, entries: list[dict[str, Any]]) -> dict[str, FileRecord]:
     try:
-        return {entry["path"]: FileRecord(entry["bytes"], entry["xxh3"]) for entry in entries[1:]}
+        return {require_name(journal, entry["path"]): read_record(journal, entry) for entry in entries[1:]}
     except (KeyError, TypeError) as error:
         raise ShoalError(journal, f"damaged ({error}); {WAY_OUT}") from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.names import name_fault
 
 PATIENCE_SECONDS = 20.0
 
@@ -63,7 +64,7 @@ def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:
     with zipfile.ZipFile(archive) as files:
         for member in files.infolist():
             inner = Path(member.filename)
-            if member.is_dir() or ".." in inner.parts:
+            if member.is_dir() or name_fault(inner.as_posix()) is not None:
                 continue
             target = folder / inner.name if tree is None else tree.joinpath(*inner.parts[1:])
             with files.open(member) as source, _copied(source, target) as part:

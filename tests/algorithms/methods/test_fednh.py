@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from shoal.algorithms.methods.fednh import FedNH, spread
 from shoal.algorithms.models.layers.head import Output
-from shoal.engine.runs.export import PREDICTIONS, export
+from shoal.engine.records.outputs import PREDICTIONS
+from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 
 NAME = {"algorithm.name": "fednh"}

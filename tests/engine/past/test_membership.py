@@ -17,8 +17,9 @@ from shoal.algorithms.rng import key
 from shoal.engine.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.past.membership import area, margin, membership, true_positives
+from shoal.engine.records.outputs import PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
-from shoal.engine.runs.export import PREDICTIONS, export
+from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 
 

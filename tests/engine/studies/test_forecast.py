@@ -13,9 +13,10 @@ from support.small_runs import small_run
 
 from shoal.engine.pages.report import report
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.studies.forecast import FORECAST, forecast, forecast_table
+from shoal.engine.studies.forecast import forecast, forecast_table
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
+from shoal.engine.studies.sweep_folder import FORECAST
 
 
 def test_forecast_is_that_of_a_period_and_stands_beside_what_all_took(tmp_path: Path) -> None:
