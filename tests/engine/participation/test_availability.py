@@ -104,3 +104,21 @@ def test_run_is_known_by_the_content_of_its_sessions(tmp_path: Path) -> None:
     one = folder("a.csv", "client,from,to\n0,1,9\n")
     assert folder("b.csv", "client,from,to\n0,1,9\n") == one
     assert folder("a.csv", "client,from,to\n1,1,9\n") != one
+
+
+def test_long_weibull_sessions_have_their_mean_and_begin_in_their_share() -> None:
+    """Sessions and pauses of a hundred rounds and more: whole rounds are no coarse measure of them."""
+    options = AvailabilityOptions("weibull", 400, 0.75, 2.0)
+    online_TB = online_of(options, 3000, 4000, 5)
+    # Five deviations of 3,000 draws.
+    assert online_TB[0].mean() == pytest.approx(0.75, abs=5 * np.sqrt(0.75 * 0.25 / 3000))
+    change = changes_of(online_TB)
+    lengths = []
+    for client in range(500):
+        starts, ends = np.flatnonzero(change[:, client] == 1), np.flatnonzero(change[:, client] == -1)
+        ends = ends[ends > starts[0]]
+        # The first five are long over by the end, whatever their lengths.
+        lengths += (ends[:5] - starts[:5]).tolist()
+    assert np.mean(lengths) == pytest.approx(300, rel=0.03)
+    # A Weibull law of shape 2: its deviation is sqrt(4 / pi - 1) means.
+    assert np.std(lengths) == pytest.approx(300 * np.sqrt(4 / np.pi - 1), rel=0.06)
