@@ -31,8 +31,9 @@ SUFFIX = ".safetensors"
 # How the names of what clients keep, or were given, begin; bytes of a file of these.
 OF_CLIENTS = ("client/", "inbox/", "download/")
 PART_BYTES = 2**26
-# The folder of the checkpoints of best rounds.
-BEST = "best"
+# In the folder of a run: of the newest checkpoints, and of those of best rounds; and its summary.
+CHECKPOINTS, BEST = "checkpoints", "best"
+SUMMARY = "summary.json"
 # In a folder that is the copy of a run at an address: this.
 ADDRESS = ".address"
 # Raised by reading a damaged one.
@@ -194,6 +195,16 @@ def rounds_kept(root: Path) -> list[int]:
 def newest_round(root: Path) -> int:
     """Round of the newest checkpoint, readable or not; 0 if there is none; errors of `rounds_kept`."""
     return max(rounds_kept(root), default=0)
+
+
+def newest_inputs(run: Path) -> dict[str, str]:
+    """Digests of what a run read, by its summary or its newest readable checkpoint; none where it has neither."""
+    roots = (run / CHECKPOINTS, run / BEST)
+    states = [folder_of(root, number) / PLAIN for root in roots for number in rounds_kept(root)]
+    for path in (run / SUMMARY, *states):
+        with suppress(*UNUSABLE):
+            return dict(unsealed(read_bytes(path))["inputs"])
+    return {}
 
 
 def load_newest(root: Path) -> Checkpoint | None:
