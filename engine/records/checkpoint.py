@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from shoal.engine.config.config_text import require_same_run, run_of
+from shoal.engine.records.kept_models import MODEL, files_of_models, write_models
 from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
 from shoal.engine.records.summary import chosen
 from shoal.storage.errors import FetchError, ShoalError
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.state import FederationState
 
 log = logging.getLogger(__name__)
-FORMAT = 3
+# The one before had the models of earlier rounds among the tensors of clients, by round.
+FORMAT, BY_ROUND = 4, 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 SUFFIX = ".safetensors"
 # How the names of what clients keep, or were given, begin; bytes of a file of these.
-OF_CLIENTS = ("client/", "inbox/", "download/")
+OF_CLIENTS = ("client/", "inbox/", MODEL)
 PART_BYTES = 2**26
 # In the folder of a run: of the newest checkpoints, and of those of best rounds; and its summary.
 CHECKPOINTS, BEST = "checkpoints", "best"
@@ -100,9 +102,13 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
         files = {} if checkpoint.folder is None else _linked(checkpoint.folder, unfinished)
-        for name, part in _parts(tensors).items() if checkpoint.folder is None else ():
-            write_tensors(unfinished / name, part)
-            files[name] = digest(unfinished / name)
+        if checkpoint.folder is None:
+            models, needed = checkpoint.state.models(), plain["downloads"].values()
+            files, few = write_models(unfinished, models, needed, files_of_models(_folders(root.parent)))
+            others = {name: t for name, t in tensors.items() if not name.startswith(MODEL)}
+            for name, part in _parts(others | few).items():
+                write_tensors(unfinished / name, part)
+                files[name] = digest(unfinished / name)
         if checkpoint.state.elsewhere:
             assert checkpoint.write_states is not None
             files |= checkpoint.write_states(unfinished, checkpoint.state)
@@ -127,6 +133,16 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ShoalError(folder, f"the checkpoint cannot be written ({error}); free space and use --resume") from error
     return folder
+
+
+def _folders(run: Path) -> list[Path]:
+    """The checkpoints of a run, readable or not."""
+    return [folder_of(root, number) for root in (run / CHECKPOINTS, run / BEST) for number in rounds_kept(root)]
+
+
+def models_on_disk(run: Path) -> set[str]:
+    """Digests of the models of earlier rounds that the next checkpoint of a run takes from those before it."""
+    return {model for models in files_of_models(_folders(run)).values() for model in models}
 
 
 def _linked(source: Path, folder: Path) -> dict[str, str]:
@@ -236,7 +252,7 @@ def load_round(root: Path, number: int) -> Checkpoint:
         # Old checkpoints are deleted while their values may still be in use.
         files = [folder / name for name in record["files"] if name.endswith(SUFFIX)]
         found = {name: t for file in files for name, t in read_tensors(file).items()}
-        tensors = {name: t if name.startswith("download/") else t.clone() for name, t in found.items()}
+        tensors = {name: t if name.startswith((MODEL, "download/")) else t.clone() for name, t in found.items()}
         state = FederationState.from_tensors(tensors, record["state"])
         metrics = (folder / METRICS).read_text()
         return Checkpoint(state, record["environment"], record["inputs"], metrics, folder=folder)
@@ -277,7 +293,7 @@ def faults(root: Path) -> list[str]:
 def _record(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, after all of it was compared. Raises what `UNUSABLE` names, or ShoalError."""
     text = read_bytes(folder / PLAIN)
-    require_format(folder, text, FORMAT)
+    require_format(folder, text, FORMAT, BY_ROUND)
     record = unsealed(text)
     if address := address_of(folder.parents[1]):
         from shoal.engine.records.remote_parts import fetch_missing

@@ -212,7 +212,8 @@ class Driver:
         self._seconds_of_checkpoints += self._saved - began
 
     def _current(self) -> Checkpoint:
-        state, write_states = self.backend.state(), self.backend.write_states
+        state = self.backend.state(checkpoint.models_on_disk(self.folder.path))
+        write_states = self.backend.write_states
         return Checkpoint(state, self.environment, self.inputs, self.folder.metrics.text, write_states=write_states)
 
     def _serve(self, state: FederationState | None) -> int:

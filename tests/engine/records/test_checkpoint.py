@@ -103,7 +103,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
         of_format(FORMAT + 1),
         rf"format {FORMAT + 1} of another version of Shoal, this one reads {FORMAT}; upgrade Shoal",
     ),
-    (of_format(FORMAT - 1), rf"format {FORMAT - 1} of .*, this one reads {FORMAT}; use the Shoal that wrote it"),
+    (of_format(FORMAT - 2), rf"format {FORMAT - 2} of .*, this one reads {FORMAT}; use the Shoal that wrote it"),
     (unreadable(TENSORS), r"cannot be read \(Too many levels of symbolic links\)"),
     (unreadable(PLAIN), r"cannot be read \(Too many levels of symbolic links\)"),
 ]
