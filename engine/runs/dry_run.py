@@ -231,9 +231,11 @@ def expected(plan: RunPlan) -> Expected:
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
 
-    evaluations: float = -(-config.rounds // config.evaluation.every)
+    every, last = config.evaluation.every, config.evaluation.last
+    evaluations: float = config.rounds // every if last == "none" else -(-config.rounds // every)
     if (sample := config.evaluation.clients) != "all":
-        evaluations = 1 + (evaluations - 1) * (len(cohort) if sample == "cohort" else int(sample)) / clients
+        whole = int(last == "all")
+        evaluations = whole + (evaluations - whole) * (len(cohort) if sample == "cohort" else int(sample)) / clients
     busy = max(1, min(hosts, len(cells)))
     lower = "cell_size" if len(cells) < len(cohort) else "hosts"
     training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy
