@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.records.kept_models import MODEL, files_of_models, write_models
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
 from shoal.engine.records.summary import chosen
 from shoal.storage.errors import FetchError, ShoalError
@@ -49,6 +50,7 @@ class Checkpoint:
     Attributes:
         environment: Of the process that wrote it; see `shoal.engine.messages.environment`.
         inputs: Digests of what the run reads; see `shoal.engine.records.inputs`.
+        metrics: The lines of the rounds up to it.
         passed_over: A line for each newer checkpoint that cannot be used.
         write_states: Writes states that are in a cluster's memory; see `shoal.engine.hosts.backend.Backend`.
         folder: Where it was read; what is written elsewhere shares the files of its tensors.
@@ -57,7 +59,7 @@ class Checkpoint:
     state: "FederationState"
     environment: dict[str, Any]
     inputs: dict[str, str]
-    metrics: str
+    metrics: Logged
     passed_over: tuple[str, ...] = ()
     write_states: "Callable[[Path, FederationState], dict[str, str]] | None" = None
     folder: Path | None = None
@@ -112,7 +114,7 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         if checkpoint.state.elsewhere:
             assert checkpoint.write_states is not None
             files |= checkpoint.write_states(unfinished, checkpoint.state)
-        (unfinished / METRICS).write_text(checkpoint.metrics)
+        checkpoint.metrics.copy_to(unfinished / METRICS)
         run = run_of(root.parent)
         record = {
             "format": FORMAT,
@@ -254,7 +256,8 @@ def load_round(root: Path, number: int) -> Checkpoint:
         found = {name: t for file in files for name, t in read_tensors(file).items()}
         tensors = {name: t if name.startswith((MODEL, "download/")) else t.clone() for name, t in found.items()}
         state = FederationState.from_tensors(tensors, record["state"])
-        metrics = (folder / METRICS).read_text()
+        path = folder / METRICS
+        metrics = Logged(path, path.stat().st_size, record["files"][METRICS])
         return Checkpoint(state, record["environment"], record["inputs"], metrics, folder=folder)
     except UNUSABLE as error:
         raise ShoalError(folder, _fault(error)) from None

@@ -13,6 +13,7 @@ from support.errors import refused
 
 from shoal.engine.records import checkpoint, kept_models
 from shoal.engine.records.checkpoint import BEST, CHECKPOINTS, PLAIN, TENSORS, Checkpoint
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.rounds import state as state_module
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -42,7 +43,7 @@ def states(rounds: int = ROUNDS, same_after: int = ROUNDS) -> Iterator[Federatio
 
 
 def save(run: Path, state: FederationState, keep: int = 2, root: str = CHECKPOINTS, **more: Path) -> Path:
-    return checkpoint.save(run / root, Checkpoint(state, {}, {}, "", **more), keep)
+    return checkpoint.save(run / root, Checkpoint(state, {}, {}, Logged(), **more), keep)
 
 
 def on_disk(run: Path) -> dict[int, int]:
