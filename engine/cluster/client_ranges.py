@@ -40,7 +40,7 @@ class ClientRanges(Set[int]):
         if not isinstance(client, int | np.integer):
             return False
         place = bisect_right(self._first, client) - 1
-        return place >= 0 and client < self._stop[place]
+        return place >= 0 and bool(client < self._stop[place])
 
     def __iter__(self) -> Iterator[int]:
         return (client for each in self.ranges for client in each)
