@@ -86,7 +86,7 @@ class PastRun:
                     f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
                     "use the machine and the software of the run, or keep more checkpoints (run.keep)",
                 )
-        logged = Logged.first_lines(self.path / METRICS, number)
+        first_lines = Logged.first_lines(self.path / METRICS, number)
         known = found.environment if found else environment(job.device)
-        self._reached = Checkpoint(backend.state(), known, {**old, **read}, logged)
+        self._reached = Checkpoint(backend.state(), known, {**old, **read}, first_lines)
         return self._reached

@@ -101,10 +101,14 @@ def fingerprints(config: Config) -> list[dict[str, Any]]:
 
 
 def digest_of_graphs(config: Config) -> str | None:
-    """Digest of the user's own graphs, the value of the input `data.path`; None: there are none. Raises as before."""
+    """Digest of the user's own graphs, the value of the input `data.path`; None: there are none.
+
+    Raises ShoalError: one is missing or wrong, and no store knows it.
+    """
     own = [number for number, each in enumerate(sources(config)) if each.key == "files"]
     if not own:
         return None
+    found: list[Mapping[str, str]]
     try:
         found = [_contents(each) for each in sources(config) if each.key == "files"]
     except GraphGone as gone:
