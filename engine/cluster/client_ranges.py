@@ -14,12 +14,12 @@ class ClientRanges(Set[int]):
         """Takes ranges of step 1 in any order, which may be empty, or overlap."""
         first: list[int] = []
         stop: list[int] = []
-        for each in sorted((each for each in ranges if each), key=lambda each: each.start):
-            if stop and each.start <= stop[-1]:
-                stop[-1] = max(stop[-1], each.stop)
+        for one in sorted((one for one in ranges if one), key=lambda one: one.start):
+            if stop and one.start <= stop[-1]:
+                stop[-1] = max(stop[-1], one.stop)
             else:
-                first.append(each.start)
-                stop.append(each.stop)
+                first.append(one.start)
+                stop.append(one.stop)
         self._first, self._stop = tuple(first), tuple(stop)
 
     @property
@@ -43,7 +43,7 @@ class ClientRanges(Set[int]):
         return place >= 0 and bool(client < self._stop[place])
 
     def __iter__(self) -> Iterator[int]:
-        return (client for each in self.ranges for client in each)
+        return (client for one in self.ranges for client in one)
 
     def __len__(self) -> int:
         return sum(self._stop) - sum(self._first)

@@ -94,10 +94,10 @@ def fingerprints(config: Config) -> list[dict[str, Any]]:
     """Identities of the graphs of a config. Raises ShoalError: one is missing or wrong, and no store knows it."""
     every = sources(config)
     try:
-        return [fingerprint(each) for each in every]
+        return [fingerprint(source) for source in every]
     except GraphGone as gone:
         noted = _files_noted(config, gone)
-        return [fingerprint(replace(each, noted=files)) for each, files in zip(every, noted)]
+        return [fingerprint(replace(source, noted=files)) for source, files in zip(every, noted)]
 
 
 def digest_of_graphs(config: Config) -> str | None:
@@ -105,21 +105,21 @@ def digest_of_graphs(config: Config) -> str | None:
 
     Raises ShoalError: one is missing or wrong, and no store knows it.
     """
-    own = [number for number, each in enumerate(sources(config)) if each.key == "files"]
-    if not own:
+    of_user = [number for number, source in enumerate(sources(config)) if source.key == "files"]
+    if not of_user:
         return None
-    found: list[Mapping[str, str]]
+    candidates: list[Mapping[str, str]]
     try:
-        found = [_contents(each) for each in sources(config) if each.key == "files"]
+        candidates = [_contents(source) for source in sources(config) if source.key == "files"]
     except GraphGone as gone:
         noted = _files_noted(config, gone)
-        found = [noted[number] or {} for number in own]
-    return _digest(found)
+        candidates = [noted[number] or {} for number in of_user]
+    return _digest(candidates)
 
 
 def gone(config: Config) -> list[Path]:
     """Paths of the user's own graphs whose files are gone."""
-    paths = [graph_at(each.path) for each in sources(config) if each.key == "files"]
+    paths = [graph_at(source.path) for source in sources(config) if source.key == "files"]
     return [path for path in paths if is_gone(path)]
 
 
@@ -128,7 +128,7 @@ def _contents(source: DataSource) -> dict[str, str]:
 
 
 def _digest(graphs: Sequence[Mapping[str, str]]) -> str:
-    digests = [text_digest(str(sorted(each.items()))) for each in graphs]
+    digests = [text_digest(str(sorted(graph.items()))) for graph in graphs]
     return digests[0] if len(digests) == 1 else text_digest(str(digests))
 
 
@@ -142,27 +142,28 @@ def _files_noted(config: Config, gone: GraphGone) -> Noted:
     `data.store`, or the ones that lay where the config says. Raises ShoalError: there is none, or there are several.
     """
     every = sources(config)
-    own = [each.key == "files" for each in every]
+    of_user = [source.key == "files" for source in every]
     of_run = None if config.of_run is None else newest_inputs(config.of_run).get("data.path")
-    found: dict[str, tuple[Path, Noted]] = {}
+    candidates: dict[str, tuple[Path, Noted]] = {}
     for store, graphs, places in _stores(config):
         if len(graphs) != len(every):
             continue
-        noted: Noted = [each.get("files") for each in graphs]
+        noted: Noted = [graph.get("files") for graph in graphs]
         if of_run is not None:
-            same = _digest([files or {} for files, is_own in zip(noted, own) if is_own]) == of_run
+            same = _digest([files or {} for files, counts in zip(noted, of_user) if counts]) == of_run
         else:
             same = config.data.store is not None or places == places_of(config)
-        if same and all(map(_is_of, graphs, (replace(each, noted=files) for each, files in zip(every, noted)))):
-            found.setdefault(json.dumps(noted, sort_keys=True), (store, noted))
-    if not found:
+        if same and all(map(_is_of, graphs, (replace(source, noted=files) for source, files in zip(every, noted)))):
+            candidates.setdefault(json.dumps(noted, sort_keys=True), (store, noted))
+    if not candidates:
         raise gone
-    if len(found) > 1:
-        stores = " and ".join(str(store) for store, _ in list(found.values())[:2])
+    if len(candidates) > 1:
+        stores = " and ".join(str(store) for store, _ in list(candidates.values())[:2])
         raise ShoalError(
-            *gone.args[:-1], f"not found, and {stores} were made of different graphs that lay there; set data.store"
+            *gone.args[:-1],
+            f"not found, and {stores} were made of different graphs that lay there; set data.store",
         )
-    return next(noted for _, noted in found.values())
+    return next(noted for _, noted in candidates.values())
 
 
 def _is_of(graph: Mapping[str, Any], source: DataSource) -> bool:
@@ -175,7 +176,7 @@ def _is_of(graph: Mapping[str, Any], source: DataSource) -> bool:
 
 def places_of(config: Config) -> list[str | None]:
     """Where the graphs of a config lie, or lay: absolute paths; None of a graph that is not the user's own."""
-    return [str(graph_at(each.path)) if each.key == "files" else None for each in sources(config)]
+    return [str(graph_at(source.path)) if source.key == "files" else None for source in sources(config)]
 
 
 def _stores(config: Config) -> Iterator[tuple[Path, list[dict[str, Any]], list[str | None]]]:

@@ -34,12 +34,12 @@ LEAST, MOST = 2**24, 2**26
 
 def files_of_models(folders: Collection[Path]) -> dict[Path, dict[str, int]]:
     """Files of models in folders of checkpoints, one of each content, with bytes by digest of a model."""
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for folder in folders:
         with suppress(OSError):
-            found |= {name: folder / name for name in os.listdir(folder) if FILE.fullmatch(name)}
+            by_name |= {name: folder / name for name in os.listdir(folder) if FILE.fullmatch(name)}
     # One that is damaged holds nothing.
-    with_models = {path: _models_in(path) for path in found.values()}
+    with_models = {path: _models_in(path) for path in by_name.values()}
     return {path: models for path, models in with_models.items() if models}
 
 
@@ -73,7 +73,7 @@ def write_models(
     files: dict[str, str] = {}
     missing = set(needed)
     elsewhere: dict[str, Path] = {}
-    for path, sizes in sorted(earlier.items(), key=lambda each: (-sum(each[1].values()), each[0].name)):
+    for path, sizes in sorted(earlier.items(), key=lambda item: (-sum(item[1].values()), item[0].name)):
         used = sum(size for name, size in sizes.items() if name in missing)
         elsewhere |= dict.fromkeys(missing & sizes.keys(), path)
         if used >= LEAST and 2 * used >= sum(sizes.values()):
