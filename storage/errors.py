@@ -47,6 +47,10 @@ class FetchError(ShoalError):
     """A file of a store at an address cannot be brought to this machine, or kept there: no fault of a client."""
 
 
+class GraphGone(ShoalError):
+    """No file of a user's graph is where the config says; a store that was made of it can be read."""
+
+
 def one_line(text: str) -> str:
     """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
     if not text.isprintable():

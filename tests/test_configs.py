@@ -10,7 +10,7 @@ from shoal.algorithms.models.build import build
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import RENAMED
 from shoal.engine.messages.models import assign_models, require_mixable
-from shoal.engine.preparing.identity import sources
+from shoal.engine.records.graphs import sources
 from shoal.storage.options.dataset_names import DATASETS
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"

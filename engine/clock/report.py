@@ -22,7 +22,8 @@ from shoal.engine.pages.figures import Drawing
 from shoal.engine.pages.head import standing_figure
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head, Section, write_page
-from shoal.engine.preparing.identity import remote_of, store_path
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.records.graphs import remote_of
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES, MISSING, SIMULATED
 from shoal.engine.runs.plan import RunPlan

@@ -1,7 +1,7 @@
 """Tasks that wait for hosts: where they are placed, and the queue of every host; a task costs O(log hosts)."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -93,7 +93,7 @@ class Queues:
     def take(
         self,
         host: int,
-        reads: frozenset[int],
+        reads: Set[int],
         pace: Callable[[Task], float],
         alone: bool = False,
         never_lost: bool = False,
@@ -116,7 +116,7 @@ class Queues:
             seconds += math.inf if task.losses else pace(task)
         return tasks
 
-    def _next(self, host: int, reads: frozenset[int], never_lost: bool) -> Task | None:
+    def _next(self, host: int, reads: Set[int], never_lost: bool) -> Task | None:
         """The largest task of the host's queue, or of the fullest queue that has one for it."""
         found, seen = self._largest(host, reads, never_lost), []
         while found is None and self._most():
@@ -126,11 +126,11 @@ class Queues:
             heappush(self._fullest, entry)
         return found
 
-    def _largest(self, host: int, reads: frozenset[int], never_lost: bool) -> Task | None:
+    def _largest(self, host: int, reads: Set[int], never_lost: bool) -> Task | None:
         queue = self._waiting[host]
         for number in reversed(range(len(queue))):
             task = queue[number]
-            if not (never_lost and task.losses) and reads.issuperset(task.cell.ids):
+            if not (never_lost and task.losses) and all(i in reads for i in task.cell.ids):
                 del queue[number]
                 self._note(host)
                 return task

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -316,8 +316,8 @@ class RayBackend:
     def client_scores(self) -> Columns:
         return self._get(self._server.client_scores.remote())
 
-    def state(self) -> FederationState:
-        return self._get(self._server.state.remote())
+    def state(self, on_disk: Collection[str] = ()) -> FederationState:
+        return self._get(self._server.state.remote(on_disk))
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         try:
@@ -433,9 +433,9 @@ class ServerActor:
         """The scores of every client after the last evaluation."""
         return self._server.client_scores()
 
-    def state(self) -> FederationState:
-        """The state after the last committed round."""
-        return self._server.state
+    def state(self, on_disk: Collection[str]) -> FederationState:
+        """The state after the last committed round, without the models of these digests."""
+        return self._server.state.without_models(on_disk)
 
     def alive(self) -> Live | None:
         """Progress of the round under way; a call that returns shows that the server is alive."""

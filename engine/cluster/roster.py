@@ -4,12 +4,15 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from shoal.engine.cluster.client_ranges import ClientRanges
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import Job
 from shoal.storage.errors import ShoalError
@@ -26,7 +29,7 @@ class DataLocality:
     """
 
     machine: str
-    clients: frozenset[int]
+    clients: ClientRanges
     environment: dict[str, Any]
 
 
@@ -35,27 +38,29 @@ def local_clients(job: Job, machine: str) -> DataLocality:
     if job.remote is not None:
         # Every machine can fetch every file.
         everyone = range(len(job.model_of) + len(job.domains))
-        return DataLocality(machine, frozenset(everyone), environment(job.device))
+        return DataLocality(machine, ClientRanges([everyone]), environment(job.device))
     clients = _complete(job.store_path, job)
     if job.training:
         clients &= _complete(job.store_path / training_path(job.split), job)
-    graphs = _complete(job.store_path / DOMAINS, job) if clients and job.domains else frozenset()
-    numbered = {len(job.model_of) + number for number in graphs}
+    graphs = _complete(job.store_path / DOMAINS, job) if clients and job.domains else NONE
+    before = len(job.model_of)
+    numbered = ClientRanges(range(before + each.start, before + each.stop) for each in graphs.ranges)
     return DataLocality(machine, clients | numbered, environment(job.device))
 
 
-def _complete(store: Path, job: Job) -> frozenset[int]:
+def _complete(store: Path, job: Job) -> ClientRanges:
     """Clients of a store with all files here."""
     wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.hops_folder, 0)] if job.hops_folder else [])]
     found = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
-    return frozenset.intersection(*found) if found else frozenset()
+    return reduce(and_, found) if found else NONE
 
 
-def _clients(folder: Path) -> frozenset[int]:
+def _clients(folder: Path) -> ClientRanges:
     # One listing for all files: a shared file system would take a millisecond for each.
-    return frozenset(client for name in (os.listdir(folder) if folder.is_dir() else ()) for client in clients_of(name))
+    return ClientRanges(map(clients_of, os.listdir(folder) if folder.is_dir() else ()))
 
 
+NONE = ClientRanges(())
 SECONDS_BETWEEN_CALLS = 0.2
 
 
@@ -87,20 +92,20 @@ class Roster:
         self._job_ref = ray.put(job)
         self._known: dict[int, DataLocality] = {}
         self._failed: set[int] = set()
-        self._grouped: dict[frozenset[int], list[int]] | None = None
-        self._joined: dict[tuple[frozenset[int], ...], list[int]] = {}
+        self._grouped: dict[ClientRanges, list[int]] | None = None
+        self._joined: dict[tuple[ClientRanges, ...], list[int]] = {}
         self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
 
     def hosts_with(self, clients: Iterable[int]) -> list[int]:
         """Ready hosts that can read the data of all these clients; while none is ready, hosts that could before."""
-        wanted = frozenset(clients)
-        able = tuple(readable for readable in self._groups() if wanted <= readable)
+        wanted = list(clients)
+        able = tuple(readable for readable in self._groups() if all(client in readable for client in wanted))
         # The same list for the same groups: `place` takes cells of one list together.
         if able not in self._joined:
             self._joined[able] = [host for readable in able for host in self._groups()[readable]]
         return self._joined[able]
 
-    def _groups(self) -> dict[frozenset[int], list[int]]:
+    def _groups(self) -> dict[ClientRanges, list[int]]:
         """Ready hosts by the clients that they can read; the same lists until a host comes or goes."""
         if self._grouped is None:
             self._grouped, self._joined = {}, {}
@@ -110,7 +115,8 @@ class Roster:
 
     def unreadable(self, clients: Iterable[int]) -> set[int]:
         """Clients whose data no ready host can read."""
-        return set(clients).difference(*(locality.clients for locality in self.ready.values()))
+        readable = {locality.clients for locality in self.ready.values()}
+        return ClientRanges(each for clients_of_one in readable for each in clients_of_one.ranges).missing(clients)
 
     def call_back(self) -> None:
         """Calls every absent host to open the job; a call to an actor that is restarting may fail."""
@@ -174,8 +180,8 @@ class Roster:
                 raise plain_error(error) from error
             # Its fault does not end a run that other hosts can finish.
             self.events.append(f"host {host} {came} and stays idle: {plain_error(error)}")
-            before = self._known.get(host, DataLocality("its machine", frozenset(), {}))
-            self._is_ready(host, replace(before, clients=frozenset()))
+            before = self._known.get(host, DataLocality("its machine", NONE, {}))
+            self._is_ready(host, replace(before, clients=NONE))
             return
         except RayError as error:
             # It is called again and again.
@@ -194,10 +200,8 @@ class Roster:
         if host not in self._known and (others := differences(locality.environment, locality.environment["device"])):
             # Each difference reads from the host's value to the server's.
             self.events.append(f"host {host} on {locality.machine}: last bits may differ, as {', '.join(others)} do")
-        # Hosts that can read the same clients share one set, which is compared at once.
-        same = next((one.clients for one in self._known.values() if one.clients == locality.clients), locality.clients)
-        self._known[host] = replace(locality, clients=same)
-        self._is_ready(host, self._known[host])
+        self._known[host] = locality
+        self._is_ready(host, locality)
         self.answered = time.monotonic()
 
     def _is_ready(self, host: int, locality: DataLocality) -> None:

@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,6 +131,11 @@ class Config(BaseModel):
     # Made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
 
+    @cached_property
+    def of_run(self) -> Path | None:
+        """The folder of a run on the same graphs that the config was read from; None: it is from elsewhere."""
+        return None
+
     def models(self) -> tuple[ModelSpec, ...]:
         """The models of the run, one or several."""
         return (self.model,) if isinstance(self.model, ModelSpec) else self.model
@@ -209,7 +214,11 @@ def load_config(
     if not Path(path).is_dir():
         return parse_config(resolved, str(file), overrides=Overrides(changed, varied))
     # User code is loaded from the run folder, not from its original path. What the run had, it keeps.
-    return parse_config(located(resolved, file.parent), str(file), changed)
+    config = parse_config(located(resolved, file.parent), str(file), changed)
+    if not changed & {"data.path", "data.dataset"}:
+        # No key, and nothing in which two configs differ.
+        vars(config)["of_run"] = file.parent
+    return config
 
 
 def _changed(overrides: Sequence[str], values: Mapping[str, Any]) -> frozenset[str]:

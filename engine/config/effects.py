@@ -74,6 +74,12 @@ def _reads_sums(config: Any) -> bool:
     return len(names) == 1 and names <= set(READ_SUMS[config.data.cross_edges])
 
 
+def _last_is_another(config: Any) -> bool:
+    """Whether the end of the last round is not that of `evaluation.last: all`."""
+    found = config.evaluation
+    return found.clients != "all" or (found.last == "none" and config.rounds % found.every != 0)
+
+
 # A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
 # machines hosts have, and how they are waited for, may stay in a config that is run in one process to try it.
 CROSS = ("data.cross_edges",)
@@ -215,6 +221,10 @@ RULES = (
     _one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
     _one_of("data.newcomers", "data.cross_edges", "drop"),
     _one_of("data.newcomers", "attack.kind", "none"),
+    Rule(
+        ("evaluation.last",), "evaluation.clients",
+        "cohort or a number, or, for none, where evaluation.every does not divide rounds", _last_is_another,
+    ),
     Rule(("evaluation.newcomer_epochs",), "data.newcomers", "above 0", lambda c: c.data.newcomers > 0),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),

@@ -244,10 +244,12 @@ class EvaluationConfig:
     """When clients are evaluated, and by which metrics.
 
     Attributes:
-        every: Rounds between evaluations; the last round always ends with one. The best round is one of these, and
-            patience of early stopping counts them; 1 evaluates after every round.
-        clients: Who is evaluated before the last round, after which all are: `all`; the clients of that round
-            (`cohort`); or so many, drawn anew for every evaluation. The best round is then the best of samples.
+        every: Rounds between evaluations. The best round is one of these, and patience of early stopping counts them; 1
+            evaluates after every round.
+        clients: Who is evaluated before the last round: `all`; the clients of that round (`cohort`); or so many, drawn
+            anew for every evaluation. The best round is then the best of samples.
+        last: How the last round ends: `all` clients are evaluated, whatever `every` and `clients` say; a `sample`, as
+            `clients` says; or `none`, as any other round: it is evaluated where `every` divides it.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
         metrics: One or several, of each client's items among themselves; the first chooses the best round, the one
             with its largest value. `accuracy`, which is always there; `f1`, macro-F1; for two classes `roc_auc` or
@@ -257,6 +259,7 @@ class EvaluationConfig:
 
     every: Positive = 5
     clients: Positive | Literal["all", "cohort"] = "all"
+    last: Literal["all", "sample", "none"] = "all"
     domains: Flag = True
     metrics: Metrics = (ACCURACY,)
     newcomer_epochs: Positive | None = None

@@ -1,6 +1,6 @@
 """What a driver steps through the rounds of a run: a server, and hosts that stay warm between runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -47,8 +47,8 @@ class Backend(Protocol):
         """The scores of every client after the last evaluation."""
         ...
 
-    def state(self) -> FederationState:
-        """The state after the last committed round."""
+    def state(self, on_disk: Collection[str] = ()) -> FederationState:
+        """The state after the last committed round; models of these digests, which a checkpoint has, may lack."""
         ...
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
@@ -125,7 +125,7 @@ class LocalBackend:
         assert self._server is not None, "open() comes first"
         return self._server.client_scores()
 
-    def state(self) -> FederationState:
+    def state(self, on_disk: Collection[str] = ()) -> FederationState:
         assert self._server is not None, "open() comes first"
         return self._server.state
 

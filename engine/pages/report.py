@@ -141,7 +141,7 @@ class _Accuracies:
     def _note(self) -> str:
         notes = [f"scores: {MEANS[self.mean]}"]
         if any(name.endswith(f".{EVALUATED}") for g in self.groups for row in g.rows for name in row.figures):
-            notes.append("rounds before the last: of samples of clients (evaluation.clients)")
+            notes.append("of samples of clients (evaluation.clients), but for a last round of all (evaluation.last)")
         return "; ".join(notes)
 
     def _apart(self) -> list[str]:

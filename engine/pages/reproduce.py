@@ -13,7 +13,7 @@ from shoal.engine.config.run_identity import changes_numbers, fingerprint_of, fl
 from shoal.engine.pages.figures import Drawing, Point, over_key
 from shoal.engine.pages.looks import in_panels
 from shoal.engine.pages.page import Head, Section, write_page
-from shoal.engine.preparing.identity import sources
+from shoal.engine.records.graphs import sources
 from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan

@@ -133,6 +133,15 @@ def require_sample(evaluated: int | str, clients: int) -> None:
         )
 
 
+def require_evaluated(last: str, every: int, rounds: int) -> None:
+    """Raises a ShoalError, which names the key: no round of a run is evaluated."""
+    if last == "none" and rounds < every:
+        raise ShoalError(
+            "evaluation.last",
+            f"none, and no round is evaluated: rounds is {rounds}, evaluation.every {every}; lower that, or set all",
+        )
+
+
 def read_trace(file: str, clients: int) -> np.ndarray:
     """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
     try:
@@ -163,6 +172,7 @@ class Plan:
         online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
         keep_records: Whether evaluated rounds come with what the method records for a report.
         evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
+        last: How the last round is evaluated: `all` clients, a `sample` as before, or `none`, as any other round.
         newcomers: Clients that never take part, ascending, and are evaluated apart.
         newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
         fleet: Devices and links of clients; None: no time is simulated.
@@ -182,6 +192,7 @@ class Plan:
     fleet: "Fleet | None" = None
     own: Mapping[str, UserCode] = field(default_factory=dict)
     asynchronous: "Asynchronous | None" = None
+    last: str = "all"
 
 
 class Drawn(NamedTuple):
@@ -239,7 +250,7 @@ class Schedule:
     def sample(self, round_number: int) -> list[int] | None:
         """The clients that are evaluated at the end of a round, ascending, keyed by (seed, round); None: all."""
         which = self._plan.evaluated
-        if which in ("all", len(self._members)) or round_number == self._plan.rounds:
+        if which in ("all", len(self._members)) or (self._plan.last == "all" and round_number == self._plan.rounds):
             return None
         if which == "cohort":
             return self.cohort(round_number)
@@ -248,9 +259,12 @@ class Schedule:
 
     def is_last_visit(self, client: int, round_number: int) -> bool:
         """Whether a client takes no part in a later round up to the next evaluation, or only these rounds tell."""
+        end = self._next_evaluation(round_number)
+        if end > self._plan.rounds:
+            # No evaluation follows.
+            return False
         if self._plan.participation.selection != "random":
             return True
-        end = self._next_evaluation(round_number)
         if end != self._end or round_number < self._first:
             self._last_visits, self._first, self._drawn, self._end = {}, round_number, round_number, end
         # Later cohorts are drawn as far as one has the client.
@@ -261,7 +275,8 @@ class Schedule:
 
     def _next_evaluation(self, round_number: int) -> int:
         every = self._plan.evaluate_every
-        return min(-(-round_number // every) * every, self._plan.rounds)
+        due = -(-round_number // every) * every
+        return due if self._plan.last == "none" else min(due, self._plan.rounds)
 
 
 def evaluation_cell(

@@ -12,6 +12,7 @@ from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
 from shoal.engine.records import inputs
 from shoal.engine.records.checkpoint import Checkpoint, address_of
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.rounds.costs import unwatched
@@ -19,7 +20,6 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.reading import read_bytes
 
 
 class PastRun:
@@ -86,7 +86,7 @@ class PastRun:
                     f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
                     "use the machine and the software of the run, or keep more checkpoints (run.keep)",
                 )
-        text = b"".join(read_bytes(self.path / METRICS).splitlines(keepends=True)[:number]).decode()
+        first_lines = Logged.first_lines(self.path / METRICS, number)
         known = found.environment if found else environment(job.device)
-        self._reached = Checkpoint(backend.state(), known, {**old, **read}, text)
+        self._reached = Checkpoint(backend.state(), known, {**old, **read}, first_lines)
         return self._reached

@@ -10,7 +10,7 @@ from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
-from shoal.engine.preparing.identity import sources
+from shoal.engine.records.graphs import sources
 from shoal.engine.screen.progress import say
 from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
-from shoal.engine.preparing.identity import identity, published_digests, remote_of, require_identity, store_path
+from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
 from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder, TrainingBuilder, made_from
 from shoal.engine.preparing.store_steps import StoreSteps, hops_on_disk, shards_on_disk, split_on_disk
+from shoal.engine.records.graphs import gone, remote_of
 from shoal.engine.records.inputs import differences
 from shoal.engine.screen.progress import say, watch
 from shoal.storage.errors import ShoalError
@@ -48,7 +49,7 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
     remote = remote_of(config)
     with watched_by(watch), _on_machines(config):
         if remote is not None:
-            return _prepared_elsewhere(remote, config, centralized)
+            return _read_instead(_prepared_elsewhere(remote, config, centralized), config)
         path, published = store_path(config), published_digests(config)
         if additions_go_elsewhere(path, config) and not _opened(path, config, published, centralized, repair):
             overlay = overlay_path(path, config)
@@ -56,6 +57,13 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
             path = overlay if ready else overlaid(path, config)
         store = _opened(path, config, published, centralized, repair, LazyGraph(config))
     assert store is not None
+    return _read_instead(store, config)
+
+
+def _read_instead(store: Store, config: Config) -> Store:
+    """Says which store is read where a graph is gone."""
+    for path in gone(config):
+        say(f"{path}: not found; {store.path}, which was made of that graph, is read")
     return store
 
 

@@ -26,6 +26,7 @@ from shoal.engine.preparing.client_files import (
 )
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
+from shoal.engine.records.graphs import places_of
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.screen.tables import abridged
 from shoal.partition.domains import first_clients
@@ -202,6 +203,7 @@ class StoreBuilder(StoreSteps):
             feature_names=None if graph.vocabulary is None or data.path is None else graph.vocabulary.tolist(),
             ids=self._ids(graph),
             provenance={
+                "places": places_of(self.config),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),
                 "numpy": np.__version__,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from shoal.engine.config.config_text import require_same_run, run_of
+from shoal.engine.records.kept_models import FILE, MODEL, files_of_models, write_models
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
 from shoal.engine.records.summary import chosen
 from shoal.storage.errors import FetchError, ShoalError
@@ -27,21 +29,23 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.state import FederationState
 
 log = logging.getLogger(__name__)
-FORMAT = 3
+# The one before had the models of earlier rounds among the tensors of clients, by round.
+FORMAT, BY_ROUND = 4, 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 SUFFIX = ".safetensors"
 # How the names of what clients keep, or were given, begin; bytes of a file of these.
-OF_CLIENTS = ("client/", "inbox/", "download/")
+OF_CLIENTS = ("client/", "inbox/", MODEL)
 PART_BYTES = 2**26
-# The folder of the checkpoints of best rounds.
-BEST = "best"
+# In the folder of a run: of the newest checkpoints, and of those of best rounds; and its summary.
+CHECKPOINTS, BEST = "checkpoints", "best"
+SUMMARY = "summary.json"
 # In a folder that is the copy of a run at an address: this.
 ADDRESS = ".address"
 # Files of a checkpoint, the first with all others but for metrics; paths below a run of what is written here.
-PARTS = r"state\.safetensors|(here-)?clients-\d{4,}(-\d{4,})?\.safetensors"
+PARTS = rf"state\.safetensors|(here-)?clients-\d{{4,}}(-\d{{4,}})?\.safetensors|{FILE.pattern}"
 FILES = rf"{PARTS}|metrics\.jsonl"
 WRITTEN = (
-    rf"(checkpoints|best)/round-\d{{6,18}}(\.unfinished|\.unusable\d*)?/({FILES}|state\.json)",
+    rf"(checkpoints|best)/round-\d{{6,18}}(\.unfinished|\.unusable\d*)?/({FILES}|state\.json|models\.part)",
     r"\.address",
 )
 # Raised by reading a damaged one.
@@ -55,6 +59,7 @@ class Checkpoint:
     Attributes:
         environment: Of the process that wrote it; see `shoal.engine.messages.environment`.
         inputs: Digests of what the run reads; see `shoal.engine.records.inputs`.
+        metrics: The lines of the rounds up to it.
         passed_over: A line for each newer checkpoint that cannot be used.
         write_states: Writes states that are in a cluster's memory; see `shoal.engine.hosts.backend.Backend`.
         folder: Where it was read; what is written elsewhere shares the files of its tensors.
@@ -63,7 +68,7 @@ class Checkpoint:
     state: "FederationState"
     environment: dict[str, Any]
     inputs: dict[str, str]
-    metrics: str
+    metrics: Logged
     passed_over: tuple[str, ...] = ()
     write_states: "Callable[[Path, FederationState], dict[str, str]] | None" = None
     folder: Path | None = None
@@ -108,13 +113,17 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
         files = {} if checkpoint.folder is None else _linked(checkpoint.folder, unfinished)
-        for name, part in _parts(tensors).items() if checkpoint.folder is None else ():
-            write_tensors(unfinished / name, part)
-            files[name] = digest(unfinished / name)
+        if checkpoint.folder is None:
+            models, needed = checkpoint.state.models(), plain["downloads"].values()
+            files, few = write_models(unfinished, models, needed, files_of_models(_folders(root.parent)))
+            others = {name: t for name, t in tensors.items() if not name.startswith(MODEL)}
+            for name, part in _parts(others | few).items():
+                write_tensors(unfinished / name, part)
+                files[name] = digest(unfinished / name)
         if checkpoint.state.elsewhere:
             assert checkpoint.write_states is not None
             files |= checkpoint.write_states(unfinished, checkpoint.state)
-        (unfinished / METRICS).write_text(checkpoint.metrics)
+        checkpoint.metrics.copy_to(unfinished / METRICS)
         run = run_of(root.parent)
         record = {
             "format": FORMAT,
@@ -135,6 +144,16 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ShoalError(folder, f"the checkpoint cannot be written ({error}); free space and use --resume") from error
     return folder
+
+
+def _folders(run: Path) -> list[Path]:
+    """The checkpoints of a run, readable or not."""
+    return [folder_of(root, number) for root in (run / CHECKPOINTS, run / BEST) for number in rounds_kept(root)]
+
+
+def models_on_disk(run: Path) -> set[str]:
+    """Digests of the models of earlier rounds that the next checkpoint of a run takes from those before it."""
+    return {model for models in files_of_models(_folders(run)).values() for model in models}
 
 
 def _linked(source: Path, folder: Path) -> dict[str, str]:
@@ -217,6 +236,16 @@ def newest_round(root: Path) -> int:
     return max(rounds_kept(root), default=0)
 
 
+def newest_inputs(run: Path) -> dict[str, str]:
+    """Digests of what a run read, by its summary or its newest readable checkpoint; none where it has neither."""
+    roots = (run / CHECKPOINTS, run / BEST)
+    states = [folder_of(root, number) / PLAIN for root in roots for number in rounds_kept(root)]
+    for path in (run / SUMMARY, *states):
+        with suppress(*UNUSABLE):
+            return dict(unsealed(read_bytes(path))["inputs"])
+    return {}
+
+
 def load_newest(root: Path) -> Checkpoint | None:
     """The newest checkpoint that can be used; None if there is none. Raises ShoalError: not one of them can be used."""
     complaints: list[str] = []
@@ -246,9 +275,10 @@ def load_round(root: Path, number: int) -> Checkpoint:
         # Old checkpoints are deleted while their values may still be in use.
         files = [folder / name for name in record["files"] if name.endswith(SUFFIX)]
         found = {name: t for file in files for name, t in read_tensors(file).items()}
-        tensors = {name: t if name.startswith("download/") else t.clone() for name, t in found.items()}
+        tensors = {name: t if name.startswith((MODEL, "download/")) else t.clone() for name, t in found.items()}
         state = FederationState.from_tensors(tensors, record["state"])
-        metrics = (folder / METRICS).read_text()
+        path = folder / METRICS
+        metrics = Logged(path, path.stat().st_size, record["files"][METRICS])
         return Checkpoint(state, record["environment"], record["inputs"], metrics, folder=folder)
     except UNUSABLE as error:
         raise ShoalError(folder, _fault(error)) from None
@@ -287,7 +317,7 @@ def faults(root: Path) -> list[str]:
 def _record(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, after all of it was compared. Raises what `UNUSABLE` names, or ShoalError."""
     text = read_bytes(folder / PLAIN)
-    require_format(folder, text, FORMAT)
+    require_format(folder, text, FORMAT, BY_ROUND)
     record = unsealed(text)
     _require_names(folder, record["files"])
     run = folder.parents[1]

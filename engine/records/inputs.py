@@ -10,7 +10,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.names import read_all
 from shoal.engine.config.round_sections import is_csv
 from shoal.engine.config.run_identity import steering
-from shoal.engine.config.sections import DataConfig
+from shoal.engine.records.graphs import digest_of_graphs
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own
@@ -33,7 +33,7 @@ def contents(config: Config) -> dict[str, str]:
     """Digests of the files, user code for one, that keys of a config name. Raises ShoalError: one cannot be read."""
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
-        "data.path": lambda: _of_graphs(data, config.task != "edge"),
+        "data.path": partial(digest_of_graphs, config),
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
@@ -85,19 +85,6 @@ def _user_code(config: Config) -> dict[str, str]:
 
 def _of_file(file: str | None) -> str | None:
     return None if file is None else input_digest(Path(file))
-
-
-def _of_graphs(data: DataConfig, labels: bool) -> str | None:
-    """Digest of the user's graph or graphs, which may have no `labels` where these are not read; None: no graphs."""
-    names = (data.dataset,) if isinstance(data.dataset, str) else data.dataset
-    if all(name.lower() != "files" for name in names):
-        return None
-    from shoal.storage.datasets.user import files
-
-    paths = data.path if isinstance(data.path, tuple) else (data.path,)
-    found = [files.contents(files.graph_at(path), data.features.made, labels) for path in paths]
-    digests = [text_digest(str(sorted(each.items()))) for each in found]
-    return digests[0] if len(digests) == 1 else text_digest(str(digests))
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -5,15 +5,18 @@ import json
 import math
 import os
 import re
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
 from safetensors import SafetensorError
 
 from shoal.engine.config.config_text import require_same_run, run_of
 from shoal.engine.config.run_identity import flatten
 from shoal.engine.config.sections import current_scopes
+from shoal.engine.records.logged_lines import CHANGED, Logged, LoggedLines
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -32,26 +35,36 @@ OF_RUN, DIGESTS = "run", "digests"
 
 
 class Metrics:
-    """The one writer of a run's lines; it also holds them, so that a changed file changes no number."""
+    """The one writer of a run's lines; it knows the bytes that it wrote, and refuses a file that somebody changed."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / METRICS
-        self._lines: list[str] = []
+        self._begin()
         # By `RunFolder.begin`.
         self.run = run_of(run)
 
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        """The lines so far, without their seals and the name of the run."""
-        return [_current(_plain(line)[0]) for line in self._lines]
+    def _begin(self) -> None:
+        self._ends, self._hasher = array("q"), xxhash.xxh3_128()
 
     @property
-    def text(self) -> str:
+    def lines(self) -> LoggedLines:
+        """The lines so far, without their seals and the name of the run."""
+        return LoggedLines(self.path, self._ends, len(self._ends), lambda line: _current(_plain(line)[0]))
+
+    @property
+    def logged(self) -> Logged:
         """The lines so far as the file has them."""
-        return "".join(line + "\n" for line in self._lines)
+        return Logged(self.path, self._size, self._hasher.hexdigest())
+
+    @property
+    def _size(self) -> int:
+        return self._ends[-1] if self._ends else 0
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Logs a round. Raises ShoalError: a number is not finite, or the file cannot be written and is as before."""
+        """Logs a round.
+
+        Raises ShoalError: a number is not finite, the file cannot be written and is as before, or it was changed.
+        """
         try:
             text = self._sealed(line)
         except ValueError:
@@ -60,39 +73,54 @@ class Metrics:
         try:
             with self.path.open("ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
-                write_whole(file.fileno(), (text + "\n").encode(), before)
+                if before != self._size:
+                    raise ShoalError(self.path, CHANGED)
+                write_whole(file.fileno(), text, before)
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        self._lines.append(text)
+        self._note(text)
 
-    def _sealed(self, line: Mapping[str, Any]) -> str:
-        return sealed(line if self.run is None else {**line, OF_RUN: self.run})
+    def _note(self, line: bytes) -> None:
+        self._hasher.update(line)
+        self._ends.append(self._size + len(line))
 
-    def restore(self, text: str) -> str | None:
+    def _sealed(self, line: Mapping[str, Any]) -> bytes:
+        return (sealed(line if self.run is None else {**line, OF_RUN: self.run}) + "\n").encode()
+
+    def restore(self, logged: Logged) -> str | None:
         """Takes over the lines that a checkpoint holds; a warning if the file does not begin with them."""
-        # A run with more rounds has another name.
-        self._lines = [self._sealed(_plain(line)[0]) for line in text.splitlines()]
-        text = self.text
+        self._begin()
+        size: int | None
         try:
-            found = read_bytes(self.path).decode("utf-8", errors="replace")
+            size = self.path.stat().st_size
+            with self.path.open("rb") as file:
+                begins = all(file.read(len(line)) == line for line in self._renamed(logged))
+                blank = (not begins and not size) or (file.seek(0) == 0 and not any(map(bytes.strip, file)))
         except FileNotFoundError:
-            found = None
+            size, begins, blank = None, False, False
         except OSError as error:
             raise ShoalError(
                 self.path, f"cannot be read ({error.strerror}); make it readable, or move it away and use --resume"
             ) from error
-        if found != text and not text:
+        for line in self._renamed(logged):
+            self._note(line)
+        if not self._ends:
             try:
                 self.path.unlink(missing_ok=True)
             except OSError as error:
                 raise ShoalError(self.path, f"cannot be removed: {error.strerror}; remove it by hand") from error
-        elif found != text:
-            with replacing(self.path) as unfinished:
-                unfinished.write_text(text)
-        if found is not None and found.startswith(text):
             return None
-        fault = "was deleted" if found is None else "was changed or cut off" if found.strip() else "was emptied"
-        return f"{self.path}: {fault}; rebuilt from the checkpoint" if text else None
+        if not begins or size != self._size:
+            with replacing(self.path) as unfinished, unfinished.open("wb") as file:
+                file.writelines(self._renamed(logged))
+        if begins:
+            return None
+        fault = "was deleted" if size is None else "was emptied" if blank else "was changed or cut off"
+        return f"{self.path}: {fault}; rebuilt from the checkpoint"
+
+    def _renamed(self, logged: Logged) -> Iterator[bytes]:
+        """Lines with the name of this run: one with more rounds has another name."""
+        return (self._sealed(_plain(line)[0]) for line in logged.lines())
 
 
 def write_whole(file: int, data: bytes, before: int) -> None:

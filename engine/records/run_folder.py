@@ -18,6 +18,8 @@ from shoal.engine.config.names import CODE, kept_name, read_all, renamed
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.config.sections import OLD_MOMENTS, current_scopes
 from shoal.engine.records import checkpoint
+from shoal.engine.records.checkpoint import CHECKPOINTS as CHECKPOINTS
+from shoal.engine.records.checkpoint import SUMMARY as SUMMARY
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientScores
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import METRICS, OF_RUN, RECORDS, Metrics, read_metrics
@@ -33,8 +35,7 @@ from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import is_address
 from shoal.storage.user_code.user_code import UserCode, path_of
 
-SUMMARY, LOG, FAILURE = "summary.json", "run.log", "failure.txt"
-CHECKPOINTS = "checkpoints"
+LOG, FAILURE = "run.log", "failure.txt"
 # Of a fork: the run that it goes on from, and after which round.
 FORK = "fork.json"
 # By `shoal influence`, for the page.

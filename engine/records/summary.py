@@ -1,6 +1,8 @@
 """Builds summary.json of a finished run."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -53,12 +55,16 @@ def chosen(numbers: Mapping[str, Any], scope: str, weighting: str = NODES) -> fl
     return value
 
 
-def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = NODES) -> dict[str, Any] | None:
+def best_round(lines: Iterable[dict[str, Any]], scope: str, weighting: str = NODES) -> dict[str, Any] | None:
     """The first logged round with the highest validation metric of a scope; None where it is defined in none."""
-    numbers = [line.get("scopes", {}).get(scope, {}).get("val") for line in lines]
-    values = {place: None if found is None else chosen(found, scope, weighting) for place, found in enumerate(numbers)}
-    known = {place: value for place, value in values.items() if value is not None}
-    return lines[max(known, key=known.__getitem__)] if known else None
+    best: dict[str, Any] | None = None
+    highest = -math.inf
+    for line in lines:
+        numbers = line.get("scopes", {}).get(scope, {}).get("val")
+        value = None if numbers is None else chosen(numbers, scope, weighting)
+        if value is not None and (best is None or value > highest):
+            best, highest = line, value
+    return best
 
 
 def numbers_in(line: Mapping[str, Any], scope: str) -> dict[str, Any]:
@@ -98,64 +104,120 @@ def summarize_run(
 
     Of a fork the first `shared` rounds are its parent's, and took none of its seconds.
     """
-    own = lines[shared:]
-    scored = [line for line in lines if "scopes" in line]
-    scopes: dict[str, Any] = {}
-    for scope in scored[-1]["scopes"] if scored else ():
-        best = best_round(scored, scope)
-        scopes[scope] = {
-            "final": numbers_in(scored[-1], scope),
-            "best": numbers_in(best, scope) if best else None,
-        }
-        if scope == DOMAINS:
-            scopes[scope]["last_five"] = _last_five(scored)
-    visits = max(sum(len(line["cohort"]) for line in lines), 1)
-    parts = [line["participation"] for line in lines if "participation" in line]
-    taking_part = {"participation": {name: sum(part[name] for part in parts) for name in parts[0]}} if parts else {}
-    sent = {way: sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down")}
+    totals, last = _Totals(shared), lines[-1]
+    for line in lines:
+        totals.take(line)
+    visits = max(totals.visits, 1)
     return {
         "dataset": manifest.name,
         "synthetic": manifest.synthetic,
         "clients": len(manifest.clients),
         "rounds": len(lines),
-        "scopes": scopes,
-        "bytes": sent | {f"{way}_per_client_round": total / visits for way, total in sent.items()},
+        "scopes": totals.scopes(),
+        "bytes": totals.sent | {f"{way}_per_client_round": total / visits for way, total in totals.sent.items()},
         # As papers count: four bytes each.
-        "scalars": {f"{way}_per_client_round": total / visits / 4 for way, total in sent.items()},
-        "seconds": {
-            "round_median": median(line["seconds"]["round"] for line in own),
-            "rounds": sum(line["seconds"]["round"] for line in own),
-            **seconds_by_part([line["seconds"] for line in own]),
-            # Beside those of rounds; runs of earlier versions have no such numbers.
-            **{part: sum(line["seconds"].get(part, 0.0) for line in own) for part in ("kernels", "checkpoint")},
-        },
+        "scalars": {f"{way}_per_client_round": total / visits / 4 for way, total in totals.sent.items()},
+        "seconds": {"round_median": median(totals.rounds), "rounds": sum(totals.rounds), **totals.seconds},
         # Of each host, in all rounds; empty where all is one process.
-        "busy_seconds": {
-            host: sum(line["hosts"].get("busy", {}).get(host, 0.0) * line["seconds"]["round"] for line in own)
-            for host in lines[-1]["hosts"].get("busy", {})
-        },
-        "retries": sum(line["retries"] for line in lines),
-        "left_out": {
-            "visits": sum(len(line.get("failures", ())) for line in lines),
-            "clients": len({client for line in lines for client in line.get("failures", ())}),
-        },
+        "busy_seconds": {host: totals.busy.get(host, 0.0) for host in last["hosts"].get("busy", {})},
+        "retries": totals.retries,
+        "left_out": {"visits": totals.failures, "clients": len(totals.failed)},
         "peak_memory_bytes": peak_memory,
-        "resident_bytes": _largest(lines),
+        "resident_bytes": totals.resident,
         "environment": environment(device),
-        **taking_part,
+        **({"participation": totals.participation} if totals.participation else {}),
     }
 
 
 def seconds_by_part(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns the seconds of rounds by part, summed; lines of earlier versions have no scoring apart."""
-    return {part: sum(of.get(part, 0.0) if part == SCORING else of[part] for of in seconds) for part in PARTS}
+    return {part: sum(_seconds(of, part) for of in seconds) for part in PARTS}
 
 
-def _last_five(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the last five evaluations, or fewer, of validation and test rows; with their rounds."""
-    last = [line for line in scored if BOTH in line["scopes"].get(DOMAINS, {})][-LAST:]
-    means = _mean_of([line["scopes"][DOMAINS][BOTH] for line in last]) if last else {}
-    return {"rounds": [line["round"] for line in last], **means}
+def _seconds(of: Mapping[str, float], part: str) -> float:
+    """Returns the seconds of a part of a round; lines of earlier versions lack scoring, kernels and checkpoints."""
+    return of[part] if part in PARTS and part != SCORING else of.get(part, 0.0)
+
+
+class _Totals:
+    """What a summary has of all rounds, of one line after another.
+
+    Attributes:
+        rounds: Seconds of each round of the run's own.
+        seconds: Of them, by what they went to; kernels and checkpoints beside rounds.
+        resident: The largest resident set of driver, server and any host, in bytes.
+    """
+
+    def __init__(self, shared: int) -> None:
+        """Begins without a round; of a fork the `shared` first are its parent's, and took none of its seconds."""
+        self._shared = shared
+        self.visits = self.retries = self.failures = 0
+        self.failed: set[str] = set()
+        self.sent = {"up": 0, "down": 0}
+        self.rounds: list[float] = []
+        self.seconds: dict[str, float] = {**dict.fromkeys(PARTS, 0.0), "kernels": 0.0, "checkpoint": 0.0}
+        self.busy: dict[str, float] = {}
+        self.participation: dict[str, Any] = {}
+        self.resident: dict[str, int] = {}
+        # By scope: the last round with scores, and the best one. The last five of domains.
+        self._scored: dict[str, Any] = {}
+        self._best: dict[str, dict[str, Any]] = {}
+        self._five: deque[dict[str, Any]] = deque(maxlen=LAST)
+
+    def take(self, line: dict[str, Any]) -> None:
+        """Adds a round."""
+        self.visits += len(line["cohort"])
+        self.retries += line["retries"]
+        self.failures += len(line.get("failures", ()))
+        self.failed |= set(line.get("failures", ()))
+        for way in self.sent:
+            self.sent[way] += line[f"bytes_{way}"]
+        for name, value in line.get("participation", {}).items():
+            self.participation[name] = self.participation.get(name, 0) + value
+        self._take_memory(line["memory"])
+        if line["round"] > self._shared:
+            self.rounds.append(line["seconds"]["round"])
+            for part in self.seconds:
+                self.seconds[part] += _seconds(line["seconds"], part)
+            for host, share in line["hosts"].get("busy", {}).items():
+                self.busy[host] = self.busy.get(host, 0.0) + share * line["seconds"]["round"]
+        if "scopes" in line:
+            self._take_scores(line)
+
+    def _take_memory(self, memory: dict[str, Any]) -> None:
+        hosts = {"host": max(memory["hosts"].values())} if memory.get("hosts") else {}
+        for process, held in {**memory, **hosts}.items():
+            if process != "hosts":
+                self.resident[process] = max(held, self.resident.get(process, 0))
+
+    def _take_scores(self, line: dict[str, Any]) -> None:
+        # Of the rest of a line, a cohort of many clients for one, nothing stays.
+        slim = {key: line[key] for key in ("round", EVALUATED, "scopes") if key in line}
+        self._scored = slim
+        for scope in line["scopes"]:
+            best = best_round([*([self._best[scope]] if scope in self._best else []), slim], scope)
+            if best is not None:
+                self._best[scope] = best
+        if BOTH in line["scopes"].get(DOMAINS, {}):
+            self._five.append(slim)
+
+    def scopes(self) -> dict[str, Any]:
+        """Numbers of the last and of the best round by scope, those of the last evaluation."""
+        found: dict[str, Any] = {}
+        for scope in self._scored.get("scopes", ()):
+            best = self._best.get(scope)
+            found[scope] = {
+                "final": numbers_in(self._scored, scope),
+                "best": numbers_in(best, scope) if best else None,
+            }
+            if scope == DOMAINS:
+                found[scope]["last_five"] = self._last_five()
+        return found
+
+    def _last_five(self) -> dict[str, Any]:
+        """Means over the last five evaluations, or fewer, of validation and test rows; with their rounds."""
+        means = _mean_of([line["scopes"][DOMAINS][BOTH] for line in self._five]) if self._five else {}
+        return {"rounds": [line["round"] for line in self._five], **means}
 
 
 def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -170,15 +232,3 @@ def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             means[name] = newest if name == "constant_class" or not found else fmean(found)
     return means
-
-
-def _largest(lines: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """The largest resident set of driver, server and any host, in bytes."""
-    largest: dict[str, int] = {}
-    for line in lines:
-        memory = line["memory"]
-        hosts = {"host": max(memory["hosts"].values())} if memory.get("hosts") else {}
-        for process, held in {**memory, **hosts}.items():
-            if process != "hosts":
-                largest[process] = max(held, largest.get(process, 0))
-    return largest

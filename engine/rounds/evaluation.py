@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import torch
-import xxhash
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, ClientTable
@@ -22,7 +20,7 @@ from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1, NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.scoring import PARTS, by_client, summarize
-from shoal.engine.rounds.state import FederationState, ScoreTable
+from shoal.engine.rounds.state import FederationState, ScoreTable, tree_digest
 
 # As metrics and summaries have them, after a resume too.
 SCOPES = ("trained", "deployed", "global", DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
@@ -100,7 +98,7 @@ class Evaluator:
 
     def _evaluate_the_global_model(self, exchange: Scorer, model: Tree, asked: np.ndarray) -> None:
         """Counts of the server's model, of clients and every domain; of one that was evaluated, those of then."""
-        next_state, found = exchange.next_state, _digest(model)
+        next_state, found = exchange.next_state, tree_digest(model)
         graphs = {DOMAINS: np.array(self._domains.graphs)} if self._domains and self._domains.graphs else {}
         for scope, ids in {"global": asked, **graphs}.items():
             known = next_state.scores.get(scope) if found == next_state.evaluated else None
@@ -115,7 +113,7 @@ class Evaluator:
     ) -> np.ndarray:
         """Clients that hold the server's model as it is now and nothing else, of those that received one in a round."""
         rounds = [r for r in np.unique(received).tolist() if r in next_state.downloads]
-        same = [r for r in rounds if _digest(next_state.downloads[r]) == next_state.evaluated]
+        same = [r for r in rounds if next_state.content(r) == next_state.evaluated]
         found = stale[np.isin(received, same)]
         own = [_holds_own(i, next_state) for i in found.tolist()]
         return found[~np.array(own, dtype=bool)]
@@ -148,16 +146,6 @@ def _holds_own(client: int, next_state: FederationState) -> bool:
     elsewhere = next_state.kept.get(client)
     names = next_state.clients.get(client, {}) if elsewhere is None else elsewhere.names
     return client in next_state.inboxes or not all(map(only_trains, names))
-
-
-def _digest(tree: Tree) -> str:
-    """XXH3-128 of names, types, shapes and bytes of tensors, in hexadecimal."""
-    hasher = xxhash.xxh3_128()
-    for name in sorted(tree):
-        t = tree[name].detach()
-        hasher.update(f"{name} {t.dtype} {list(t.shape)} ".encode())
-        hasher.update(t.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
 
 
 Columns = dict[str, np.ndarray | pa.Array]

@@ -1,13 +1,14 @@
 """Everything a run is between two rounds, as values."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 from scipy.sparse import csr_array, vstack
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from shoal.storage.errors import ShoalError
 
 # Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
 DOWNLOADS_IN_MEMORY = 2**28
+# Bytes of such a file, but for one larger model: it stays until the last of its models goes.
+MODELS_A_FILE = 2**22
 # Where each tensor of such a file begins, for any type.
 ALIGNED = 64
 # Clients whose counts change one by one, before they join the columns; clients whose counts are laid out at a time.
@@ -155,6 +158,8 @@ class FederationState:
         kept: The same of clients whose state is in a cluster's memory.
         inboxes: Results of mixing that wait for the client's next visit, here or `Mixed` in a cluster's memory.
         downloads: Models of the server that some client was given last, by the round they come from.
+        contents: Digests of models of the server by the round they come from, see `tree_digest`: all of `downloads`,
+            and those that `without_models` left out.
         newest: The round of the model that a client was given last.
         scores: Newest counts by scope and client.
         touched: Clients that were visited or sent something since the last evaluation; True if their newest counts as
@@ -173,6 +178,7 @@ class FederationState:
     kept: dict[int, Kept] = field(default_factory=dict)
     inboxes: dict[int, Inbox] = field(default_factory=dict)
     downloads: dict[int, Tree] = field(default_factory=dict)
+    contents: dict[int, str] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     touched: dict[int, bool] = field(default_factory=dict)
@@ -193,6 +199,7 @@ class FederationState:
             kept=dict(self.kept),
             inboxes={i: dict(tree) for i, tree in self.inboxes.items()},
             downloads=dict(self.downloads),
+            contents=dict(self.contents),
             newest=dict(self.newest),
             scores={scope: table.copy() for scope, table in self.scores.items()},
             touched=dict(self.touched),
@@ -223,15 +230,40 @@ class FederationState:
         """Some clients are given the server's model of this round, if there is one; those of `needed` rounds stay."""
         if not model:
             return
-        self.downloads[self.round] = {name: t.clone() for name, t in model.items()}
+        content = tree_digest(model)
+        # The model of a round that changed nothing is there.
+        same = next((r for r, tree in self.downloads.items() if self.content(r) == content), None)
+        tree = {name: t.clone() for name, t in model.items()} if same is None else self.downloads[same]
+        self.downloads[self.round], self.contents[self.round] = tree, content
         self.newest.update(dict.fromkeys(clients, self.round))
         self.touched.update(dict.fromkeys(clients, False))
         used = {*self.newest.values(), *needed}
         self.downloads = {r: tree for r, tree in self.downloads.items() if r in used}
+        self.contents = {r: content for r, content in self.contents.items() if r in used}
         earlier = {r: tree for r, tree in self.downloads.items() if r not in self.on_disk and r != self.round}
         if sum(map(tree_bytes, earlier.values())) > DOWNLOADS_IN_MEMORY:
-            self.downloads |= on_disk(earlier)
-            self.on_disk = (self.on_disk | earlier.keys()) & self.downloads.keys()
+            self._to_disk(earlier)
+
+    def content(self, number: int) -> str:
+        """The digest of the server's model of a round that is among `downloads`."""
+        if number not in self.contents:
+            self.contents[number] = tree_digest(self.downloads[number])
+        return self.contents[number]
+
+    def models(self) -> dict[str, Tree]:
+        """Models of `downloads` by their digest."""
+        return {self.content(number): tree for number, tree in self.downloads.items()}
+
+    def without_models(self, digests: Collection[str]) -> "FederationState":
+        """The same without the models of these digests, which a checkpoint has."""
+        left = {number: tree for number, tree in self.downloads.items() if self.content(number) not in digests}
+        return replace(self, downloads=left)
+
+    def _to_disk(self, trees: Mapping[int, Tree]) -> None:
+        """Moves models into files that are mapped into memory. Raises ShoalError: there is no room."""
+        moved = on_disk({self.content(number): tree for number, tree in trees.items()})
+        self.downloads |= {number: moved[self.content(number)] for number in trees}
+        self.on_disk = (self.on_disk | trees.keys()) & self.downloads.keys()
 
     def restore(self, client: int, before: "FederationState") -> None:
         """A client is as it was before the round, whatever it did in it."""
@@ -253,16 +285,19 @@ class FederationState:
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
         tensors |= {f"known/{name}": t for name, t in self.known.items()}
         tensors |= {f"release/{name}": t for name, t in self.release.items()}
-        of_kind = {"client": self.clients, "inbox": self.inboxes, "download": self.downloads, "tier": self.tiers}
+        of_kind = {"client": self.clients, "inbox": self.inboxes, "tier": self.tiers}
         for kind, trees in of_kind.items():
             for number, tree in trees.items():
                 here = {name: t for name, t in tree.items() if not isinstance(t, Mixed)}
                 tensors.update({f"{kind}/{number}/{name}": t for name, t in here.items()})
+        for content, tree in self.models().items():
+            tensors.update({f"model/{content}/{name}": t for name, t in tree.items()})
         for scope, table in self.scores.items():
             if table:
                 tensors |= {f"scores/{scope}/{name}": t for name, t in table.to_tensors().items()}
         plain = {
             "round": self.round,
+            "downloads": {str(r): content for r, content in self.contents.items()},
             "newest": {str(i): r for i, r in self.newest.items()},
             "touched": {str(i): t for i, t in self.touched.items()},
             "evaluated": self.evaluated,
@@ -272,24 +307,34 @@ class FederationState:
 
     @classmethod
     def from_tensors(cls, tensors: Tree, plain: dict[str, Any]) -> "FederationState":
-        """The inverse of `to_tensors`; models of the server are copied, into memory or a file."""
+        """The inverse of `to_tensors`, with models as `model/<digest>/<name>` or, as they were kept before there were
+        digests, `download/<round>/<name>`; they are copied, into memory or a file.
+        """
         newest, touched = ({int(i): value for i, value in plain[name].items()} for name in ("newest", "touched"))
         state = cls(round=plain["round"], newest=newest, touched=touched)
         # A state that was kept before there was this digest is evaluated once more.
         state.evaluated, state.first_losses = plain.get("evaluated", ""), plain.get("first_losses", {})
-        trees = {"client": state.clients, "inbox": state.inboxes, "download": state.downloads}
-        trees["tier"] = state.tiers
+        models: dict[str, Tree] = {}
+        trees: dict[str, dict[Any, Tree]] = {"client": state.clients, "inbox": state.inboxes, "tier": state.tiers}
+        trees |= {"download": state.downloads}
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")
             if kind in ("server", "known", "release"):
                 getattr(state, kind)[rest] = tensor
+                continue
+            number, _, name = rest.partition("/")
+            if kind == "model":
+                models.setdefault(number, {})[name] = tensor
             elif kind in trees:
-                number, _, name = rest.partition("/")
                 trees[kind].setdefault(int(number), {})[name] = tensor
-        if sum(map(tree_bytes, state.downloads.values())) > DOWNLOADS_IN_MEMORY:
-            state.downloads, state.on_disk = on_disk(state.downloads), frozenset(state.downloads)
+        state.contents = {int(number): content for number, content in plain.get("downloads", {}).items()}
+        if not state.downloads:
+            state.downloads = {number: models[content] for number, content in state.contents.items()}
+        if sum(map(tree_bytes, state.models().values())) > DOWNLOADS_IN_MEMORY:
+            state._to_disk(state.downloads)
         else:
-            state.downloads = {r: {name: t.clone() for name, t in tree.items()} for r, tree in state.downloads.items()}
+            copies = {c: {name: t.clone() for name, t in tree.items()} for c, tree in state.models().items()}
+            state.downloads = {number: copies[state.content(number)] for number in state.downloads}
         state.scores = read_scores(tensors)
         return state
 
@@ -307,12 +352,36 @@ def read_scores(tensors: Mapping[str, Any]) -> Scores:
     return current_scopes(found)
 
 
-def on_disk(trees: Mapping[int, Tree]) -> dict[int, Tree]:
-    """The same models in a file without a name, mapped into memory; it ends with the last of them.
+def tree_digest(tree: Tree) -> str:
+    """XXH3-128 of names, types, shapes and bytes of tensors, in hexadecimal."""
+    hasher = xxhash.xxh3_128()
+    for name in sorted(tree):
+        t = tree[name].detach()
+        hasher.update(f"{name} {t.dtype} {list(t.shape)} ".encode())
+        hasher.update(t.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
-    Raises ShoalError: the folder for temporary files has no room for it.
+
+Name = TypeVar("Name", int, str)
+
+
+def on_disk(trees: Mapping[Name, Tree]) -> dict[Name, Tree]:
+    """The same models in files without names, mapped into memory; a file ends with the last of its models.
+
+    Raises ShoalError: the folder for temporary files has no room for them.
     """
-    begins: dict[tuple[int, str], int] = {}
+    found: dict[Name, Tree] = {}
+    part: dict[Name, Tree] = {}
+    for name, tree in trees.items():
+        part[name] = tree
+        if sum(map(tree_bytes, part.values())) >= MODELS_A_FILE:
+            found |= _in_one_file(part)
+            part = {}
+    return found | (_in_one_file(part) if part else {})
+
+
+def _in_one_file(trees: Mapping[Name, Tree]) -> dict[Name, Tree]:
+    begins: dict[tuple[Name, str], int] = {}
     try:
         with tempfile.TemporaryFile() as file:
             for number, tree in trees.items():
@@ -321,7 +390,7 @@ def on_disk(trees: Mapping[int, Tree]) -> dict[int, Tree]:
                     begins[number, name] = file.tell()
                     file.write(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             file.flush()
-            mapped = np.memmap(file, mode="c")
+            mapped = np.memmap(file, mode="c") if file.tell() else np.empty(0, np.uint8)
     except OSError as error:
         where = Path(tempfile.gettempdir())
         raise ShoalError(where, f"no room for models of earlier rounds ({error.strerror}); set TMPDIR") from error

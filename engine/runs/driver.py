@@ -18,6 +18,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BestRounds, Checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, columns_of
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
 from shoal.engine.records.summary import summarize_run
@@ -212,8 +213,9 @@ class Driver:
         self._seconds_of_checkpoints += self._saved - began
 
     def _current(self) -> Checkpoint:
-        state, write_states = self.backend.state(), self.backend.write_states
-        return Checkpoint(state, self.environment, self.inputs, self.folder.metrics.text, write_states=write_states)
+        state = self.backend.state(checkpoint.models_on_disk(self.folder.path))
+        write_states = self.backend.write_states
+        return Checkpoint(state, self.environment, self.inputs, self.folder.metrics.logged, write_states=write_states)
 
     def _serve(self, state: FederationState | None) -> int:
         """Opens a server from a state, a new one if it is lost; returns how many rounds are finished."""
@@ -251,10 +253,13 @@ def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps: RunConfig) ->
         _warn(f"{fault}; set aside, the one before it is used")
     if found and found.passed_over:
         checkpoint.set_aside(folder.checkpoints, found.state.round)
-    if rebuilt := folder.metrics.restore(found.metrics if found else ""):
+    if rebuilt := folder.metrics.restore(found.metrics if found else Logged()):
         _warn(rebuilt)
-    noted = {line["round"]: line.get(DIGESTS, {}) for line in folder.metrics.lines}
-    evaluated = {line["round"] for line in folder.metrics.lines if "scopes" in line}
+    noted, evaluated = dict[int, dict[str, Any]](), set[int]()
+    for line in folder.metrics.lines:
+        noted[line["round"]] = line.get(DIGESTS, {})
+        if "scopes" in line:
+            evaluated.add(line["round"])
     scores = {number: digests.get(CLIENT_SCORES) for number, digests in noted.items() if number in evaluated}
     if keeps.client_scores and (lost := folder.client_scores.restore(scores)):
         _warn(lost)

@@ -27,8 +27,9 @@ from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
 from shoal.engine.participation.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
 from shoal.engine.preparing.client_files import shards_bytes
-from shoal.engine.preparing.identity import identity, remote_of, require_identity, store_or_overlay
+from shoal.engine.preparing.identity import identity, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
+from shoal.engine.records.graphs import remote_of
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
@@ -230,9 +231,11 @@ def expected(plan: RunPlan) -> Expected:
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
 
-    evaluations: float = -(-config.rounds // config.evaluation.every)
+    every, last = config.evaluation.every, config.evaluation.last
+    evaluations: float = config.rounds // every if last == "none" else -(-config.rounds // every)
     if (sample := config.evaluation.clients) != "all":
-        evaluations = 1 + (evaluations - 1) * (len(cohort) if sample == "cohort" else int(sample)) / clients
+        whole = int(last == "all")
+        evaluations = whole + (evaluations - whole) * (len(cohort) if sample == "cohort" else int(sample)) / clients
     busy = max(1, min(hosts, len(cells)))
     lower = "cell_size" if len(cells) < len(cohort) else "hosts"
     training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy

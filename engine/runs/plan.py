@@ -23,6 +23,7 @@ from shoal.engine.participation.sampling import (
     draw_newcomers,
     read_trace,
     require_cohorts,
+    require_evaluated,
     require_sample,
     require_without,
 )
@@ -62,6 +63,7 @@ class RunPlan:
         callbacks = load_callbacks(config) if trains else {}
         if trains:
             config.train.require_rates(config.rounds)
+            require_evaluated(config.evaluation.last, config.evaluation.every, config.rounds)
             metrics = config.evaluation.metrics
             measures_of(metrics, own_among("evaluation.metrics", metrics))
         device = device_choice(config)
@@ -152,5 +154,5 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     keeps = config.run.keep_records
     return Plan(
         config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
-        evaluation.newcomer_epochs, fleet, own, asynchronous,
+        evaluation.newcomer_epochs, fleet, own, asynchronous, evaluation.last,
     )  # fmt: skip

@@ -263,9 +263,10 @@ def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
     for other, rounds in sorted(_shorter(plan), key=lambda found: -found[1]):
         why, found = _depends_on_rounds(plan, other, rounds), None
         if why is None:
-            # A last round is evaluated whole, as no other may be.
-            last = rounds if plan.config.evaluation.clients == "all" else rounds - 1
-            found = usable(other, last - last % plan.config.evaluation.every)
+            # A last round may be evaluated whole, as no other is.
+            evaluation = plan.config.evaluation
+            last = rounds - 1 if evaluation.clients != "all" and evaluation.last == "all" else rounds
+            found = usable(other, last - last % evaluation.every)
             why = "none of its checkpoints can be used"
         if found is not None:
             say(f"{other}: the run of {rounds} rounds goes on to {plan.config.rounds} in {folder.path}")

@@ -19,6 +19,7 @@ from shoal.engine.records.metrics import read_records, recorded_rounds
 from shoal.engine.records.outputs import EXPORT, PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.records.summary import NODES, chosen
+from shoal.storage.errors import GraphGone
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 
 Line = dict[str, Any]
@@ -147,7 +148,10 @@ def confusion(run: Path, scope: str) -> tuple[np.ndarray, list[str]] | None:
 
 def manifest_of(run: Path) -> Manifest | None:
     """The manifest of a run's store; None where the store is gone."""
-    path = store_or_overlay(load_config(run))
+    try:
+        path = store_or_overlay(load_config(run))
+    except GraphGone:
+        return None
     return read_manifest(path) if (path / NAME).exists() else None
 
 

@@ -12,8 +12,9 @@ from stat import S_ISLNK, S_ISREG
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import CONFIG, new_run, require_as_kept
 from shoal.engine.config.sizes import size
-from shoal.engine.preparing.identity import remote_of, store_or_overlay, store_path
+from shoal.engine.preparing.identity import store_or_overlay, store_path
 from shoal.engine.records import checkpoint, client_scores, metrics, outputs, run_folder
+from shoal.engine.records.graphs import remote_of
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.runs import remote_run
 from shoal.engine.screen.progress import say

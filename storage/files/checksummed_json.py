@@ -35,15 +35,17 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
     return plain
 
 
-def require_format(where: object, text: str | bytes, reads: int) -> None:
-    """Raises ShoalError: JSON is of another `format`; what is damaged is left to the seal.
+def require_format(where: object, text: str | bytes, reads: int, oldest: int | None = None) -> None:
+    """Raises ShoalError: JSON is of another `format`, or older than the `oldest` that is read, too.
+
+    What is damaged is left to the seal.
 
     It comes before the seal, which another version of Shoal may make in another way.
     """
     with suppress(ValueError, RecursionError):
         plain = json.loads(text)
         found = plain.get("format", reads) if isinstance(plain, dict) else reads
-        if found != reads:
+        if found != reads and found not in range(reads if oldest is None else oldest, reads):
             way_out = "upgrade Shoal" if isinstance(found, int) and found > reads else "use the Shoal that wrote it"
             raise ShoalError(where, f"format {found} of another version of Shoal, this one reads {reads}; {way_out}")
 

@@ -81,6 +81,7 @@ class Manifest:
         clients: Sizes of all clients, and their shards.
         splits: Finished splits by name.
         hops: Finished hop features by kernel name.
+        provenance: When and with what it was made, and where the user's graphs lay: `places`, a path or None each.
         published: Digest of every published file of the dataset, by its path below the data root.
         layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
         feature_values: Values that all shards keep of sparse features; 0 for dense ones.
@@ -105,7 +106,7 @@ class Manifest:
     clients: Clients
     splits: dict[str, SplitRecord] = field(default_factory=dict)
     hops: dict[str, Files] = field(default_factory=dict)
-    provenance: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
     layout: Layout = "dense"
     feature_values: int = 0

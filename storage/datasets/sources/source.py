@@ -64,6 +64,7 @@ class DataSource:
         edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
         labels: Whether the task reads labels; else the user's own graphs may have none.
         beside: Files that other keys name, which may lie in the folder of the user's own graph.
+        noted: Digests of the files of the user's own graph, as a store notes them, for when these are gone.
     """
 
     dataset: str
@@ -99,6 +100,7 @@ class DataSource:
     labels: bool = True
     beside: tuple[str, ...] = ()
     user_options: Mapping[str, Any] = field(default_factory=dict)
+    noted: Mapping[str, str] | None = None
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, sy
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
 from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, parts_of, read_tables, table_of
 from shoal.storage.datasets.user.unread import PLACES, require_read
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import GraphGone, ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
 from shoal.storage.files.digest import input_digest, text_digest
@@ -120,6 +120,14 @@ def graph_at(path: str | None) -> Path:
     return Path(path).expanduser().resolve()
 
 
+def is_gone(path: Path) -> bool:
+    """Whether nothing is left of a graph at a path: one of which a part is missing is damaged."""
+    if not path.is_dir():
+        return not path.exists()
+    names = {f"{array}.npy" for array in (*REQUIRED, *OPTIONAL)} | {"x.npz"}
+    return not any(file.name in names or file.stem in (EDGES, NODES) for file in path.iterdir())
+
+
 def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, Path]:
     """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
 
@@ -131,7 +139,7 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
             raise ShoalError(path, f"is one table; data.path is the folder of {EDGES} and {NODES}, {path.parent}")
         return dict.fromkeys(REQUIRED, path)
     if not path.is_dir():
-        raise ShoalError(path, "not found; data.path must be an .npz file or a folder of .npy files or tables")
+        raise GraphGone(path, "not found; data.path must be an .npz file or a folder of .npy files or tables")
     if (edges := table_of(path, EDGES)) is not None:
         nodes = table_of(path, NODES)
         if nodes is None and (labels or not features_made):
@@ -146,7 +154,8 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
         files["x"] = sparse
     for array in REQUIRED:
         if not files[array].is_file() and array in _needed(features_made, labels):
-            raise ShoalError(files[array], "not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
+            gone = GraphGone if is_gone(path) else ShoalError
+            raise gone(files[array], "not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
     return {array: file for array, file in files.items() if file.is_file()}
 
 
@@ -233,6 +242,8 @@ def _require_no_other_file(folder: Path, files: dict[str, Path], beside: Collect
 
 def _content(options: DataSource) -> dict[str, Any]:
     path, made = graph_at(options.path), options.made.made
+    if options.noted is not None and is_gone(path):
+        return {"files": dict(options.noted)}
     found = {"files": contents(path, made, options.labels)}
     # Where a store of what is read is there already, no graph is read.
     if path.is_dir():

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
 from shoal.storage.datasets.user.unread import require_read
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import GraphGone, ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED
 from shoal.storage.graph.graph import Graph
@@ -84,7 +84,12 @@ def user_content(options: DataSource) -> dict[str, Any]:
     made = _made(code, options)
     with code.at_work(KEY):
         files = [Path(file) for file in made.files(data_root(options.root))]
-    contents = {file.name: input_digest(file) for file in files}
+    if files and not any(file.exists() for file in files):
+        if options.noted is None:
+            raise GraphGone(files[0], "not found; files() of the dataset names it")
+        contents = dict(options.noted)
+    else:
+        contents = {file.name: input_digest(file) for file in files}
     return {"dataset": options.name, "code": code.identity, "options": dict(options.user_options), "files": contents}
 
 

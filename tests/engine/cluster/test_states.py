@@ -17,6 +17,7 @@ from shoal.engine.cluster.states import LOST_STATES, hand_over_inboxes, handed_o
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import ADDRESS, Checkpoint, load_round, write
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.remote_parts import OBJECTS
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.rounds.server import Server
@@ -156,7 +157,7 @@ def test_large_states_are_written_in_parts(
     monkeypatch.setattr(checkpoint, "PART_BYTES", 800_000)
     server = start({**LARGE, "algorithm.name": "fedgta"})
     server.round()
-    folder = write(tmp_path, Checkpoint(server.state, {}, {}, ""))
+    folder = write(tmp_path, Checkpoint(server.state, {}, {}, Logged()))
     files = sorted(path.name for path in folder.glob("*.safetensors"))
     assert len(files) > 2
     assert all((folder / name).stat().st_size < 801_000 for name in files)

@@ -83,6 +83,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.dropout", 0.1, "algorithm", "global", "fedavg"),
     ("participation.candidates", 9, "participation.selection", "loss", "power_of_choice"),
     ("evaluation.clients", "cohort", "algorithm", "global", "fedavg"),
+    ("evaluation.last", "sample", "evaluation.clients", "all", "cohort"),
     ("communication.upload", "int8", "algorithm", "local", "fedavg"),
     ("communication.ratio", 0.1, "communication.upload", "int8", "topk"),
     ("communication.error_feedback", False, "communication.upload", "none", "int8"),
@@ -211,6 +212,13 @@ def test_keys_of_the_clock_need_devices_and_a_network(key: str, value: Any) -> N
     with refused("config", f"participation.{key}", says="is for participation.devices given, "):
         config_from(with_keys(**{f"participation__{key}": value}))
     config_from(with_keys(**{**FLEET, f"participation__{key}": value}))
+
+
+def test_an_end_without_evaluation_is_for_a_last_round_that_is_evaluated_as_the_last_alone() -> None:
+    keys = {"evaluation__last": "none", "evaluation__every": 5}
+    with refused("config", "evaluation.last", says="is for evaluation.clients "):
+        config_from(with_keys(**keys, rounds=100))
+    config_from(with_keys(**keys, rounds=101))
 
 
 def test_banded_noise_is_for_clients_by_turns() -> None:

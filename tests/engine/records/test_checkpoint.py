@@ -17,6 +17,7 @@ from support.small_runs import small_run
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BEST, FORMAT, PLAIN, TENSORS, Checkpoint
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY
 from shoal.engine.rounds.state import FederationState, ScoreTable
@@ -38,7 +39,10 @@ def state(number: int) -> FederationState:
 
 
 def save(root: Path, number: int, keep: int = 9) -> Path:
-    return checkpoint.save(root, Checkpoint(state(number), {"torch": "x"}, {"data": "y"}, f"line {number}\n"), keep)
+    lines = root.with_name("lines")
+    lines.write_text(f"line {number}\n")
+    logged = Logged.first_lines(lines, 9)
+    return checkpoint.save(root, Checkpoint(state(number), {"torch": "x"}, {"data": "y"}, logged), keep)
 
 
 def newest(root: Path) -> Checkpoint:
@@ -53,7 +57,8 @@ def test_round_trip_and_keep(tmp_path: Path) -> None:
         save(tmp_path, number, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-000004", "round-000006"]
     found = newest(tmp_path)
-    assert (found.environment, found.inputs, found.metrics) == ({"torch": "x"}, {"data": "y"}, "line 6\n")
+    assert (found.environment, found.inputs) == ({"torch": "x"}, {"data": "y"})
+    assert list(found.metrics.lines()) == [b"line 6\n"]
     assert not found.passed_over
     (tmp_path / "plain").touch()
     modes = {path.stat().st_mode for path in (tmp_path / "plain", *(tmp_path / "round-000006").iterdir())}
@@ -103,7 +108,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
         of_format(FORMAT + 1),
         rf"format {FORMAT + 1} of another version of Shoal, this one reads {FORMAT}; upgrade Shoal",
     ),
-    (of_format(FORMAT - 1), rf"format {FORMAT - 1} of .*, this one reads {FORMAT}; use the Shoal that wrote it"),
+    (of_format(FORMAT - 2), rf"format {FORMAT - 2} of .*, this one reads {FORMAT}; use the Shoal that wrote it"),
     (unreadable(TENSORS), r"cannot be read \(Too many levels of symbolic links\)"),
     (unreadable(PLAIN), r"cannot be read \(Too many levels of symbolic links\)"),
 ]

@@ -2,6 +2,9 @@
 
 import json
 import os
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,20 @@ import pytest
 from support.errors import refused
 
 from shoal.engine.config.sections import current_name
+from shoal.engine.records import checkpoint, logged_lines
+from shoal.engine.records.checkpoint import CHECKPOINTS, Checkpoint
 from shoal.engine.records.client_scores import ClientScores, read_client_scores
+from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
 from shoal.engine.records.run_folder import SUMMARY, read_summary
+from shoal.engine.records.summary import summarize_run
 from shoal.engine.rounds.evaluation import client_scores
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
+from shoal.storage.files import digest as digest_module
 from shoal.storage.files.checksummed_json import sealed
+from shoal.storage.store.store import Store
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:
@@ -34,7 +45,9 @@ def five(tmp_path: Path) -> Metrics:
 def test_metrics_append_round_trip(five: Metrics, tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == five.lines
     assert [found["round"] for found in five.lines] == [1, 2, 3, 4, 5]
-    assert five.path.read_text() == five.text
+    assert [found["round"] for found in five.lines[1:4][1:]] == [3, 4]
+    assert (five.lines[-1]["round"], five.lines[2:][0]["round"], len(five.lines[4:2])) == (5, 3, 0)
+    assert five.path.read_bytes() == b"".join(five.logged.lines()) == b"".join(five.logged.chunks())
     assert read_metrics(tmp_path / "none") == []
     # A line that was cut off is none.
     with five.path.open("a") as file:
@@ -96,20 +109,84 @@ def test_a_full_disk_leaves_whole_lines(five: Metrics, monkeypatch: pytest.Monke
     ],
 )
 def test_restore_rebuilds_the_file(five: Metrics, tmp_path: Path, damage: Any, said: str | None) -> None:
+    (checkpoint := tmp_path / "checkpoint").write_bytes(five.path.read_bytes())
+    before, kept = list(five.lines), replace(five.logged, path=checkpoint)
     damage(five.path)
     again = Metrics(tmp_path)
-    assert again.restore(five.text) == (said and f"{five.path}: {said}; rebuilt from the checkpoint")
-    assert read_metrics(tmp_path) == five.lines == again.lines
+    assert again.restore(kept) == (said and f"{five.path}: {said}; rebuilt from the checkpoint")
+    assert read_metrics(tmp_path) == before == again.lines
+    assert again.logged == five.logged
+    again.append(line(6))
+    assert [found["round"] for found in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
     # Without a checkpoint there is no line.
     for _ in range(2):
-        assert again.restore("") is None
+        assert again.restore(Logged()) is None
         assert not five.path.exists()
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_a_file_that_is_changed_while_a_run_writes_it_is_refused(five: Metrics, tmp_path: Path, number: int) -> None:
+    """By the reader of a line, by the next checkpoint, and, where lines are missing, by the next line."""
+    lines, text = five.lines, five.path.read_bytes()
+    changed = text.splitlines(keepends=True)
+    changed[number] = changed[number].replace(b"0.1", b"0.7", 1)
+    five.path.write_bytes(b"".join(changed))
+    with refused(five.path, says="was changed while the run writes it"):
+        list(lines)
+    with refused(five.path, says="was changed while the run writes it"):
+        lines[number]
+    with refused(five.path, says="was changed while the run writes it"):
+        five.logged.copy_to(tmp_path / "checkpoint")
+    for shorter in (text[:-1], b""):
+        five.path.write_bytes(shorter)
+        with refused(five.path, says="was changed while the run writes it"):
+            five.append(line(6))
+        assert five.path.read_bytes() == shorter
+    five.path.write_bytes(text)
+    assert lines == read_metrics(tmp_path)
+
+
+def test_memory_does_not_grow_with_the_lines(
+    tmp_path: Path, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that logs, writes checkpoints, goes on from one, and is summarized."""
+    for module in (logged_lines, digest_module):
+        monkeypatch.setattr(module, "CHUNK", 2**14)
+    manifest = Store(start().job.store_path).manifest
+    spent = dict.fromkeys(("round", "train", "upload", "evaluate", "aggregate", "transfer", "wait"), 1.0)
+    long = {
+        "cohort": [0], "failures": {"0": "x" * 5000}, "bytes_up": 1, "bytes_down": 1, "seconds": spent, "retries": 0,
+        "hosts": {}, "memory": {}, "scopes": {"deployed": {"val": {"nodes": 0.5}, "test": {"nodes": 0.5}}},
+    }  # fmt: skip
+
+    def peak(run: Path, rounds: int) -> int:
+        """Bytes that such a run takes at most, beyond those before it."""
+        run.mkdir()
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        metrics, again = Metrics(run), Metrics(run)
+        for number in range(1, rounds + 1):
+            metrics.append({"round": number, **long})
+        checkpoint.save(run / CHECKPOINTS, Checkpoint(FederationState(round=1), {}, {}, metrics.logged), 2)
+        found = checkpoint.load_newest(run / CHECKPOINTS)
+        assert found is not None
+        again.restore(found.metrics)
+        assert summarize_run(again.lines, manifest, 0, "cpu")["rounds"] == rounds
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        _, short, whole = peak(tmp_path / "first", 2), peak(tmp_path / "short", 2), peak(tmp_path / "whole", 100)
+    finally:
+        tracemalloc.stop()
+    assert (logged := (tmp_path / "whole" / METRICS).stat().st_size) > 300_000
+    assert whole < short + logged / 10
 
 
 def test_a_file_that_cannot_be_read_stays(tmp_path: Path) -> None:
     (tmp_path / METRICS).symlink_to(METRICS)
     with refused(tmp_path / METRICS, says="cannot be read"):
-        Metrics(tmp_path).restore("")
+        Metrics(tmp_path).restore(Logged())
     with refused(says="cannot be read"):
         read_metrics(tmp_path)
     with refused(says="cannot be written"):

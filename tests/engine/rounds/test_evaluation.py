@@ -70,6 +70,31 @@ def test_a_sample_has_the_scores_of_a_full_evaluation(start: Start, name: str, c
             server = start(keys | {"evaluation.clients": clients}, state=state, pool=Watched)
 
 
+@pytest.mark.parametrize(
+    ("last", "clients", "evaluated"),
+    [("sample", 2, {2: 2, 4: 2, 5: 2}), ("none", 2, {2: 2, 4: 2}), ("none", "all", {2: 6, 4: 6})],
+)
+def test_the_last_round_ends_as_is_asked(
+    start: Start, last: str, clients: int | str, evaluated: dict[int, int]
+) -> None:
+    """Other rounds are as before, and so is what is trained."""
+    keys = {**FEW, "rounds": 5, "evaluation.every": 2, "evaluation.clients": clients}
+    whole, server = start(keys), start(keys | {"evaluation.last": last}, pool=Watched)
+    for number in range(1, 6):
+        server._pool.evaluated.clear()  # type: ignore[attr-defined]
+        expected, line = whole.round(), server.round()
+        assert ("scopes" in line) == (number in evaluated)
+        assert len(set(server._pool.evaluated)) == evaluated.get(number, 0)  # type: ignore[attr-defined]
+        assert line["loss"] == expected["loss"]
+        if number < 5:
+            assert line.get("scopes") == expected.get("scopes")
+        elif number in evaluated:
+            assert line["evaluated"] == len(server.schedule.sample(5) or ())
+            of_sample = {i: whole.state.scores["global"][i] for i in server.schedule.sample(5) or ()}
+            np.testing.assert_equal(dict(newest(server.state, list(of_sample))["global"]), of_sample)
+    np.testing.assert_array_equal(server.state.server["w"], whole.state.server["w"])
+
+
 @dataclass(frozen=True)
 class EverySecond(FedAvg):
     """FedAvg whose server goes back to the model that it had, in every second round."""

@@ -38,6 +38,15 @@ def files(folder: Path, *kinds: str) -> dict[str, bytes]:
         ({"evaluation": {"every": 2}}, 2),
         # Or evaluated whole.
         ({"evaluation": {"every": 1, "clients": "cohort"}, "participation": {"ratio": 0.5}}, 2),
+        # Or as any other round.
+        (
+            {
+                "evaluation": {"every": 1, "clients": "cohort", "last": "sample"},
+                "participation": {"ratio": 0.5},
+            },
+            3,
+        ),
+        ({"evaluation": {"every": 2, "last": "none"}}, 2),
         ({"train": {"schedule": {"name": "ExponentialLR", "gamma": 0.5}}}, 3),
     ],
 )

@@ -1,0 +1,197 @@
+"""The graphs that a config names, and what their files held where these are gone: the stores made of them know it."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from shoal.engine.config.config import Config
+from shoal.engine.records.checkpoint import newest_inputs
+from shoal.storage.datasets.registry import fingerprint
+from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.datasets.user.files import contents, graph_at, is_gone
+from shoal.storage.errors import GraphGone, ShoalError
+from shoal.storage.files.checksummed_json import unsealed
+from shoal.storage.files.digest import text_digest
+from shoal.storage.files.reading import read_bytes
+from shoal.storage.options.dataset_names import has_user_options
+from shoal.storage.options.types import checked, is_address, quoted
+from shoal.storage.store.manifest import NAME
+from shoal.storage.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    # It is loaded where a store is at an address.
+    from shoal.storage.store.remote_store import Remote
+
+# Fields of `DataSource` that are no options of a dataset.
+OF_DATA_CONFIG = (
+    *("dataset", "root", "path", "row_normalize", "memory_limit", "user_options", "title", "made", "edge_weights"),
+    *("labels", "beside", "noted"),
+)
+
+
+def sources(config: Config) -> tuple[DataSource, ...]:
+    """The datasets that a config names; refuses wrong options, names and numbers of paths."""
+    hints = get_type_hints(DataSource, include_extras=True)
+    known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
+    options: dict[str, Any] = {}
+    user_class = isinstance(config.data.dataset, str) and has_user_options(config.data.dataset)
+    if user_class:
+        options["user_options"] = config.data.options
+    for key, value in () if user_class else config.data.options.items():
+        if key not in known:
+            raise ShoalError(
+                f"data.options.{key}", f"unknown; known here: {', '.join(known)}{did_you_mean(key, known)}"
+            )
+        try:
+            options[key] = checked(hints[key], value)
+        except ValueError as error:
+            raise ShoalError(f"data.options.{key}", f"{error}, found {quoted(value)}") from None
+    data = config.data
+    if config.engine.memory_limit is not None:
+        options["memory_limit"] = config.engine.memory_limit
+    same = partial(
+        DataSource,
+        root=data.root,
+        row_normalize=data.row_normalize,
+        title=data.name,
+        made=data.features,
+        edge_weights=data.edge_weights,
+        labels=config.task != "edge",
+        beside=tuple(file for file in (data.split_file, config.partition.file, config.participation.trace) if file),
+        **options,
+    )
+    if isinstance(data.dataset, str):
+        if isinstance(data.path, tuple):
+            raise ShoalError("data.path", f"a list is for a list of datasets; {data.dataset} is one graph")
+        return (same(dataset=data.dataset, path=data.path),)
+    paths = list(data.path) if isinstance(data.path, tuple) else [data.path] if data.path else []
+    own = sum(name.lower() == "files" for name in data.dataset)
+    if len(paths) != own:
+        raise ShoalError("data.path", f"data.dataset has {own} graphs of your own (files), found {len(paths)} paths")
+    found = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
+    twice = [name for name, times in Counter(each.name for each in found).items() if times > 1]
+    if twice:
+        raise ShoalError("data.dataset", f"{twice[0]!r} is there twice; give each graph once, and files of other names")
+    return found
+
+
+def remote_of(config: Config) -> "Remote | None":
+    """The store of a config, if that is at an address."""
+    data = config.data
+    if data.store is None or not is_address(data.store):
+        return None
+    from shoal.storage.store.remote_store import Remote
+
+    return Remote(data.store, data.cache, data.cache_limit)
+
+
+def fingerprints(config: Config) -> list[dict[str, Any]]:
+    """Identities of the graphs of a config. Raises ShoalError: one is missing or wrong, and no store knows it."""
+    every = sources(config)
+    try:
+        return [fingerprint(source) for source in every]
+    except GraphGone as gone:
+        noted = _files_noted(config, gone)
+        return [fingerprint(replace(source, noted=files)) for source, files in zip(every, noted)]
+
+
+def digest_of_graphs(config: Config) -> str | None:
+    """Digest of the user's own graphs, the value of the input `data.path`; None: there are none.
+
+    Raises ShoalError: one is missing or wrong, and no store knows it.
+    """
+    of_user = [number for number, source in enumerate(sources(config)) if source.key == "files"]
+    if not of_user:
+        return None
+    candidates: list[Mapping[str, str]]
+    try:
+        candidates = [_contents(source) for source in sources(config) if source.key == "files"]
+    except GraphGone as gone:
+        noted = _files_noted(config, gone)
+        candidates = [noted[number] or {} for number in of_user]
+    return _digest(candidates)
+
+
+def gone(config: Config) -> list[Path]:
+    """Paths of the user's own graphs whose files are gone."""
+    paths = [graph_at(source.path) for source in sources(config) if source.key == "files"]
+    return [path for path in paths if is_gone(path)]
+
+
+def _contents(source: DataSource) -> dict[str, str]:
+    return contents(graph_at(source.path), source.made.made, source.labels)
+
+
+def _digest(graphs: Sequence[Mapping[str, str]]) -> str:
+    digests = [text_digest(str(sorted(graph.items()))) for graph in graphs]
+    return digests[0] if len(digests) == 1 else text_digest(str(digests))
+
+
+Noted = list[Mapping[str, str] | None]
+
+
+def _files_noted(config: Config, gone: GraphGone) -> Noted:
+    """Digests of the files of each graph, None for one without files of the user's, as a store of them notes.
+
+    The graphs are those that the run had whose folder the config comes from. For another config they are those of
+    `data.store`, or the ones that lay where the config says. Raises ShoalError: there is none, or there are several.
+    """
+    every = sources(config)
+    of_user = [source.key == "files" for source in every]
+    of_run = None if config.of_run is None else newest_inputs(config.of_run).get("data.path")
+    candidates: dict[str, tuple[Path, Noted]] = {}
+    for store, graphs, places in _stores(config):
+        if len(graphs) != len(every):
+            continue
+        noted: Noted = [graph.get("files") for graph in graphs]
+        if of_run is not None:
+            same = _digest([files or {} for files, counts in zip(noted, of_user) if counts]) == of_run
+        else:
+            same = config.data.store is not None or places == places_of(config)
+        if same and all(map(_is_of, graphs, (replace(source, noted=files) for source, files in zip(every, noted)))):
+            candidates.setdefault(json.dumps(noted, sort_keys=True), (store, noted))
+    if not candidates:
+        raise gone
+    if len(candidates) > 1:
+        stores = " and ".join(str(store) for store, _ in list(candidates.values())[:2])
+        raise ShoalError(
+            *gone.args[:-1],
+            f"not found, and {stores} were made of different graphs that lay there; set data.store",
+        )
+    return next(noted for _, noted in candidates.values())
+
+
+def _is_of(graph: Mapping[str, Any], source: DataSource) -> bool:
+    """Whether a store's graph is one of a config, but for how features are kept."""
+    try:
+        return all(graph.get(key) == value for key, value in fingerprint(source).items())
+    except GraphGone:
+        return False
+
+
+def places_of(config: Config) -> list[str | None]:
+    """Where the graphs of a config lie, or lay: absolute paths; None of a graph that is not the user's own."""
+    return [str(graph_at(source.path)) if source.key == "files" else None for source in sources(config)]
+
+
+def _stores(config: Config) -> Iterator[tuple[Path, list[dict[str, Any]], list[str | None]]]:
+    """Stores that may be of the graphs of a config, with the graphs that each was made of and where these lay."""
+    if (remote := remote_of(config)) is not None:
+        there = remote.find()
+        paths = [] if there is None else [there.path]
+    elif config.data.store is not None:
+        paths = [Path(config.data.store)]
+    else:
+        paths = sorted((data_root(config.data.root) / "stores").glob("*"))
+    for path in paths:
+        # One that cannot be read says nothing of the graph.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            manifest = unsealed(read_bytes(path / NAME))
+            dataset = manifest["identity"]["dataset"]
+            graphs = dataset.get("graphs", [dataset])
+            yield path, graphs, manifest.get("provenance", {}).get("places", [])
