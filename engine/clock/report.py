@@ -22,7 +22,7 @@ from shoal.engine.pages.head import standing_figure
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head, Section, write_page
 from shoal.engine.preparing.identity import remote_of, store_path
-from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES, MISSING, SIMULATED
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.simulation.schedule import DEVICES, Classes, Clock, Fleet, Round, clock, read_classes, read_network
@@ -78,10 +78,8 @@ class ClockedRun:
 
     @classmethod
     def of(cls, run: Path, asked: Asked) -> "ClockedRun":
-        """Raises ShoalError: the run logged no round, or its work is not known."""
+        """Raises ShoalError: the record of the run is not whole, or its work is not known."""
         lines = read_metrics(run)
-        if not lines:
-            raise ShoalError(run / METRICS, "has no round, which says who took part; run it again with shoal run")
         work = client_work(run)
         fleet = Fleet.of(asked.devices, asked.networks, len(work.train.flops), asked.seed)
         timed = _is_timed(run, lines)

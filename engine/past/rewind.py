@@ -12,14 +12,13 @@ from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
 from shoal.engine.records import inputs
 from shoal.engine.records.checkpoint import Checkpoint, address_of
-from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.metrics import read_log, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.reading import read_bytes
 
 
 class PastRun:
@@ -37,6 +36,8 @@ class PastRun:
             raise ShoalError(run, "no run is here; a fork of it that has begun goes on by `shoal run FORK --resume`")
         self.path, self.config, self.lines = run, load_config(run), read_metrics(run)
         self.place = address_of(run) or str(run.resolve())
+        if not finished(run):
+            say(f"{self.place}: not finished, {len(self.lines)} of {self.config.rounds} rounds are there")
         self.plan = RunPlan.of(self.config)
         self.store = self.plan.prepare(repair=False)
         self.job = make_job(self.config, self.store, run.name)
@@ -86,7 +87,6 @@ class PastRun:
                     f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
                     "use the machine and the software of the run, or keep more checkpoints (run.keep)",
                 )
-        text = b"".join(read_bytes(self.path / METRICS).splitlines(keepends=True)[:number]).decode()
         known = found.environment if found else environment(job.device)
-        self._reached = Checkpoint(backend.state(), known, {**old, **read}, text)
+        self._reached = Checkpoint(backend.state(), known, {**old, **read}, read_log(self.path, number))
         return self._reached

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from shoal.engine.config.config_text import require_same_run, run_of
-from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
-from shoal.engine.records.summary import chosen
+from shoal.engine.config.config_text import OF_RUN, require_same_run, run_of
+from shoal.engine.records.summary import METRICS, chosen
+from shoal.engine.records.tensors import read_tensors, write_tensors
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.checksummed_json import require_format, sealed, unsealed
 from shoal.storage.files.digest import digest
@@ -31,8 +31,8 @@ SUFFIX = ".safetensors"
 # How the names of what clients keep, or were given, begin; bytes of a file of these.
 OF_CLIENTS = ("client/", "inbox/", "download/")
 PART_BYTES = 2**26
-# The folder of the checkpoints of best rounds.
-BEST = "best"
+# The folders of the newest checkpoints, and of those of best rounds.
+CHECKPOINTS, BEST = "checkpoints", "best"
 # In a folder that is the copy of a run at an address: this.
 ADDRESS = ".address"
 # Raised by reading a damaged one.

@@ -29,7 +29,6 @@ from shoal.engine.records.run_folder import (
     changed_contents,
     changed_keys,
     parent_of,
-    read_summary,
     run_path,
     runs_here,
     unfinished_relatives,
@@ -93,7 +92,7 @@ def run(
         if not fresh:
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
-            _require_same(folder, read_summary(folder.path).get("inputs", {}), read)
+            _require_same(folder, folder.summary().get("inputs", {}), read)
             if go_on is None:
                 say("already finished; --fresh runs it again")
             return folder.path

@@ -13,7 +13,7 @@ from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import CONFIG, new_run, require_as_kept
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import remote_of, store_or_overlay, store_path
-from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.metrics import has_round
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.listing import Kept, kept_in, kind_of, listed
 from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows
@@ -142,7 +142,7 @@ def _require_run(folder: Path) -> None:
     """Raises ShoalError: the config is not as a run kept it, or was copied to where no run is."""
     name = require_as_kept(folder / CONFIG)
     # A run folder may have another name by now.
-    if (new_run(folder) is None or name not in (None, folder.name)) and not read_metrics(folder):
+    if (new_run(folder) is None or name not in (None, folder.name)) and not has_round(folder):
         raise ShoalError(folder, "no run is here")
 
 

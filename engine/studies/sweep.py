@@ -15,8 +15,8 @@ from statistics import fmean
 from shoal.engine.cluster.open_backend import open_backend, require_own_package
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import finished, started
+from shoal.engine.records.summary import logged_rounds
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
@@ -84,7 +84,7 @@ class Sweep:
 
     def _done(self, place: int) -> bool:
         folder = self.plans[place].folder
-        return finished(folder) or (self._until is not None and len(read_metrics(folder)) >= self._until)
+        return finished(folder) or (self._until is not None and logged_rounds(folder) >= self._until)
 
     def go(self) -> bool:
         """Runs what is not finished, unfinished runs from their checkpoints; a run that fails is a row with its error.
