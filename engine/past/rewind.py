@@ -36,8 +36,6 @@ class PastRun:
             raise ShoalError(run, "no run is here; a fork of it that has begun goes on by `shoal run FORK --resume`")
         self.path, self.config, self.lines = run, load_config(run), read_metrics(run)
         self.place = address_of(run) or str(run.resolve())
-        if not finished(run):
-            say(f"{self.place}: not finished, {len(self.lines)} of {self.config.rounds} rounds are there")
         self.plan = RunPlan.of(self.config)
         self.store = self.plan.prepare(repair=False)
         self.job = make_job(self.config, self.store, run.name)
@@ -45,9 +43,11 @@ class PastRun:
         self._reached: Checkpoint | None = None
 
     def require_round(self, number: int) -> None:
-        """Raises ShoalError: the run logged no such round."""
+        """Raises ShoalError: the run logged no such round. Says so where the run is not finished."""
         if not 1 <= number <= len(self.lines):
             raise ShoalError(self.path, "--round", f"the run has rounds 1 to {len(self.lines)}, and none is {number}")
+        if not finished(self.path):
+            say(f"{self.place}: not finished, {len(self.lines)} of {self.config.rounds} rounds are there")
 
     def cohort(self, number: int) -> list[int]:
         """The clients that were asked in a round, ascending; those that failed, too."""

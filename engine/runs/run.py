@@ -128,12 +128,16 @@ def run(
         go_on_from(folder, found, config.run)
         own = backend or open_backend(config)
         try:
-            Driver(plan, folder, own, job, store, read, trainers, go_on).drive(found.state if found else None, until)
+            driver = Driver(plan, folder, own, job, store, read, trainers, go_on)
+            driver.drive(found.state if found else None, until)
         finally:
             if backend is None:
                 own.close()
         if remote is not None:
             remote.finish()
+        if go_on is not None:
+            # A run that was asked to stop in its last round is finished, and its study has others.
+            driver.interrupt.require_none()
         return folder.path
     except Exception as error:
         if isinstance(error, ShoalError):

@@ -20,7 +20,7 @@ from shoal.engine.records.summary import logged_rounds
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
-from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful
+from shoal.engine.screen.interrupt import PARENT, graceful
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, Row, others_of
 from shoal.engine.studies.means import validation_by
@@ -168,8 +168,7 @@ class Sweep:
                     self._write()
                     self._view.end(place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-        if interrupt.asked:
-            raise Interrupted(interrupt.number)
+        interrupt.require_none()
 
     def _started(self, place: int) -> "subprocess.Popen[bytes]":
         """A process of a run, which writes its output to a file of the sweep."""
@@ -202,7 +201,12 @@ class Sweep:
             else:
                 backend = hosts.of(plan.config)
                 self._view.begin(place)
-                run(plan, resume=started(plan.folder), backend=backend, go_on=self.command, until=self._until)
+                try:
+                    run(plan, resume=started(plan.folder), backend=backend, go_on=self.command, until=self._until)
+                except KeyboardInterrupt:
+                    # It may have come in the last round.
+                    self._take_over(place)
+                    raise
             self._take_over(place)
 
         was = self.rows[place].state
