@@ -114,8 +114,9 @@ class ForkedSweep(Sweep):
             if base.state == FAILED:
                 self._failed(place, base.error)
             if base.state == FAILED or not self._tried(place, partial(self._fork, past, base.path, place)):
-                self._view.end(place)
-        super()._all_of([place for place in places if self.rows[place].state != FAILED], hosts)
+                self._end(place)
+        ready = [place for place in places if self.rows[place].state != FAILED and place not in self._busy]
+        super()._all_of(ready, hosts)
 
     def _fork(self, past: Callable[[Path], PastRun], base: Path, place: int) -> None:
         begin(past(base), self.plans[place], self._at)

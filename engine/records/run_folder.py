@@ -22,7 +22,7 @@ from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientSco
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import RECORDS, Metrics
 from shoal.engine.records.summary import METRICS, SUMMARY, finished, logged_rounds, read_summary
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import text_digest
@@ -86,14 +86,14 @@ class RunFolder:
     """The one writer of a run folder."""
 
     def __init__(self, path: Path, log_format: str = "text") -> None:
-        """Makes and locks the folder. Raises ShoalError: another run is writing it, or it cannot be made or locked."""
+        """Makes and locks the folder. Raises BusyError: another run writes it; ShoalError: it cannot be made."""
         self.path = path
         # What a run at an address replaces: its name in lines, and what sends the folder there.
         self.place: Path | str = path
         self.send: Callable[[], None] = lambda: None
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         self.uploads = ClientScores(path, UPLOADS)
-        busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
+        busy = BusyError(path, "another run of this config is writing here; wait for it or change name or run.root")
         self._lock = locked(path, "run.root", busy)
         self._log = _Log(self.log, delay=True)
         text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")

@@ -38,7 +38,7 @@ FILES = {
         rf"{BELOW}(clients|(splits|hops)/[^/]+)/\d{{5,}}(-\d{{5,}})?\.arrow",
         rf"{BELOW}tables/(clients|(splits|hops)/[^/]+)\.arrow",
     ),
-    "sweep": (rf"(sweep|search|forecast)\.json|table\.(csv|parquet|json)|said/[^/]+\.txt|{REPORT}",),
+    "sweep": (rf"(sweep|search|forecast)\.json|\.lock|table\.(csv|parquet|json)|said/[^/]+\.txt|{REPORT}",),
 }
 LINKS = {"run": "wandb/.+", "store": rf"{BELOW}(clients|nodes|(splits|hops)/[^/]+)", "sweep": "runs/[^/]+"}
 MARKS = {"run": CONFIG, "store": MANIFEST, "sweep": SWEEP}

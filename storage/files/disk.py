@@ -10,14 +10,14 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TextIO
 
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import present
 
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-def locked(path: Path, key: str, busy: ShoalError) -> TextIO:
+def locked(path: Path, key: str, busy: BusyError) -> TextIO:
     """The open lock of a folder, made if it is missing. Raises ShoalError: `busy`, or it cannot be made or locked."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def open_lock(path: Path) -> TextIO:
 @contextmanager
 def writing(path: Path, key: str = "data.store") -> Iterator[None]:
     """Holds the lock of a store folder, as `locked` does; `key` of a config says where it lies."""
-    busy = ShoalError(path, f"another prepare is writing this store; wait for it or set {key}")
+    busy = BusyError(path, f"another prepare is writing this store; wait for it or set {key}")
     with locked(path, key, busy):
         yield
 
