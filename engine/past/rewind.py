@@ -3,6 +3,7 @@
 Nothing is written. What is trained again is compared with what the run logged of it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.engine.config.config import load_config
@@ -10,10 +11,11 @@ from shoal.engine.config.config_text import CONFIG
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
+from shoal.engine.past.origin import origin_of
 from shoal.engine.records import inputs
 from shoal.engine.records.checkpoint import Checkpoint, address_of
 from shoal.engine.records.metrics import read_log, read_metrics
-from shoal.engine.records.run_folder import finished, read_summary
+from shoal.engine.records.run_folder import finished, parent_of, read_summary
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
@@ -49,6 +51,19 @@ class PastRun:
         if not finished(self.path):
             say(f"{self.place}: not finished, {len(self.lines)} of {self.config.rounds} rounds are there")
 
+    def of_round(self, number: int) -> "PastRun":
+        """The run that trained a round, by its own config: of a fork maybe its parent.
+
+        Raises ShoalError: as `require_round`; that run is gone, or has other rounds by now.
+        """
+        self.require_round(number)
+        origin = origin_of(self.path, number)
+        if origin == self.path:
+            return self
+        found = PastRun(origin)
+        say(f"round {number} is one of {found.place}, with the options of that")
+        return found
+
     def cohort(self, number: int) -> list[int]:
         """The clients that were asked in a round, ascending; those that failed, too."""
         line = self.lines[number - 1]
@@ -60,6 +75,13 @@ class PastRun:
         Raises ShoalError: an input changed, or rounds that are trained again are not as the run logged them.
         """
         found = usable(self.path, number)
+        parent = parent_of(self.path)
+        shared = min(parent["round"], number) if parent else 0
+        if parent and (found is None or found.state.round < shared):
+            # By the config of the parent; files of the fork may be others.
+            found = PastRun(origin_of(self.path, shared)).after(shared)
+            assert found is not None
+            found = replace(found, inputs=found.inputs | self.plan.inputs)
         reached = self._reached
         if reached and (found.state.round if found else 0) < reached.state.round <= number:
             found = reached
