@@ -21,7 +21,7 @@ from shoal.engine.pages.figures import Drawing
 from shoal.engine.pages.head import standing_figure
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head, Section, write_page
-from shoal.engine.past.origin import origins_of
+from shoal.engine.past.origin import list_origins
 from shoal.engine.preparing.identity import remote_of, store_path
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES, MISSING, SIMULATED
@@ -33,7 +33,7 @@ from shoal.engine.simulation.schedule import (
     Fleet,
     Round,
     clock,
-    joined,
+    join_clocks,
     read_classes,
     read_network,
 )
@@ -100,15 +100,15 @@ class ClockedRun:
         works = [client_work(part) for part, _ in parts]
         fleet = Fleet.of(asked.devices, asked.networks, len(works[0].train.flops), asked.seed)
         rounds: list[Round] = []
-        for part, own in parts:
-            timed = _is_timed(part, own)
+        clocks: list[Clock] = []
+        for (part, lines_of_part), work in zip(parts, works):
+            timed = _is_timed(part, lines_of_part)
             if timed:
                 _require_own_fleet(part, fleet, asked)
-            rounds += _rounds(own, timed, lines)
-        ends = np.cumsum([len(own) for _, own in parts])
-        of_parts = [rounds[end - len(own) : end] for (_, own), end in zip(parts, ends)]
-        clocks = [clock(each, work, fleet, asked.deadline) for each, work in zip(of_parts, works)]
-        found = joined(clocks)
+            new = _rounds(lines_of_part, timed, lines)
+            clocks.append(clock(new, work, fleet, asked.deadline))
+            rounds += new
+        found = join_clocks(clocks)
         simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]
         for line, each in zip(simulated, rounds):
             if each.counted is not None:
@@ -182,9 +182,9 @@ def _require_own_fleet(run: Path, fleet: Fleet, asked: Asked) -> None:
 
 
 def _parts_of(run: Path, lines: Sequence[Line]) -> Iterator[tuple[Path, Sequence[Line]]]:
-    """The runs by which the rounds of a run were trained, with their lines: of a fork its parents, and itself."""
+    """Yields the runs that trained the rounds of a run, with these rounds' lines: of a fork its parents, and itself."""
     done = 0
-    for origin, count in origins_of(run, len(lines)):
+    for origin, count in list_origins(run, len(lines)):
         yield origin, lines[done : done + count]
         done += count
 

@@ -83,8 +83,8 @@ def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
     return RunPlan.of(config)
 
 
-def changeable_in(config: Config) -> tuple[str, ...]:
-    """Keys and sections that a fork of a run may change: with privacy those of which epsilon does not count."""
+def list_changeable(config: Config) -> tuple[str, ...]:
+    """Returns the keys and sections that a fork of a run may change: with privacy those that epsilon does not count."""
     private = config.privacy
     if private.unit == "none":
         return CHANGEABLE
@@ -94,8 +94,8 @@ def changeable_in(config: Config) -> tuple[str, ...]:
 
 
 def may_change(key: str, config: Config) -> bool:
-    """Whether a fork of a run with a config may have another value of a key, or of a section."""
-    return not changes_numbers(key) or any(f"{key}.".startswith(f"{right}.") for right in changeable_in(config))
+    """Returns whether a fork of a run with a config may have another value of a key, or of a section."""
+    return not changes_numbers(key) or any(f"{key}.".startswith(f"{right}.") for right in list_changeable(config))
 
 
 def require_changeable(parent: Config, config: Config) -> None:
@@ -106,7 +106,7 @@ def require_changeable(parent: Config, config: Config) -> None:
             raise ShoalError(
                 key,
                 f"cannot change after a round ({old.get(key)} -> {new.get(key)}); shoal run begins with it, and a fork "
-                f"may change {', '.join(changeable_in(parent))}",
+                f"may change {', '.join(list_changeable(parent))}",
             )
 
 

@@ -11,7 +11,7 @@ from shoal.engine.config.config_text import CONFIG
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
-from shoal.engine.past.origin import origin_of
+from shoal.engine.past.origin import find_origin
 from shoal.engine.records import inputs
 from shoal.engine.records.checkpoint import Checkpoint, address_of
 from shoal.engine.records.metrics import read_log, read_metrics
@@ -52,17 +52,17 @@ class PastRun:
             say(f"{self.place}: not finished, {len(self.lines)} of {self.config.rounds} rounds are there")
 
     def of_round(self, number: int) -> "PastRun":
-        """The run that trained a round, by its own config: of a fork maybe its parent.
+        """Returns the run that trained a round, with its own config: of a fork maybe its parent.
 
         Raises ShoalError: as `require_round`; that run is gone, or has other rounds by now.
         """
         self.require_round(number)
-        origin = origin_of(self.path, number)
+        origin = find_origin(self.path, number)
         if origin == self.path:
             return self
-        found = PastRun(origin)
-        say(f"round {number} is one of {found.place}, with the options of that")
-        return found
+        trained_it = PastRun(origin)
+        say(f"round {number} is one of {trained_it.place}, with the options of that")
+        return trained_it
 
     def cohort(self, number: int) -> list[int]:
         """The clients that were asked in a round, ascending; those that failed, too."""
@@ -75,16 +75,16 @@ class PastRun:
         Raises ShoalError: an input changed, or rounds that are trained again are not as the run logged them.
         """
         found = usable(self.path, number)
+        reached = self._reached
+        if reached and (found.state.round if found else 0) < reached.state.round <= number:
+            found = reached
         parent = parent_of(self.path)
         shared = min(parent["round"], number) if parent else 0
         if parent and (found is None or found.state.round < shared):
             # By the config of the parent; files of the fork may be others.
-            found = PastRun(origin_of(self.path, shared)).after(shared)
+            found = PastRun(find_origin(self.path, shared)).after(shared)
             assert found is not None
             found = replace(found, inputs=found.inputs | self.plan.inputs)
-        reached = self._reached
-        if reached and (found.state.round if found else 0) < reached.state.round <= number:
-            found = reached
         job, propagation = self.job, self.config.propagation
         read = self.plan.inputs | inputs.of_stores(job.content, job.graphs, job.training, propagation.keep)
         old = found.inputs if found else read_summary(self.path)["inputs"] if finished(self.path) else {}

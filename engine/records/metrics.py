@@ -133,7 +133,7 @@ def _plain(line: str | bytes) -> tuple[dict[str, Any], str | None]:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds of a run, finished or at work, all that it has done: the one way to its lines.
+    """Returns the lines of all rounds that a run has done, finished or at work; nothing else reads them.
 
     Raises ShoalError: rounds of the summary or of the newest checkpoint are missing, as where a copy was cut at the end
     of a line; a line was changed or is of another run; or the file cannot be read.
@@ -146,13 +146,13 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_log(run: Path, number: int) -> str:
-    """The text of the first lines of a run, for a checkpoint; raises as `read_metrics`."""
+    """Returns the text of the first lines of a run, for a checkpoint; raises as `read_metrics`."""
     read_metrics(run)
     return b"".join(read_bytes(run / METRICS).splitlines(keepends=True)[:number]).decode()
 
 
 def has_round(run: Path) -> bool:
-    """Whether a folder holds the log of a run, whole or not, of which a round is there. Raises ShoalError: damaged."""
+    """Returns whether a folder has a round of a run, whose record need not be whole. Raises ShoalError: damaged."""
     return bool(_logged(run))
 
 

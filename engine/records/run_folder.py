@@ -21,7 +21,7 @@ from shoal.engine.records.checkpoint import CHECKPOINTS
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientScores
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import RECORDS, Metrics
-from shoal.engine.records.summary import METRICS, SUMMARY, finished, logged_rounds, read_summary
+from shoal.engine.records.summary import METRICS, SUMMARY, count_rounds, finished, read_summary
 from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -130,10 +130,10 @@ class RunFolder:
 
     def rounds_logged(self) -> int:
         """Complete lines of the metrics on disk, readable or not. Raises ShoalError: the file cannot be read."""
-        return logged_rounds(self.path)
+        return count_rounds(self.path)
 
     def summary(self) -> dict[str, Any]:
-        """The summary of the run that is here; raises as `shoal.engine.records.summary.read_summary`."""
+        """Returns the summary of the run that is here; raises as `shoal.engine.records.summary.read_summary`."""
         return read_summary(self.path)
 
     def checkpoint_every(self) -> int | None:

@@ -197,8 +197,8 @@ def _largest(lines: Sequence[dict[str, Any]]) -> dict[str, int]:
     return largest
 
 
-def logged_rounds(run: Path) -> int:
-    """Complete lines of the metrics of a run, readable or not; 0 where there is no file. Raises ShoalError."""
+def count_rounds(run: Path) -> int:
+    """Returns how many lines of the metrics of a run are complete, readable or not. Raises ShoalError: unreadable."""
     try:
         return read_bytes(run / METRICS).count(b"\n")
     except FileNotFoundError:
@@ -223,7 +223,7 @@ def finished(run: Path) -> bool:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of a finished run: the one way to its numbers.
+    """Returns the summary of a finished run; nothing else reads it.
 
     Raises ShoalError: there is none, it is not as the run wrote it, or rounds of it are missing in the metrics.
     """
@@ -231,7 +231,7 @@ def read_summary(run: Path) -> dict[str, Any]:
     try:
         summary = unsealed(read_bytes(path))
         require_same_run(run, summary.pop(OF_RUN, None))
-        require_lines(run, logged_rounds(run), int(summary["rounds"]))
+        require_lines(run, count_rounds(run), int(summary["rounds"]))
         return _current(summary)
     except FileNotFoundError as error:
         raise ShoalError(run, f"no readable {SUMMARY}, so no finished run ({error.strerror})") from error

@@ -284,8 +284,8 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
     return Clock(*table, *of)
 
 
-def joined(clocks: Sequence[Clock]) -> Clock:
-    """The clock of rounds that follow one another, of the same devices."""
+def join_clocks(clocks: Sequence[Clock]) -> Clock:
+    """Returns the clock of rounds that follow one another, of the same devices."""
     names = [each.name for each in fields(Clock)]
     of_rounds, of_classes = names[:-2], names[-2:]
     return Clock(

@@ -25,7 +25,7 @@ from shoal.engine.studies.groups import Row, varied_in
 from shoal.engine.studies.search_space import SEARCH, distribution, ends_of, texts_of
 from shoal.engine.studies.study import Scope, Selected, Selection, Study, is_seed
 from shoal.engine.studies.sweep import Hosts, Sweep
-from shoal.engine.studies.sweep_folder import SWEEPS, root_of, row_of, writing_study
+from shoal.engine.studies.sweep_folder import SWEEPS, lock_study, root_of, row_of
 from shoal.engine.studies.sweep_view import FAILED, NOT_CHOSEN
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -127,7 +127,7 @@ class Search:
 
         Raises BusyError: another process is at work on this search, or on a run of a trial, which then is not judged.
         """
-        with writing_study(self.folder):
+        with lock_study(self.folder):
             return self._go()
 
     def _go(self) -> bool:

@@ -16,7 +16,7 @@ from shoal.engine.cluster.open_backend import open_backend, require_own_package
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.run_folder import finished, started
-from shoal.engine.records.summary import logged_rounds
+from shoal.engine.records.summary import count_rounds
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
@@ -25,7 +25,7 @@ from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, Row, others_of
 from shoal.engine.studies.means import validation_by
 from shoal.engine.studies.study import Study
-from shoal.engine.studies.sweep_folder import root_of, row_of, write_sweep, writing_study
+from shoal.engine.studies.sweep_folder import lock_study, root_of, row_of, write_sweep
 from shoal.engine.studies.sweep_view import FAILED, FINISHED, NOT_CHOSEN, SweepView, span
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, BusyError, ShoalError
@@ -90,7 +90,7 @@ class Sweep:
 
     def _done(self, place: int) -> bool:
         folder = self.plans[place].folder
-        return finished(folder) or (self._until is not None and logged_rounds(folder) >= self._until)
+        return finished(folder) or (self._until is not None and count_rounds(folder) >= self._until)
 
     def go(self, locked: bool = False) -> bool:
         """Runs what is not finished, unfinished runs from their checkpoints; a run that fails is a row with its error.
@@ -102,7 +102,7 @@ class Sweep:
         """
         if locked:
             return self._go()
-        with writing_study(self.folder):
+        with lock_study(self.folder):
             return self._go()
 
     def _go(self) -> bool:
@@ -140,7 +140,7 @@ class Sweep:
                 raise ShoalError(row.label, error.line, detail=error.detail) from error
 
     def _carry_out(self, places: Sequence[int], hosts: "Hosts") -> None:
-        """Runs some, and in the end once more those that another process was at work on."""
+        """Runs some, and at the end once more those that another process was at work on."""
         self._all_of(places, hosts)
         again = [place for place in places if self._busy.pop(place, None)]
         if again:

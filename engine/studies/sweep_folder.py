@@ -48,7 +48,7 @@ def root_of(config: Config) -> Path:
 
 
 @contextmanager
-def writing_study(folder: Path) -> Iterator[None]:
+def lock_study(folder: Path) -> Iterator[None]:
     """Holds the lock of the folder of a study. Raises BusyError: another process is at work on it."""
     busy = BusyError(folder, "another process is at work on this study; wait for it, the same command then goes on")
     with locked(folder, "run.root", busy):

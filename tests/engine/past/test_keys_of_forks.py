@@ -13,7 +13,7 @@ from support.small_runs import small_run
 from shoal.engine.clock.report import Asked, ClockedRun, clocked
 from shoal.engine.config.config import Config, load_config, parse_config, usual
 from shoal.engine.config.run_identity import changes_numbers, flatten
-from shoal.engine.past.fork import begin, changeable_in, fork, forked, may_change
+from shoal.engine.past.fork import begin, fork, forked, list_changeable, may_change
 from shoal.engine.past.ledger import AVERAGED, HIDDEN_IN_A_SUM, ledger
 from shoal.engine.past.properties import properties
 from shoal.engine.past.replay import replay
@@ -189,7 +189,7 @@ def test_every_key_is_tried() -> None:
     assert not RIGHT.keys() & WRONG.keys()
     assert {key for key in keys if may_change(key, usual())} == RIGHT.keys()
     # No entry of the list is without a key, for a section that is renamed would be lost in silence.
-    assert all(any(f"{key}.".startswith(f"{right}.") for key in keys) for right in changeable_in(usual()))
+    assert all(any(f"{key}.".startswith(f"{right}.") for key in keys) for right in list_changeable(usual()))
 
 
 def refuses(words: list[str], parent: Path) -> bool:

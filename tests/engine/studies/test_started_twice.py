@@ -21,7 +21,7 @@ from shoal.engine.studies.removal import remove
 from shoal.engine.studies.search import FAILED, Asked, Search
 from shoal.engine.studies.study import Study
 from shoal.engine.studies.sweep import Sweep
-from shoal.engine.studies.sweep_folder import read_rows, writing_study
+from shoal.engine.studies.sweep_folder import lock_study, read_rows
 from shoal.storage.errors import BusyError
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.storage.files.disk import writing
@@ -97,7 +97,7 @@ def test_of_ten_starts_of_a_search_all_that_go_on_are_the_search_of_one(tmp_path
 
 def test_a_search_in_a_folder_that_is_locked_is_refused(tmp_path: Path) -> None:
     search = search_of(config_in(tmp_path))
-    with writing_study(search.folder), refused(search.folder, kind=BusyError):
+    with lock_study(search.folder), refused(search.folder, kind=BusyError):
         search.go()
     assert not list((tmp_path / "runs").glob("searched-*"))
     assert not (search.folder / "search.json").exists()
@@ -169,7 +169,7 @@ def test_a_store_that_another_process_writes_is_no_failure_of_a_run(tmp_path: Pa
 def test_a_study_at_work_is_not_removed_and_its_lock_goes_with_it(tmp_path: Path) -> None:
     sweep = Sweep(Study(config_in(tmp_path), ("seed=0,1",)))
     assert sweep.go()
-    with writing_study(sweep.folder), refused(sweep.folder, says="is being written"):
+    with lock_study(sweep.folder), refused(sweep.folder, says="is being written"):
         remove([sweep.folder], lambda question: True)
     assert remove([sweep.folder], lambda question: True)
     assert not sweep.folder.exists()
