@@ -41,6 +41,7 @@ def find_parent(run: Path, parent: dict[str, Any]) -> Path:
     Raises ShoalError: as `find_origin`.
     """
     place, number = parent["run"], parent["round"]
+    path: Path | None
     if is_address(place):
         from shoal.engine.studies.at_address import local_copy
 
