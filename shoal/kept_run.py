@@ -113,12 +113,20 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Its results: numbers of the last and of the best validation round by scope, bytes, seconds, memory."""
+        """Its results: numbers of the last and of the best validation round by scope, bytes, seconds, memory.
+
+        Raises:
+            ShoalError: It is not finished, or its record is not whole.
+        """
         return read_summary(self.path)
 
     @property
     def metrics(self) -> pa.Table:
-        """A row a round, a column a number: see `shoal.kept_run.metrics_table`."""
+        """A row a round, a column a number: see `shoal.kept_run.metrics_table`. Of a run at work the rounds so far.
+
+        Raises:
+            ShoalError: The record of the run is not whole.
+        """
         return metrics_table(read_metrics(self.path))
 
     @property

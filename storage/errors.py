@@ -51,6 +51,18 @@ class GraphGone(ShoalError):
     """No file of a user's graph is where the config says; a store that was made of it can be read."""
 
 
+class BusyError(ShoalError):
+    """Another process writes a folder, or a run at an address; what was to be done there has no fault."""
+
+    # By it the line of this error is known among those that another process printed.
+    WAY_OUT = "; wait for it"
+
+    def __init__(self, *parts: object) -> None:
+        """Keeps the places and what is at work there."""
+        super().__init__(*parts)
+        assert self.WAY_OUT in self.line
+
+
 def one_line(text: str) -> str:
     """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
     if not text.isprintable():

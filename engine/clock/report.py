@@ -1,7 +1,7 @@
 """What `shoal clock` shows of finished runs: simulated time, energy and money, by round and to a score."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,12 +22,23 @@ from shoal.engine.pages.figures import Drawing
 from shoal.engine.pages.head import standing_figure
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head, Section, write_page
+from shoal.engine.past.origin import list_origins
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.graphs import remote_of
-from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES, MISSING, SIMULATED
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.simulation.schedule import DEVICES, Classes, Clock, Fleet, Round, clock, read_classes, read_network
+from shoal.engine.simulation.schedule import (
+    DEVICES,
+    Classes,
+    Clock,
+    Fleet,
+    Round,
+    clock,
+    join_clocks,
+    read_classes,
+    read_network,
+)
 from shoal.engine.simulation.work import ClientWork, work_of
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
 from shoal.engine.studies.groups import grouped
@@ -105,20 +116,29 @@ class ClockedRun:
 
     @classmethod
     def of(cls, run: Path, asked: Asked) -> "ClockedRun":
-        """Raises ShoalError: the run logged no round, or its work is not known."""
+        """Raises ShoalError: the record of the run is not whole, or its work is not known.
+
+        Rounds of a fork that are its parent's have the work and the times of that one's config.
+        """
         lines = read_metrics(run)
-        if not lines:
-            raise ShoalError(run / METRICS, "has no round, which says who took part; run it again with shoal run")
-        work = client_work(run)
-        fleet = Fleet.of(asked.devices, asked.networks, len(work.train.flops), asked.seed)
-        timed = _is_timed(run, lines)
-        if timed:
-            _require_own_fleet(run, fleet, asked)
-        rounds = [
-            replace(of_run, server=of_run.server * asked.server, scored=of_run.scored and asked.evaluation)
-            for of_run in _rounds(lines, timed)
-        ]
-        found = clock(rounds, work, fleet, asked.deadline)
+        if len({SIMULATED in line for line in lines}) > 1:
+            raise ShoalError(run, "schedule.name", "differs between its rounds, which have no clock; take its parent")
+        parts = list(_parts_of(run, lines))
+        works = [client_work(part) for part, _ in parts]
+        fleet = Fleet.of(asked.devices, asked.networks, len(works[0].train.flops), asked.seed)
+        rounds: list[Round] = []
+        clocks: list[Clock] = []
+        for (part, lines_of_part), work in zip(parts, works):
+            timed = _is_timed(part, lines_of_part)
+            if timed:
+                _require_own_fleet(part, fleet, asked)
+            new = [
+                replace(of_run, server=of_run.server * asked.server, scored=of_run.scored and asked.evaluation)
+                for of_run in _rounds(lines_of_part, timed, lines)
+            ]
+            clocks.append(clock(new, work, fleet, asked.deadline))
+            rounds += new
+        found = join_clocks(clocks)
         simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]
         for line, each in zip(simulated, rounds):
             if each.counted is not None:
@@ -126,7 +146,7 @@ class ClockedRun:
         older = {CLIENT_BYTES: "bytes of a round are shared equally by its clients"}
         if any("participation" in line for line in lines):
             older[MISSING] = "clients that were drawn and took no part to the end are left out"
-        notes = [work.note] if work.note else []
+        notes = list(dict.fromkeys(work.note for work in works if work.note))
         notes += [f"older runs: {text}" for key, text in older.items() if not any(key in line for line in lines)]
         if asked.server and any("scopes" in line and SCORING not in line["seconds"] for line in lines):
             notes.append(OLDER_SERVER)
@@ -193,15 +213,27 @@ def _require_own_fleet(run: Path, fleet: Fleet, asked: Asked) -> None:
         raise ShoalError(run, f"its steps depend on its devices and links; give {given}")
 
 
-def _rounds(lines: Sequence[Line], timed: bool) -> list[Round]:
-    """The rounds of a run; with their simulated time, where that decided what it did (`timed`)."""
+def _parts_of(run: Path, lines: Sequence[Line]) -> Iterator[tuple[Path, Sequence[Line]]]:
+    """Yields the runs that trained the rounds of a run, with these rounds' lines: of a fork its parents, and itself."""
+    done = 0
+    for origin, count in list_origins(run, len(lines)):
+        yield origin, lines[done : done + count]
+        done += count
+
+
+def _rounds(lines: Sequence[Line], timed: bool, of_run: Sequence[Line]) -> list[Round]:
+    """Rounds of a run; with their simulated time, where that decided what it did (`timed`).
+
+    `of_run` are all of its lines: the model of a client may be of a step before those.
+    """
     if SIMULATED not in lines[0]:
         visits = max(sum(len(line["cohort"]) for line in lines), 1)
         down, up = (sum(line[f"bytes_{way}"] for line in lines) / visits for way in ("down", "up"))
         return [_with_missing(_round(line), line, (down, up), timed) for line in lines]
-    time = np.array([0.0, *(line[SIMULATED] for line in lines)])
+    time = np.array([0.0, *(line[SIMULATED] for line in of_run)])
     begun = [line["round"] - 1 - np.array(line["staleness"]["of_clients"]) for line in lines]
-    found = zip(map(_round, lines), time[1:], np.diff(time), begun)
+    places = [line["round"] for line in lines]
+    found = zip(map(_round, lines), time[places], np.diff(time, prepend=0.0)[places], begun)
     return [replace(each, scored=False, took=took, spent=end - time[start]) for each, end, took, start in found]
 
 

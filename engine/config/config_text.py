@@ -144,6 +144,8 @@ def _value_of(tree: Any, name: str) -> Any:
 
 CONFIG = "config.yaml"
 SEAL, RUN = "# seal: ", "# run: "
+# The key of the name of the run in its JSON files.
+OF_RUN = "run"
 OF_A_RUN = re.compile(r".+-[0-9a-f]{8}")
 
 

@@ -402,7 +402,7 @@ def _runs(rows: Sequence[Row], folder: Path, looks: Looks) -> Section:
         links[row.path.name] = os.path.relpath(place.absolute(), folder.absolute())
         cells.append((*(looks.names.value(key, row.columns.get(key, "-")) for key in keys), row.state, row.path.name))
     heads = (*map(looks.names.key, keys), "state", "page or folder")
-    failed = tuple(f"failed: {row.label}: {row.error}" for row in rows if row.error)
+    failed = tuple(f"{row.state}: {row.label}: {row.error}" for row in rows if row.error)
     table = TextTable(heads, tuple(cells), len(heads), notes=failed)
     return Section(f"Runs ({len(rows)})", tables=[table], links=links, folded=not failed)
 

@@ -19,8 +19,19 @@ from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
-# Of a state, or of the data that it was made on: keys and sections.
-FIXED = ("task", "seed", "data", "partition", "propagation", "model", "heterogeneity", "privacy")
+# Keys and sections that may change after a round. The data, what server and clients keep between rounds, and the
+# meaning of scores do not depend on them. Keys that change no number may change as well.
+LOCAL = ("train.epochs", "train.batch_size")
+UNCOUNTED = (
+    *("train.lr", "train.weight_decay", "train.dropout", "train.schedule"),
+    *("evaluation.every", "evaluation.clients", "evaluation.domains"),
+    *("callbacks", "engine", "resources"),
+)
+CHANGEABLE = (
+    *("rounds", "algorithm", "participation", "communication", "attack", "aggregation"),
+    *LOCAL,
+    *UNCOUNTED,
+)
 
 
 def fork(parent: Path, number: int, changes: Sequence[str]) -> Path:
@@ -72,29 +83,45 @@ def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
     return RunPlan.of(config)
 
 
-def fixed_in(config: Config) -> tuple[str, ...]:
-    """Keys and sections that no fork can change; with privacy those of which epsilon counts, too."""
-    hidden = config.privacy.unit != "none"
-    return (*FIXED, *["participation"] * hidden, *["rounds"] * (config.privacy.epsilon is not None))
+def list_changeable(config: Config) -> tuple[str, ...]:
+    """Returns the keys and sections that a fork of a run may change: with privacy those that epsilon does not count."""
+    private = config.privacy
+    if private.unit == "none":
+        return CHANGEABLE
+    rounds = ("rounds",) if private.epsilon is None else ()
+    # Each step of a client hides its nodes.
+    return (*rounds, *(LOCAL if private.unit == "client" else ()), *UNCOUNTED)
+
+
+def may_change(key: str, config: Config) -> bool:
+    """Returns whether a fork of a run with a config may have another value of a key, or of a section."""
+    return not changes_numbers(key) or any(f"{key}.".startswith(f"{right}.") for right in list_changeable(config))
 
 
 def require_changeable(parent: Config, config: Config) -> None:
     """Raises ShoalError: a fork differs from its parent in a key that cannot change."""
     old, new = (flatten(each.plain()) for each in (parent, config))
-    fixed = fixed_in(config)
     for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key) and key.partition(".")[0] in fixed and changes_numbers(key):
+        if old.get(key) != new.get(key) and not may_change(key, parent):
             raise ShoalError(
-                key, f"cannot change after a round ({old.get(key)} -> {new.get(key)}); shoal run begins with it"
+                key,
+                f"cannot change after a round ({old.get(key)} -> {new.get(key)}); shoal run begins with it, and a fork "
+                f"may change {', '.join(list_changeable(parent))}",
             )
 
 
 def require_same_state(plan: RunPlan, parent: RunPlan, store: Store, kept: Tree | None = None) -> None:
-    """Refuses a method that keeps other tensors than `kept`, by default those with which its parent starts."""
-    new, old = plan.config.algorithm.name, parent.config.algorithm.name
-    if new == old:
+    """Refuses a method, or options of one, that keeps other tensors than `kept`, by default its parent's first ones.
+
+    Raises ShoalError: names the method.
+    """
+    if plan.config.algorithm == parent.config.algorithm:
         return
-    server, kept = _starts_with(plan, store), _starts_with(parent, store) if kept is None else kept
+    new, old = plan.config.algorithm.name, parent.config.algorithm.name
+    # After some rounds a method may keep more than it starts with.
+    first = kept is None or new == old
+    server, kept = _starts_with(plan, store), _starts_with(parent, store) if first else kept
+    assert kept is not None
     shapes = [{name: list(t.shape) for name, t in tree.items()} for tree in (server, kept)]
     kinds = [(each.client_models, each.centralized) for each in (plan.algorithm, parent.algorithm)]
     if shapes[0] != shapes[1] or kinds[0] != kinds[1]:

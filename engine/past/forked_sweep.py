@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import changes_numbers
-from shoal.engine.past.fork import begin, fixed_in, require_changeable, require_same_state
+from shoal.engine.past.fork import begin, may_change, require_changeable, require_same_state
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.screen.progress import say
@@ -64,7 +65,7 @@ class ForkedSweep(Sweep):
         self._at, config = at, study.configs[0]
         place, bases, base_of = study.folder(root_of(config), config.name), list[Selection](), list[int]()
         for choice, config in zip(study.choices, study.configs):
-            base = _base(choice, fixed_in(config))
+            base = _base(choice, config)
             bases += [base] * (base not in bases)
             base_of.append(bases.index(base))
         chosen = (study.choose, study.choose_seeds, study.choose_by)
@@ -96,7 +97,7 @@ class ForkedSweep(Sweep):
         super()._require_set_up()
         for place in self._new():
             base, plan = self._first.plans[self._base_of[place]], self.plans[place]
-            if plan.config.algorithm.name != base.config.algorithm.name:
+            if plan.config.algorithm != base.config.algorithm:
                 try:
                     require_same_state(plan, base, base.prepare())
                 except ShoalError as error:
@@ -114,18 +115,19 @@ class ForkedSweep(Sweep):
             if base.state == FAILED:
                 self._failed(place, base.error)
             if base.state == FAILED or not self._tried(place, partial(self._fork, past, base.path, place)):
-                self._view.end(place)
-        super()._all_of([place for place in places if self.rows[place].state != FAILED], hosts)
+                self._end(place)
+        ready = [place for place in places if self.rows[place].state != FAILED and place not in self._busy]
+        super()._all_of(ready, hosts)
 
     def _fork(self, past: Callable[[Path], PastRun], base: Path, place: int) -> None:
         begin(past(base), self.plans[place], self._at)
 
 
-def _base(choice: Selection, fixed: Sequence[str]) -> Selection:
+def _base(choice: Selection, config: Config) -> Selection:
     """A combination without the keys that a fork can change; it has its places and hosts."""
 
     def kept(key: str) -> bool:
-        return key.partition(".")[0] in fixed or (key != "name" and not changes_numbers(key))
+        return key != "name" and not (changes_numbers(key) and may_change(key, config))
 
     columns = {key: value for key, value in choice.columns.items() if kept(key)}
     return Selection(columns, tuple(text for text in choice.overrides if kept(text.partition("=")[0])))

@@ -54,8 +54,7 @@ def inversion(run: Path, number: int, client: int | None = None) -> TextTable:
     Raises ShoalError: as `seen_round`, or the client did not train or is too large, or the attack does not know the
     steps of the run's model, method or options.
     """
-    past = PastRun(run)
-    past.require_round(number)
+    past = PastRun(run).of_round(number)
     sizes, train = past.job.infos(past.job.open_training(past.store)), past.job.train.in_round(number)
     trained = {i: sizes[i].train for i in past.cohort(number) if sizes[i].train}
     if client is None and trained:

@@ -144,17 +144,19 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     Raises ShoalError: the run logged no such round, nothing was sent in it, or dp-accounting is not installed.
     """
     past = PastRun(run)
-    past.require_round(number)
-    before = past.after(number - 1)
+    # Of a fork, its parent made the first rounds, with other options.
+    source = past.of_round(number)
+    before = source.after(number - 1)
     backend = _Noting()
     backend.found = {}
     # Whoever hides what it sends sends other shapes.
-    job = replace(past.job, secure=None)
+    job = replace(source.job, secure=None)
     backend.enter(job)
     state = None if before is None else before.state
-    Server(job, past.plan.rounds, backend, state, server_device(past.config)).round(unwatched)
+    Server(job, source.plan.rounds, backend, state, server_device(source.config)).round(unwatched)
     if not backend.found:
         raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
+    # No fork changes what epsilon counts.
     private, classes = past.config.privacy, past.store.manifest.classes
     times, sizes = np.zeros(past.store.clients, np.int64), np.zeros(past.store.clients, np.int64)
     for line in past.lines:
@@ -166,7 +168,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [(one, one.reveals(classes, private, past.config.secure.kind != "none")) for one in backend.found.values()],
+        [(one, one.reveals(classes, private, source.config.secure.kind != "none")) for one in backend.found.values()],
         times,
         sizes,
         epsilons,

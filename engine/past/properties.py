@@ -31,8 +31,7 @@ def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:
     mean of the other clients' shares. AUCs are means over classes: of clients that have the class, and of those that
     have more of it than the median client. Raises ShoalError: as `seen_round`, or nothing tells classes.
     """
-    past = PastRun(run)
-    past.require_round(number)
+    past = PastRun(run).of_round(number)
     cohort = past.cohort(number)
     seen = seen_round(past, number, cohort)
     true, guesses = dict[int, np.ndarray](), dict[tuple[str, str], dict[int, Guess]]()

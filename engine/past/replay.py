@@ -180,8 +180,7 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
     Raises:
         ShoalError: The run has no such round, the client no visit in it, or the method's code failed.
     """
-    past = PastRun(run)
-    past.require_round(number)
+    past = PastRun(run).of_round(number)
     if past.plan.rounds.asynchronous is not None:
         name = past.config.schedule.name
         raise ShoalError(run, "schedule.name", f"only visits of synchronous rounds are replayed, not those of {name}")

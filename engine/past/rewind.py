@@ -3,6 +3,7 @@
 Nothing is written. What is trained again is compared with what the run logged of it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.engine.config.config import load_config
@@ -10,11 +11,11 @@ from shoal.engine.config.config_text import CONFIG
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import make_job
+from shoal.engine.past.origin import find_origin
 from shoal.engine.records import inputs
 from shoal.engine.records.checkpoint import Checkpoint, address_of
-from shoal.engine.records.logged_lines import Logged
-from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.records.run_folder import finished, read_summary
+from shoal.engine.records.metrics import read_log, read_metrics
+from shoal.engine.records.run_folder import finished, parent_of, read_summary
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
@@ -44,9 +45,24 @@ class PastRun:
         self._reached: Checkpoint | None = None
 
     def require_round(self, number: int) -> None:
-        """Raises ShoalError: the run logged no such round."""
+        """Raises ShoalError: the run logged no such round. Says so where the run is not finished."""
         if not 1 <= number <= len(self.lines):
             raise ShoalError(self.path, "--round", f"the run has rounds 1 to {len(self.lines)}, and none is {number}")
+        if not finished(self.path):
+            say(f"{self.place}: not finished, {len(self.lines)} of {self.config.rounds} rounds are there")
+
+    def of_round(self, number: int) -> "PastRun":
+        """Returns the run that trained a round, with its own config: of a fork maybe its parent.
+
+        Raises ShoalError: as `require_round`; that run is gone, or has other rounds by now.
+        """
+        self.require_round(number)
+        origin = find_origin(self.path, number)
+        if origin == self.path:
+            return self
+        trained_it = PastRun(origin)
+        say(f"round {number} is one of {trained_it.place}, with the options of that")
+        return trained_it
 
     def cohort(self, number: int) -> list[int]:
         """The clients that were asked in a round, ascending; those that failed, too."""
@@ -62,6 +78,13 @@ class PastRun:
         reached = self._reached
         if reached and (found.state.round if found else 0) < reached.state.round <= number:
             found = reached
+        parent = parent_of(self.path)
+        shared = min(parent["round"], number) if parent else 0
+        if parent and (found is None or found.state.round < shared):
+            # By the config of the parent; files of the fork may be others.
+            found = PastRun(find_origin(self.path, shared)).after(shared)
+            assert found is not None
+            found = replace(found, inputs=found.inputs | self.plan.inputs)
         job, propagation = self.job, self.config.propagation
         read = self.plan.inputs | inputs.of_stores(job.content, job.graphs, job.training, propagation.keep)
         old = found.inputs if found else read_summary(self.path)["inputs"] if finished(self.path) else {}
@@ -86,7 +109,6 @@ class PastRun:
                     f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
                     "use the machine and the software of the run, or keep more checkpoints (run.keep)",
                 )
-        first_lines = Logged.first_lines(self.path / METRICS, number)
         known = found.environment if found else environment(job.device)
-        self._reached = Checkpoint(backend.state(), known, {**old, **read}, first_lines)
+        self._reached = Checkpoint(backend.state(), known, {**old, **read}, read_log(self.path, number))
         return self._reached

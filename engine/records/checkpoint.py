@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from shoal.engine.config.config_text import require_same_run, run_of
+from shoal.engine.config.config_text import OF_RUN, require_same_run, run_of
 from shoal.engine.records.kept_models import FILE, MODEL, files_of_models, write_models
 from shoal.engine.records.logged_lines import Logged
-from shoal.engine.records.metrics import METRICS, OF_RUN, read_tensors, write_tensors
-from shoal.engine.records.summary import chosen
+from shoal.engine.records.summary import METRICS, SUMMARY, chosen
+from shoal.engine.records.tensors import read_tensors, write_tensors
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.checksummed_json import require_format, sealed, unsealed
 from shoal.storage.files.digest import digest
@@ -36,9 +36,8 @@ SUFFIX = ".safetensors"
 # How the names of what clients keep, or were given, begin; bytes of a file of these.
 OF_CLIENTS = ("client/", "inbox/", MODEL)
 PART_BYTES = 2**26
-# In the folder of a run: of the newest checkpoints, and of those of best rounds; and its summary.
+# The folders of the newest checkpoints, and of those of best rounds.
 CHECKPOINTS, BEST = "checkpoints", "best"
-SUMMARY = "summary.json"
 # In a folder that is the copy of a run at an address: this.
 ADDRESS = ".address"
 # Files of a checkpoint, the first with all others but for metrics; paths below a run of what is written here.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from shoal.engine.records.metrics import read_tensors, write_tensors
+from shoal.engine.records.tensors import read_tensors, write_tensors
 from shoal.storage.files.digest import digest
 
 if TYPE_CHECKING:

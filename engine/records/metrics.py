@@ -1,6 +1,5 @@
 """metrics.jsonl, one checksummed JSON line a round, and tensors that are recorded of rounds."""
 
-import errno
 import json
 import math
 import os
@@ -13,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from safetensors import SafetensorError
 
-from shoal.engine.config.config_text import require_same_run, run_of
+from shoal.engine.config.config_text import OF_RUN, require_same_run, run_of
 from shoal.engine.config.run_identity import flatten
 from shoal.engine.config.sections import current_scopes
+from shoal.engine.records.checkpoint import CHECKPOINTS, newest_round
 from shoal.engine.records.logged_lines import CHANGED, Logged, LoggedLines
+from shoal.engine.records.summary import METRICS, finished, read_summary, require_lines
+from shoal.engine.records.tensors import read_tensors, write_tensors
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -26,12 +28,12 @@ from shoal.storage.files.reading import read_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-METRICS, RECORDS = "metrics.jsonl", "records"
+RECORDS = "records"
 # Paths below a run of what is written here.
 WRITTEN = (r"metrics\.jsonl", r"records/round-\d{6,18}\.safetensors")
 SCOPES = "scopes."
-# Keys of the name of the run, and of the digests of what else is kept of a round.
-OF_RUN, DIGESTS = "run", "digests"
+# The key of the digests of what else is kept of a round.
+DIGESTS = "digests"
 
 
 class Metrics:
@@ -162,10 +164,31 @@ def _plain(line: str | bytes) -> tuple[dict[str, Any], str | None]:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds logged, but a last line that a kill cut off.
+    """Returns the lines of all rounds that a run has done, finished or at work; nothing else reads them.
 
-    Raises ShoalError: one was changed or is of another run, or the file cannot be read.
+    Raises ShoalError: rounds of the summary or of the newest checkpoint are missing, as where a copy was cut at the end
+    of a line; a line was changed or is of another run; or the file cannot be read.
     """
+    # First, for a run at work logs a round before it writes a checkpoint of it.
+    done = max(newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
+    lines = _logged(run)
+    require_lines(run, len(lines), done)
+    return lines
+
+
+def read_log(run: Path, number: int) -> Logged:
+    """Returns the first lines of a run, for a checkpoint; raises as `read_metrics`."""
+    read_metrics(run)
+    return Logged.first_lines(run / METRICS, number)
+
+
+def has_round(run: Path) -> bool:
+    """Returns whether a folder has a round of a run, whose record need not be whole. Raises ShoalError: damaged."""
+    return bool(_logged(run))
+
+
+def _logged(run: Path) -> list[dict[str, Any]]:
+    """The lines that are there, but a last one that a kill cut off. Raises ShoalError: they cannot be read."""
     path = run / METRICS
     try:
         text = read_bytes(path)
@@ -234,30 +257,3 @@ def read_records(run: Path, number: int) -> "dict[str, Tensor]":
         return read_tensors(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ShoalError(path, f"cannot be read ({error}); remove it, and the report is without that round") from None
-
-
-def read_tensors(path: Path) -> "dict[str, Tensor]":
-    """Reads the tensors of a file. Raises OSError or SafetensorError: it cannot be read."""
-    # It loads torch, which takes seconds, and who lists or shows runs reads no tensor.
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
-def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
-    """Writes tensors of any device as they are now, with the file modes that the user's umask says.
-
-    Raises OSError: it cannot be written; then a part of the file may be there.
-    """
-    from safetensors.torch import save_file
-
-    # The library makes private files; an empty file has the modes of the umask.
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        # A tensor may be a view of shared memory; a file holds it once.
-        save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, path)
-    except SafetensorError as error:
-        # It says the system's error in words alone.
-        raise OSError(errno.EIO, " ".join(str(error).split())) from error
-    path.chmod(mode)

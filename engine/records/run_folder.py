@@ -13,18 +13,17 @@ from typing import Any
 import yaml
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.config_text import CONFIG, new_run, require_same_run, run_of, with_new_keys, with_seal
+from shoal.engine.config.config_text import CONFIG, OF_RUN, new_run, run_of, with_new_keys, with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, renamed
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
-from shoal.engine.config.sections import OLD_MOMENTS, current_scopes
 from shoal.engine.records import checkpoint
-from shoal.engine.records.checkpoint import CHECKPOINTS as CHECKPOINTS
-from shoal.engine.records.checkpoint import SUMMARY as SUMMARY
+from shoal.engine.records.checkpoint import CHECKPOINTS
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientScores
 from shoal.engine.records.inputs import contents, differences
-from shoal.engine.records.metrics import METRICS, OF_RUN, RECORDS, Metrics, read_metrics
+from shoal.engine.records.metrics import RECORDS, Metrics
 from shoal.engine.records.outputs import EXPORT, OF_CALLBACKS
-from shoal.storage.errors import ShoalError
+from shoal.engine.records.summary import METRICS, SUMMARY, count_rounds, finished, read_summary
+from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import text_digest
@@ -73,11 +72,6 @@ def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
     return runs_here(config) / f"{config.name}-{digits}"
 
 
-def finished(run: Path) -> bool:
-    """Whether a run folder has a summary, readable or not."""
-    return present(run / SUMMARY)
-
-
 def started(run: Path) -> bool:
     """Whether a round was logged in a run folder, or a checkpoint written, readable or not."""
     return present(run / METRICS) or checkpoint.newest_round(run / CHECKPOINTS) > 0
@@ -101,7 +95,7 @@ class RunFolder:
     def __init__(self, path: Path, log_format: str = "text") -> None:
         """Makes and locks the folder.
 
-        Raises ShoalError: another run is writing it, it cannot be made or locked, or a link in it leads out of it.
+        Raises BusyError: another run writes it; ShoalError: it cannot be made, or a link in it leads out of it.
         """
         self.path = path
         # What a run at an address replaces: its name in lines, and what sends the folder there.
@@ -109,7 +103,7 @@ class RunFolder:
         self.send: Callable[[], None] = lambda: None
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         self.uploads = ClientScores(path, UPLOADS)
-        busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
+        busy = BusyError(path, "another run of this config is writing here; wait for it or change name or run.root")
         self._lock = locked(path, "run.root", busy)
         try:
             for name in FIXED:
@@ -152,10 +146,11 @@ class RunFolder:
 
     def rounds_logged(self) -> int:
         """Complete lines of the metrics on disk, readable or not. Raises ShoalError: the file cannot be read."""
-        try:
-            return read_bytes(self.metrics.path).count(b"\n")
-        except OSError as error:
-            raise ShoalError(self.metrics.path, f"cannot be read: {error.strerror}") from error
+        return count_rounds(self.path)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the summary of the run that is here; raises as `shoal.engine.records.summary.read_summary`."""
+        return read_summary(self.path)
 
     def checkpoint_every(self) -> int | None:
         """Rounds between checkpoints of the run that is here; None where its config cannot be read."""
@@ -275,43 +270,6 @@ class _JsonLines(logging.Formatter):
         places = {key: getattr(record, key, None) for key in ("round", "host", "client")}
         text = super().format(record)
         return json.dumps({"time": time, "level": record.levelname, "run": self._run, **places, "message": text})
-
-
-def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of a finished run. Raises ShoalError: there is none, or it is not as the run wrote it."""
-    path = run / SUMMARY
-    try:
-        summary = unsealed(read_bytes(path))
-        require_same_run(run, summary.pop(OF_RUN, None))
-        return _current(summary)
-    except FileNotFoundError as error:
-        raise ShoalError(run, f"no readable {SUMMARY}, so no finished run ({error.strerror})") from error
-    except OSError as error:
-        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        fault = f"damaged ({error})" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
-        raise ShoalError(
-            path, f"{fault}; delete it, and --resume writes it again from the newest checkpoint"
-        ) from error
-
-
-def _current(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary by today's names of scopes and moments."""
-    for scope, numbers in (scopes := current_scopes(summary.get("scopes", {}))).items():
-        scopes[scope] = {OLD_MOMENTS.get(moment, moment): of_moment for moment, of_moment in numbers.items()}
-    return summary | {"scopes": scopes}
-
-
-def require_whole_metrics(run: Path) -> None:
-    """Raises ShoalError: rounds of the summary or of the newest checkpoint are damaged or missing in the metrics."""
-    logged = len(read_metrics(run))
-    done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
-    if logged < done:
-        raise ShoalError(
-            run / METRICS,
-            f"{logged} of {done} rounds are there; delete {SUMMARY}, if there is one, and --resume "
-            "rebuilds it from the newest checkpoint",
-        )
 
 
 def changed_keys(config: Config, run: Path) -> list[str]:

@@ -1,16 +1,35 @@
-"""Builds summary.json of a finished run."""
+"""Builds and reads summary.json of a finished run."""
 
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from shoal.algorithms.methods.registry.names import beside_parameters
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import ACCURACY, BOTH, CHOSEN_BY, DOMAINS, EVALUATED, MACRO_F1, RANKINGS, SCORING
+from shoal.engine.config.config_text import OF_RUN, require_same_run
+from shoal.engine.config.sections import (
+    ACCURACY,
+    BOTH,
+    CHOSEN_BY,
+    DOMAINS,
+    EVALUATED,
+    MACRO_F1,
+    OLD_MOMENTS,
+    RANKINGS,
+    SCORING,
+    current_scopes,
+)
 from shoal.engine.messages.environment import environment
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import present
+from shoal.storage.files.checksummed_json import unsealed
+from shoal.storage.files.reading import read_bytes
 from shoal.storage.store.manifest import Manifest
+
+SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 
 PARTS = ("train", "upload", "evaluate", "aggregate", SCORING, "transfer", "wait")
 # What the paper of FGGP reports: the mean of so many last evaluations.
@@ -232,3 +251,58 @@ def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             means[name] = newest if name == "constant_class" or not found else fmean(found)
     return means
+
+
+def count_rounds(run: Path) -> int:
+    """Returns how many lines of the metrics of a run are complete, readable or not. Raises ShoalError: unreadable."""
+    try:
+        return read_bytes(run / METRICS).count(b"\n")
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise ShoalError(run / METRICS, f"cannot be read: {error.strerror}") from error
+
+
+def require_lines(run: Path, logged: int, done: int) -> None:
+    """Raises ShoalError: fewer rounds are in the metrics of a run than it has done."""
+    if logged < done:
+        raise ShoalError(
+            run / METRICS,
+            f"{logged} of {done} rounds are there; delete {SUMMARY}, if there is one, and --resume "
+            "rebuilds it from the newest checkpoint",
+        )
+
+
+def finished(run: Path) -> bool:
+    """Whether a run folder has a summary, readable or not."""
+    return present(run / SUMMARY)
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """Returns the summary of a finished run; nothing else reads it.
+
+    Raises ShoalError: there is none, it is not as the run wrote it, or rounds of it are missing in the metrics.
+    """
+    path = run / SUMMARY
+    try:
+        summary = unsealed(read_bytes(path))
+        require_same_run(run, summary.pop(OF_RUN, None))
+        require_lines(run, count_rounds(run), int(summary["rounds"]))
+        return _current(summary)
+    except FileNotFoundError as error:
+        raise ShoalError(run, f"no readable {SUMMARY}, so no finished run ({error.strerror})") from error
+    except OSError as error:
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        # That of a seal or a run says what is wrong, the others are of the content.
+        fault = str(error) if type(error) is ValueError else f"damaged ({error})"
+        raise ShoalError(
+            path, f"{fault}; delete it, and --resume writes it again from the newest checkpoint"
+        ) from error
+
+
+def _current(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary by today's names of scopes and moments."""
+    for scope, numbers in (scopes := current_scopes(summary.get("scopes", {}))).items():
+        scopes[scope] = {OLD_MOMENTS.get(moment, moment): of_moment for moment, of_moment in numbers.items()}
+    return summary | {"scopes": scopes}

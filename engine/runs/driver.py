@@ -66,6 +66,8 @@ class Driver:
         self._go_on = go_on or f"shoal run {shlex.quote(str(folder.place))} --resume"
         self._servers_lost = 0
         self._saved = time.monotonic()
+        # While rounds run.
+        self.interrupt = Interrupt()
         # Since the last line of a round.
         self._seconds_of_checkpoints = 0.0
 
@@ -79,12 +81,13 @@ class Driver:
         """
         began = time.monotonic()
         memory = PeakMemory()
-        every = self.config.run.checkpoint_every
+        every, over = self.config.run.checkpoint_every, False
         try:
             # Until the first round begins, a signal ends the run immediately.
             done = self._serve(state)
             name, rounds = self.config.name, min(self.config.rounds, until or self.config.rounds)
             with graceful() as interrupt, live_view(name, rounds, done, self._of_study) as view:
+                self.interrupt = interrupt
                 while done < rounds and not self._ended_early():
                     try:
                         with self._keeping(done):
@@ -99,14 +102,15 @@ class Driver:
                             if predicted:
                                 self._calls.predicted(line, predicted)
                         now, limit = time.monotonic(), self.config.run.max_seconds
-                        interrupt.asked |= limit is not None and now - began > limit
-                        last = done == rounds or self._ended_early() or interrupt.asked
+                        # The time of this run alone: it ends no other run of a study.
+                        over = limit is not None and now - began > limit
+                        last = done == rounds or self._ended_early() or interrupt.asked or over
                         if last or done % every == 0 or now - self._saved > self.config.run.checkpoint_seconds:
                             self._save()
                     except ServerLost as error:
                         done = self._serve_again(error)
                         view.back_to(done)
-                    if interrupt.asked and done < self.config.rounds and not self._ended_early():
+                    if (interrupt.asked or over) and done < self.config.rounds and not self._ended_early():
                         say(f"stopped after round {done}" + ("" if self._of_study else f"; {self._how_to_resume()}"))
                         raise Interrupted(interrupt.number)
             if done < self.config.rounds and not self._ended_early():

@@ -30,7 +30,7 @@ from shoal.engine.records.outputs import CLOCK, EXPORT, REPORT
 from shoal.engine.records.remote_parts import OBJECTS, WAY_OUT, no_room, sizes_at
 from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from shoal.engine.screen.progress import say
-from shoal.storage.errors import FetchError, ShoalError
+from shoal.storage.errors import BusyError, FetchError, ShoalError
 from shoal.storage.files.addresses import AT_ONCE, TRIES, Folder
 from shoal.storage.files.checksummed_json import require_format, sealed, unsealed
 from shoal.storage.files.digest import CHUNK, text_digest
@@ -58,7 +58,7 @@ class Seat:
     """The one place of who writes a run at an address, from when it is made until it is closed."""
 
     def __init__(self, folder: Folder) -> None:
-        """Raises ShoalError: a driver that was there before shows itself; FetchError."""
+        """Raises BusyError: a driver that was there before shows itself; FetchError."""
         self._folder, self._machine = folder, _machine()
         self._name = f"{DRIVERS}/{self._machine}-{os.getpid()}-{secrets.token_hex(4)}"
         self._closed = threading.Event()
@@ -110,7 +110,7 @@ class Seat:
                 gone = silent + time.monotonic() - began > GONE_AFTER
                 self._closed.wait(BETWEEN_LOOKS)
             if not gone and other in self._drivers():
-                raise ShoalError(
+                raise BusyError(
                     str(self._folder),
                     f"another driver writes this run, process {process} on {machine}; wait for it, or change name or "
                     "run.root",

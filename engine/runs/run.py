@@ -29,7 +29,6 @@ from shoal.engine.records.run_folder import (
     changed_contents,
     changed_keys,
     parent_of,
-    read_summary,
     run_path,
     runs_here,
     unfinished_relatives,
@@ -93,7 +92,7 @@ def run(
         if not fresh:
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
-            _require_same(folder, read_summary(folder.path).get("inputs", {}), read)
+            _require_same(folder, folder.summary().get("inputs", {}), read)
             if go_on is None:
                 say("already finished; --fresh runs it again")
             return folder.path
@@ -129,12 +128,16 @@ def run(
         go_on_from(folder, found, config.run)
         own = backend or open_backend(config)
         try:
-            Driver(plan, folder, own, job, store, read, trainers, go_on).drive(found.state if found else None, until)
+            driver = Driver(plan, folder, own, job, store, read, trainers, go_on)
+            driver.drive(found.state if found else None, until)
         finally:
             if backend is None:
                 own.close()
         if remote is not None:
             remote.finish()
+        if go_on is not None:
+            # A run that was asked to stop in its last round is finished, and its study has others.
+            driver.interrupt.require_none()
         return folder.path
     except Exception as error:
         if isinstance(error, ShoalError):

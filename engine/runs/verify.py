@@ -13,7 +13,7 @@ from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores, read_upload_digests
 from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
-from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, finished, read_summary, require_whole_metrics, started
+from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY, finished, read_summary, started
 from shoal.engine.screen.progress import progress
 from shoal.engine.screen.tables import console
 from shoal.storage.errors import ShoalError
@@ -56,7 +56,7 @@ def verify_run(run: Path) -> list[str]:
     faults: list[str] = []
     checks: list[Callable[[], object]] = [
         partial(load_config, run),
-        partial(require_whole_metrics, run),
+        partial(read_metrics, run),
         partial(_require_client_scores, run),
         # Behind a damage no round can be read, and so not the last.
         lambda: read_upload_digests(run, len(read_metrics(run))),
@@ -70,7 +70,8 @@ def verify_run(run: Path) -> list[str]:
             check()
         except ShoalError as error:
             faults.append(error.line)
-    return faults
+    # Several parts of a run may name the same file.
+    return list(dict.fromkeys(faults))
 
 
 def _require_client_scores(run: Path) -> None:

@@ -34,6 +34,11 @@ class Interrupt:
     asked = False
     number: int = signal.SIGINT
 
+    def require_none(self) -> None:
+        """Raises Interrupted: there was one. Every run of a study ends with this, so that no further run begins."""
+        if self.asked:
+            raise Interrupted(self.number)
+
 
 def _ending() -> list[signal.Signals]:
     """Signals that end a command. Under `nohup` it goes on without its terminal."""

@@ -16,7 +16,7 @@ from shoal.engine.config.names import shown_name
 from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED, SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.records.run_folder import read_summary, require_whole_metrics
+from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import (
     OF_SAMPLES,
     PARTS,
@@ -216,12 +216,12 @@ def abridged(names: Sequence[str], most: int = SHOWN_FEATURES) -> str:
 
 def show_rounds(run: Path, last: int = 10) -> None:
     """The newest rounds of a run, finished or not."""
-    require_whole_metrics(run)
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
     metric = shown(metric_of(parts[-1] if parts else {}))
     heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
-    _line(f"{shown_path(run)}: {len(lines)} rounds logged; validation {metric} in %", whole=True)
+    state = "" if finished(run) else ", not finished"
+    _line(f"{shown_path(run)}: {len(lines)} rounds logged{state}; validation {metric} in %", whole=True)
     table = _numbers("", [], heads)
     for line in lines[-last:]:
         scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "deployed")}

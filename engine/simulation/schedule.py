@@ -6,7 +6,7 @@ Axes: B clients, C clients of a cohort, D classes. Times are in seconds.
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +299,13 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
     classes = int(fleet.device.max(initial=0)) + 1
     of = [np.bincount(np.concatenate(each) if each else np.zeros(0, int), minlength=classes) for each in (late, visits)]
     return Clock(*table, *of)
+
+
+def join_clocks(clocks: Sequence[Clock]) -> Clock:
+    """Returns the clock of rounds that follow one another, of the same devices."""
+    names = [each.name for each in fields(Clock)]
+    of_rounds, of_classes = names[:-2], names[-2:]
+    return Clock(
+        **{name: np.concatenate([getattr(each, name) for each in clocks]) for name in of_rounds},
+        **{name: np.sum([getattr(each, name) for each in clocks], axis=0) for name in of_classes},
+    )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from shoal.engine.config.sections import EVALUATED, NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.records.metrics import numbers_of, read_metrics
-from shoal.engine.records.run_folder import read_summary, require_whole_metrics
+from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
 from shoal.engine.studies.groups import Key, Row, grouped, others_of
 
@@ -96,7 +96,6 @@ def figures_by(run: Path, mean: str) -> dict[str, float]:
     """The figures of a finished run by a mean; raises as `by_one_mean`."""
     summary = read_summary(run)
     if mean != NODES:
-        require_whole_metrics(run)
         scored = [line for line in read_metrics(run) if "scopes" in line]
         for scope, numbers in summary["scopes"].items():
             best = best_round(scored, scope, mean)

@@ -15,7 +15,8 @@ from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import store_or_overlay, store_path
 from shoal.engine.records import checkpoint, client_scores, metrics, outputs, run_folder
 from shoal.engine.records.graphs import remote_of
-from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.metrics import has_round
+from shoal.engine.records.summary import METRICS
 from shoal.engine.runs import remote_run
 from shoal.engine.screen.progress import say
 from shoal.engine.studies import sweep_folder
@@ -160,7 +161,7 @@ def _require_run(folder: Path) -> None:
     """Raises ShoalError: the config is not as a run kept it, or was copied to where no run is."""
     name = require_as_kept(folder / CONFIG)
     # A run folder may have another name by now.
-    if (new_run(folder) is None or name not in (None, folder.name)) and not read_metrics(folder):
+    if (new_run(folder) is None or name not in (None, folder.name)) and not has_round(folder):
         raise ShoalError(folder, "no run is here")
 
 

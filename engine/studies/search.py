@@ -25,7 +25,7 @@ from shoal.engine.studies.groups import Row, varied_in
 from shoal.engine.studies.search_space import distribution, ends_of, texts_of
 from shoal.engine.studies.study import Scope, Selected, Selection, Study, is_seed
 from shoal.engine.studies.sweep import Hosts, Sweep
-from shoal.engine.studies.sweep_folder import SEARCH, SWEEPS, root_of, row_of
+from shoal.engine.studies.sweep_folder import SEARCH, SWEEPS, lock_study, root_of, row_of
 from shoal.engine.studies.sweep_view import FAILED, NOT_CHOSEN
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -123,7 +123,14 @@ class Search:
         return Sweep(selected, self.at_once, self.command, **options)
 
     def go(self) -> bool:
-        """Searches, then runs what validation chose with the seeds that report; gives whether all of that finished."""
+        """Searches, then runs what validation chose with the seeds that report; gives whether all of that finished.
+
+        Raises BusyError: another process is at work on this search, or on a run of a trial, which then is not judged.
+        """
+        with lock_study(self.folder):
+            return self._go()
+
+    def _go(self) -> bool:
         with closing(Hosts()) as hosts:
             for part in self.parts:
                 part.go(hosts)
@@ -136,7 +143,7 @@ class Search:
         reported = [_joined(base, {**values, **seeds}) for base, values in chosen for seeds in self.seeds]
         final = self.sweep_of(reported, others=trials)
         try:
-            complete = final.go()
+            complete = final.go(locked=True)
         finally:
             self.rows = final.rows
         return complete and len(chosen) == len(self.parts)

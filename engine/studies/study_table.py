@@ -474,7 +474,7 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
     print(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:
-            print(f"failed: {label_of(row, list(varied_in(rows)))}: {row.error}")
+            print(f"{row.state}: {label_of(row, list(varied_in(rows)))}: {row.error}")
 
 
 def show_sweep(folder: Path) -> None:

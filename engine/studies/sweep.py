@@ -15,21 +15,21 @@ from statistics import fmean
 from shoal.engine.cluster.open_backend import open_backend, require_own_package
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.outputs import printed_file
 from shoal.engine.records.run_folder import finished, started
+from shoal.engine.records.summary import count_rounds
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
-from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful
+from shoal.engine.screen.interrupt import PARENT, graceful
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, Row, others_of
 from shoal.engine.studies.means import validation_by
 from shoal.engine.studies.study import Study
-from shoal.engine.studies.sweep_folder import root_of, row_of, write_sweep
+from shoal.engine.studies.sweep_folder import lock_study, root_of, row_of, write_sweep
 from shoal.engine.studies.sweep_view import FAILED, FINISHED, NOT_CHOSEN, SweepView, span
 from shoal.engine.studies.text_table import TextTable
-from shoal.storage.errors import MORE, ShoalError
+from shoal.storage.errors import MORE, BusyError, ShoalError
 
 SHOAL = (sys.executable, "-m", "shoal")
 # The one line of a failure begins with it.
@@ -72,12 +72,18 @@ class Sweep:
         # Of its rounds, those that each run trains, and runs that are trained in part before all others.
         self.shares: Sequence[float] = [1.0] * len(self.rows)
         self.before: Sequence[tuple[str, RunPlan, float]] = ()
+        # Runs that another process is at work on, by their place.
+        self._busy: dict[int, BusyError] = {}
 
     def train(self, hosts: "Hosts", places: Sequence[int] | None = None) -> None:
-        """Trains runs, by default all, that are not there yet up to round `until`, quietly; writes no tables."""
+        """Trains runs, by default all, that are not there yet up to round `until`, quietly; writes no tables.
+
+        Raises BusyError: another process is at work on one, so that it cannot be known what becomes of it.
+        """
         self._view = SweepView(self.rows, self.study.runs, self._parallel, quiet=True)
         asked = range(len(self.rows)) if places is None else places
-        self._all_of([place for place in asked if not self._done(place)], hosts)
+        self._carry_out([place for place in asked if not self._done(place)], hosts)
+        self._require_free()
 
     def _write(self) -> None:
         if self._until is None:
@@ -85,22 +91,32 @@ class Sweep:
 
     def _done(self, place: int) -> bool:
         folder = self.plans[place].folder
-        return finished(folder) or (self._until is not None and len(read_metrics(folder)) >= self._until)
+        return finished(folder) or (self._until is not None and count_rounds(folder) >= self._until)
 
-    def go(self) -> bool:
+    def go(self, locked: bool = False) -> bool:
         """Runs what is not finished, unfinished runs from their checkpoints; a run that fails is a row with its error.
 
-        Gives whether all runs of the study are finished. After an interruption, the same sweep continues.
+        Gives whether all runs of the study are finished; one that another process is at work on waits. After an
+        interruption, the same sweep continues. `locked` says that the caller holds the lock of the folder.
+
+        Raises BusyError: another process is at work on the study, or on a run by which validation would choose.
         """
+        if locked:
+            return self._go()
+        with lock_study(self.folder):
+            return self._go()
+
+    def _go(self) -> bool:
         self._require_set_up()
         self._write()
         self._view = SweepView(self.rows, self.study.runs, self._parallel)
         try:
             with closing(Hosts()) as hosts, self._view.shown():
                 first = self._for_the_choice()
-                self._all_of(first, hosts)
-                rest = self._after_the_choice(first)
-                self._all_of(rest, hosts)
+                self._carry_out(first, hosts)
+                if self.study.choose is not None:
+                    self._require_free()
+                self._carry_out(self._after_the_choice(first), hosts)
         finally:
             self._write()
         return all(row.state in (FINISHED, NOT_CHOSEN) for row in self.rows)
@@ -115,12 +131,26 @@ class Sweep:
             checked.add(key)
             try:
                 store = plan.prepare()
+            except BusyError:
+                raise
             except ShoalError:
                 continue
             try:
                 require_set_up(plan, store)
             except ShoalError as error:
                 raise ShoalError(row.label, error.line, detail=error.detail) from error
+
+    def _carry_out(self, places: Sequence[int], hosts: "Hosts") -> None:
+        """Runs some, and at the end once more those that another process was at work on."""
+        self._all_of(places, hosts)
+        again = [place for place in places if self._busy.pop(place, None)]
+        if again:
+            self._all_of(again, hosts)
+
+    def _require_free(self) -> None:
+        """Raises BusyError: another process is at work on a run."""
+        for error in self._busy.values():
+            raise error
 
     def _all_of(self, places: Sequence[int], hosts: "Hosts") -> None:
         if self._parallel > 1:
@@ -151,7 +181,7 @@ class Sweep:
                         self._view.begin(place)
                         running[place] = self._started(place)
                     else:
-                        self._view.end(place)
+                        self._end(place)
                 if not running:
                     break
                 if interrupt.asked and not signalled:
@@ -162,15 +192,17 @@ class Sweep:
                     code = running.pop(place).returncode
                     if signalled and code:
                         continue
-                    if code:
-                        self._failed(place, _failure(self._output(place), code))
+                    line = _failure(self._output(place), code) if code else ""
+                    if BusyError.WAY_OUT in line:
+                        self._put_off(place, BusyError(line))
+                    elif code:
+                        self._failed(place, line)
                     else:
                         self._tried(place, partial(self._take_over, place))
                     self._write()
-                    self._view.end(place)
+                    self._end(place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-        if interrupt.asked:
-            raise Interrupted(interrupt.number)
+        interrupt.require_none()
 
     def _started(self, place: int) -> "subprocess.Popen[bytes]":
         """A process of a run, which writes its output to a file of the sweep."""
@@ -203,7 +235,12 @@ class Sweep:
             else:
                 backend = hosts.of(plan.config)
                 self._view.begin(place)
-                run(plan, resume=started(plan.folder), backend=backend, go_on=self.command, until=self._until)
+                try:
+                    run(plan, resume=started(plan.folder), backend=backend, go_on=self.command, until=self._until)
+                except KeyboardInterrupt:
+                    # It may have come in the last round.
+                    self._take_over(place)
+                    raise
             self._take_over(place)
 
         was = self.rows[place].state
@@ -211,15 +248,23 @@ class Sweep:
             # Hosts of a run that failed may be in any state.
             hosts.close()
         if was != FINISHED:
+            self._end(place)
+
+    def _end(self, place: int) -> None:
+        if place in self._busy:
+            self._view.put_off(place)
+        else:
             self._view.end(place)
 
     def _take_over(self, place: int) -> None:
         self.rows[place] = row_of(self.rows[place].columns, self.rows[place].path)
 
     def _tried(self, place: int, work: Callable[[], None]) -> bool:
-        """Whether work for a run succeeded; if not, its row has the error."""
+        """Whether work for a run succeeded; if not, its row has the error, or another process is at work on it."""
         try:
             work()
+        except BusyError as error:
+            self._put_off(place, error)
         except ShoalError as error:
             self._failed(place, str(error))
         except Exception as error:
@@ -229,6 +274,11 @@ class Sweep:
         else:
             return True
         return False
+
+    def _put_off(self, place: int, error: BusyError) -> None:
+        self._busy[place] = error
+        self.rows[place] = replace(self.rows[place], error=error.line)
+        say(f"{self.rows[place].label}: {error.line}")
 
     def _failed(self, place: int, line: str) -> None:
         self.rows[place] = replace(self.rows[place], state=FAILED, error=line)

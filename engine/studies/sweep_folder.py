@@ -3,8 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import by_one_mean, figures_by
 from shoal.engine.studies.study import Study, is_seed
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.disk import locked
 from shoal.storage.files.names import place_in
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import path_fault
@@ -50,6 +51,14 @@ LINKS = (rf"{RUNS}/[^/]+",)
 def root_of(config: Config) -> Path:
     """The folder on this machine of the runs of a config, beside which its sweeps lie; of an address, in the cache."""
     return runs_here(config)
+
+
+@contextmanager
+def lock_study(folder: Path) -> Iterator[None]:
+    """Holds the lock of the folder of a study. Raises BusyError: another process is at work on it."""
+    busy = BusyError(folder, "another process is at work on this study; wait for it, the same command then goes on")
+    with locked(folder, "run.root", busy):
+        yield
 
 
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:

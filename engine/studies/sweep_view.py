@@ -60,6 +60,10 @@ class SweepView:
         elif not shows_bars():
             say(f"{self._done()} {self.label(place)}: {_score([row])} %, {span(seconds)}{self._left()}")
 
+    def put_off(self, place: int) -> None:
+        """A run has not begun, as another process is at work on it."""
+        self._running.pop(place, None)
+
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Shows the table on a terminal as long as the sweep is at work."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TextIO
 
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import present
 
 LOCK = ".lock"
@@ -21,7 +21,7 @@ WRITTEN = (r"\.lock", r"\.seen-[^/]+")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-def locked(path: Path, key: str, busy: ShoalError) -> TextIO:
+def locked(path: Path, key: str, busy: BusyError) -> TextIO:
     """The open lock of a folder, made if it is missing. Raises ShoalError: `busy`, or it cannot be made or locked."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def open_lock(path: Path) -> TextIO:
 @contextmanager
 def writing(path: Path, key: str = "data.store") -> Iterator[None]:
     """Holds the lock of a store folder, as `locked` does; `key` of a config says where it lies."""
-    busy = ShoalError(path, f"another prepare is writing this store; wait for it or set {key}")
+    busy = BusyError(path, f"another prepare is writing this store; wait for it or set {key}")
     with locked(path, key, busy):
         yield
 

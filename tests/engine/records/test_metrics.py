@@ -293,7 +293,7 @@ def test_names_of_earlier_versions_are_read_by_todays(tmp_path: Path) -> None:
     metrics.append(line(1, scopes={"served": {"val": {"nodes": 0.1}}}))
     (found,) = read_metrics(tmp_path)
     assert found["scopes"] == metrics.lines[0]["scopes"] == {"deployed": {"val": {"nodes": 0.1}}}
-    (tmp_path / SUMMARY).write_text(sealed({"scopes": {"served": {"last": {"round": 1}, "best": None}}}))
+    (tmp_path / SUMMARY).write_text(sealed({"rounds": 1, "scopes": {"served": {"last": {"round": 1}, "best": None}}}))
     assert read_summary(tmp_path)["scopes"] == {"deployed": {"final": {"round": 1}, "best": None}}
     names = ("served.last.test", "trained.best.val", "served.val.nodes", "seconds.last.round")
     assert [*map(current_name, names)] == [

@@ -71,7 +71,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     [
         ("", set()),
         (CONFIG, set(READERS)),
-        (SUMMARY, {"export", "export of the best", "table"}),
+        # How many rounds there are is in the summary.
+        (SUMMARY, {"export", "export of the best", "table", "metrics", "scores", "figures of records"}),
         (METRICS, {"metrics", "scores", "figures of records"}),
         ("checkpoints", {"export", "figures of clients", "resume"}),
         ("best", {"export of the best"}),
