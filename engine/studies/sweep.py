@@ -174,7 +174,7 @@ class Sweep:
     def _started(self, place: int) -> "subprocess.Popen[bytes]":
         """A process of a run, which writes its output to a file of the sweep."""
         resume = ["--resume"] if started(self.plans[place].folder) else []
-        command = [*SHOAL, "run", self.study.config, *self._choices[place].overrides, *resume]
+        command = [*SHOAL, "run", self.study.config, *self.study.alone(self._choices[place]), *resume]
         command += [] if self._until is None else ["--until", str(self._until)]
         output = self._output(place)
         output.parent.mkdir(parents=True, exist_ok=True)
