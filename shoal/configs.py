@@ -25,10 +25,10 @@ def load_config(source: Source, **overrides: Any) -> Config:
         source: A YAML file, a run folder, a dict of the same keys, or a config.
         overrides: Values by key: of a section a dict, which is laid over it (`train={"lr": 0.1}`), or its kind alone
             (`attack="sign_flip"`); or of one dotted key (`**{"train.lr": 0.1}`). `algorithm`, `model` and
-            `train.schedule` are replaced as a whole; options that go with that are named on stderr. `data`, or its key `dataset`, may
-            be a `shoal.Graph`, as `from_pyg` and `from_clients` give it, in a dict as well: it is written below
-            `runs/notebook` as a dataset `files`. Its split, if it has one, is `data.split: public`; its clients, if it
-            has them (`assignment`), take the place of the section `partition`.
+            `train.schedule` are replaced as a whole; options that go with that are named on stderr. `data`, or its key
+            `dataset`, may be a `shoal.Graph`, as `from_pyg` and `from_clients` give it, in a dict as well: it is
+            written below `runs/notebook` as a dataset `files`. Its split, if it has one, is `data.split: public`; its
+            clients, if it has them (`assignment`), take the place of the section `partition`.
 
     Returns:
         The config, with all defaults; it does not change.
