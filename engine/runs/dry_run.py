@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.table import Column, Table
+from rich.table import Column
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
@@ -30,6 +30,7 @@ from shoal.engine.preparing.client_files import shards_bytes
 from shoal.engine.preparing.identity import identity, remote_of, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
 from shoal.engine.uploads.compression import sent_whole
 from shoal.partition.domains import require_own_clients

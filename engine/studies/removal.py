@@ -14,6 +14,7 @@ from shoal.engine.config.config_text import CONFIG, new_run, require_as_kept
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.identity import remote_of, store_or_overlay, store_path
 from shoal.engine.records.metrics import read_metrics
+from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.listing import Kept, kept_in, kind_of, listed
 from shoal.engine.studies.sweep_folder import SWEEP, is_sweep, read_rows
@@ -106,7 +107,7 @@ def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
             for path in found.files[0]:
                 if path.name == LOCK:
                     locks.enter_context(_lock(path.parent))
-        print("\n".join(table.text() for table in listed([found.kept for found in several])), end="")
+        put("\n".join(table.text() for table in listed([found.kept for found in several])), end="")
         for found in several:
             for line in (*_needed_by(found.kept, several), *_staying(found, "will stay")):
                 say(line)

@@ -21,6 +21,7 @@ from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
 from shoal.engine.screen.interrupt import PARENT, Interrupted, graceful
+from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, Row, others_of
 from shoal.engine.studies.means import validation_by
@@ -345,4 +346,4 @@ def show_sweep_plan(sweep: Sweep) -> None:
         total += seconds
         rows.append((view.label(place), state, span(seconds) if seconds else "-"))
     note = f"{sweep.study.runs} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"
-    print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")
+    put(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")
