@@ -255,6 +255,9 @@ def parse_config(
     """
     try:
         config = Config.model_validate(plain)
+    except UnicodeEncodeError as error:
+        # Of a message that quotes it.
+        raise ShoalError(where, f"{quoted(error.object)}: is not in UTF-8, so no config can keep it") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
