@@ -47,8 +47,8 @@ def load_config(source: Source, **overrides: Any) -> Config:
     if isinstance(source, str | PathLike):
         return read_config(Path(source), values=values)
     if not isinstance(source, Config | Mapping):
-        found = type(source).__name__
-        raise ShoalError(NO_FILE, f"expected a file, a run folder, a dict or a Config, got a value of type {found}")
+        kind = type(source).__name__
+        raise ShoalError(NO_FILE, f"expected a file, a run folder, a dict or a Config, got a value of type {kind}")
     keys = source.plain() if isinstance(source, Config) else _plain_keys(source)
     if PARTITION in values and PARTITION not in overrides:
         # That of a graph, beside which no key of another one is left.

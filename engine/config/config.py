@@ -157,7 +157,7 @@ OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
 
 @lru_cache(maxsize=1)
 def sections() -> Mapping[str, type]:
-    """The class of the options of each section, at any depth, by dotted key."""
+    """Returns the class of the options of each section, at any depth, by dotted key."""
     return dict(sections_of(Config))
 
 
@@ -200,7 +200,7 @@ def load_config(
 
 
 def _named_anew(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """What a program gave, dotted keys of today, and their values."""
+    """Returns the keys that a program gave, by the names of today, with their values."""
     return [(key, *with_new_name(key, value)) for key, value in values.items()]
 
 
@@ -214,14 +214,14 @@ def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES)
 
 
 def _of_today(raw: Any) -> Any:
-    """The content of a file by the keys of today, with mappings for words that stand for a section."""
+    """Returns the content of a file by the keys of today, with mappings for words that stand for a section."""
     plain = OmegaConf.to_container(raw)
     today = with_long_forms(with_new_keys(plain), sections()) if isinstance(plain, dict) else plain
     return raw if today == plain else OmegaConf.create(today)
 
 
 def _resolved(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], Given]:
-    """The content of a file, with some values laid over it and its references resolved, and what these were."""
+    """Lays values over the content of a file, and returns it, its references resolved, with the keys of these."""
     laid = lay_over(raw, given, sections())
     plain = OmegaConf.to_container(raw)
     if not isinstance(plain, dict):

@@ -19,7 +19,6 @@ from shoal.storage.options.types import Named
 
 # Raised by YAML, OmegaConf and its grammar on arbitrary text.
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
-
 # Keys of a mapping that can be parts of a dotted key.
 PLAIN = re.compile(r"\w+")
 # The class of the options of each section, by dotted key.
@@ -48,8 +47,8 @@ class _Unit(NamedTuple):
 
 
 def sections_of(options: type, at: str = "") -> Iterator[tuple[str, type]]:
-    """The class of the options of each section, at any depth, by dotted key; of lists of such, of their entries."""
-    names = options.model_fields if issubclass(options, BaseModel) else [each.name for each in fields(options)]  # type: ignore[arg-type]
+    """Yields dotted keys of sections, at any depth, with the class of their options; of lists that of their entries."""
+    names = options.model_fields if issubclass(options, BaseModel) else [field.name for field in fields(options)]  # type: ignore[arg-type]
     hints = get_type_hints(options)
     for name in names:
         for cls in _classes(hints[name]):
@@ -61,7 +60,7 @@ def sections_of(options: type, at: str = "") -> Iterator[tuple[str, type]]:
 
 
 def _classes(hint: Any) -> Iterator[type]:
-    """The classes in a type, without the bare ones of containers."""
+    """Yields the classes in a type, of a container those of its entries."""
     inner = get_args(hint)
     if not inner and isinstance(hint, type):
         yield hint
@@ -70,12 +69,12 @@ def _classes(hint: Any) -> Iterator[type]:
 
 
 def word_key(section: type) -> str | None:
-    """The key of a section for whose value a word alone may stand; None: it has none."""
+    """Returns the key of a section for whose value a word alone may stand; None: it has none."""
     return getattr(section, "short", None)
 
 
 def with_long_forms(plain: Any, sections: Sections, at: str = "") -> Any:
-    """The plain values of a config, or of a section `at` a key, with mappings in place of words for sections."""
+    """Returns plain values, of a config or of a section `at` a key, with mappings in place of words for sections."""
     if at and at not in sections:
         return plain
     if isinstance(plain, Mapping):
@@ -87,7 +86,7 @@ def with_long_forms(plain: Any, sections: Sections, at: str = "") -> Any:
     if short is None:
         return plain
     if isinstance(plain, list | tuple) and issubclass(sections[at], Named):
-        return [with_long_forms(each, sections, at) for each in plain]
+        return [with_long_forms(entry, sections, at) for entry in plain]
     return {short: plain} if isinstance(plain, str) else plain
 
 
@@ -124,7 +123,7 @@ def lay_over(raw: DictConfig, given: Sequence[tuple[str, str, Any]], sections: S
 
 
 def _units(key: str, value: Any, shown: str, sections: Sections) -> Iterator[_Unit]:
-    """The keys that a value is for: each of a section's mapping, at any depth."""
+    """Yields the keys that a value is for: of a section's mapping those in it, at any depth."""
     section = sections.get(key)
     if section is None or _of_a_name(key, sections):
         yield _Unit(key, with_long_forms(value, sections, key), shown)
@@ -138,12 +137,12 @@ def _units(key: str, value: Any, shown: str, sections: Sections) -> Iterator[_Un
 
 
 def _of_a_name(key: str, sections: Sections) -> bool:
-    """Whether the options of a section belong to its name: those of another name are others."""
+    """Returns whether the options of a section belong to its name: another name has others."""
     return key in sections and issubclass(sections[key], Named)
 
 
 def _removed(raw: DictConfig, key: str) -> Any:
-    """The plain value of a section of a config, which is taken out of it; None: it has none."""
+    """Takes a section out of a config, and returns its plain value; None: it has none."""
     above, _, name = key.rpartition(".")
     holder = OmegaConf.select(raw, above) if above else raw
     if not isinstance(holder, DictConfig) or name not in holder:
@@ -154,7 +153,7 @@ def _removed(raw: DictConfig, key: str) -> Any:
 
 
 def _name_what_goes(key: str, old: Any, new: Any, section: type) -> None:
-    """Says which options of a section before are in the new one no more; of a list in place of it, it is plain."""
+    """Says which options of the old section are not in the new one, unless a list takes its place, which shows it."""
     if isinstance(new, ListConfig):
         return
     entries = {f"{key}.{place}": entry for place, entry in enumerate(old)} if isinstance(old, list) else {key: old}
@@ -167,12 +166,12 @@ def _name_what_goes(key: str, old: Any, new: Any, section: type) -> None:
             if option not in stay and (default is None or value != default.default):
                 announce(
                     f"{at}.{option}",
-                    f"belongs to {key} {name}, in the place of which {key} is given anew; it is left out",
+                    f"belongs to {key} {name}, and {key} is given anew; it is left out",
                 )
 
 
 def override_of(text: str) -> tuple[str, str, Any]:
-    """The dotted key and the plain value of `key.sub=value`, behind the text. Raises ShoalError: it has none."""
+    """Returns the text `key.sub=value`, its dotted key, and its plain value. Raises ShoalError: it has none."""
     key, value = text.split("=", 1)
     try:
         require_small(value)
@@ -183,6 +182,6 @@ def override_of(text: str) -> tuple[str, str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """The text of an error on one line; its type where it has none."""
+    """Returns the text of an error on one line; its type where it has none."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__

@@ -99,7 +99,7 @@ OURS: Mapping[str, Select] = {
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer of Python, NumPy or torch, and no truth value."""
+    """Returns whether a value is an integer of Python, NumPy or torch, and no truth value."""
     if isinstance(value, Tensor):
         return value.ndim == 0 and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -298,7 +298,7 @@ class _Part:
         return any(trial.state == STOPPED for trial in running)
 
     def _run_of(self, trial: Trial) -> str:
-        """What a trial runs, the same for trials that differ in an option without effect."""
+        """Returns the config of a trial as a text, the same for trials that differ in an option without effect."""
         overrides, space = _joined(self.base, trial.values).overrides, frozenset(self.of.names)
         return repr(load_config(self.of.study.config, overrides, varied=space))
 

@@ -209,7 +209,7 @@ class Study:
         return frozenset(key for key, several in values.items() if len(several) > 1)
 
     def alone(self, choice: Selection) -> tuple[str, ...]:
-        """The overrides with which a run is the same without the others: those that have an effect in it."""
+        """Returns the overrides of a run that have an effect in it, with which it is the same without the others."""
         overrides = choice.overrides
         while True:
             try:

@@ -80,14 +80,14 @@ class Compression:
 
 
 def compressed_bytes(options: CommunicationOptions, numbers: int, itemsize: int) -> int:
-    """Bytes of so many numbers when they are compressed, each of `itemsize` bytes before."""
+    """Returns the bytes of so many numbers when they are compressed, each of `itemsize` bytes before."""
     if options.upload == "topk":
         return max(1, int(options.ratio * numbers + 1e-9)) * (itemsize + PLACE)
     return numbers + itemsize
 
 
 def sent_whole(options: CommunicationOptions, parameters: Sequence[int]) -> str:
-    """A line where no model, of so many float32 parameters each, is compressed; else nothing."""
+    """Returns a line where no model, of so many float32 parameters each, is compressed; else an empty one."""
     size = torch.float32.itemsize
     large = [count for count in parameters if count >= LEAST]
     if options.upload == "none" or any(compressed_bytes(options, count, size) < size * count for count in large):

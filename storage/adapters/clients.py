@@ -69,7 +69,7 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
 
 
 def _without_labels(data: Any) -> Any:
-    """The same graph with as many labels, all of them class 0; the labels of all clients are read together."""
+    """Returns the same graph with as many labels, all of class 0: labels of all clients are read together."""
     if isinstance(data, list | tuple):
         return [_without_labels(one) for one in data]
     y = label_values(getattr(data, "y", None)) if isinstance(data, Data) else None
@@ -81,7 +81,7 @@ def _without_labels(data: Any) -> Any:
 
 
 def _labels(graphs: Sequence[Any], parts: Sequence[Graph]) -> tuple[np.ndarray, Names | None]:
-    """The class of every item of all clients, int64 `[items]`, and what classes are called; -1 where `y` is missing."""
+    """Returns the class of every item of all clients, int64 `[items]`, -1 without `y`, and the names of classes."""
     columns, where, places = [], [], []
     before = 0
     for number, (data, part) in enumerate(zip(graphs, parts)):

@@ -50,7 +50,7 @@ def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
 
 
 def coded_together(columns: Sequence[Any], where: Sequence[str]) -> tuple[list[np.ndarray], Names | None]:
-    """As `coded_labels`, of the items of several graphs, in which equal labels are one class.
+    """Codes as `coded_labels` the items of several graphs, in which equal labels are one class.
 
     A ShoalError names the graph with a wrong label, or with another number of columns; else the first and the last.
     """
@@ -76,7 +76,7 @@ def coded_together(columns: Sequence[Any], where: Sequence[str]) -> tuple[list[n
 
 
 def one_column(values: Any, where: str) -> np.ndarray:
-    """Labels of NumPy or SciPy `[items]`, `[items, 1]`, or with a column a class, as `[items]`, not coded yet.
+    """Returns labels of NumPy or SciPy, `[items]`, `[items, 1]` or with a column a class, as `[items]`, not coded.
 
     Raises ShoalError: an item has several labels, or they are neither numbers nor texts.
     """

@@ -40,7 +40,7 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own
 
 
 def label_values(y: Any) -> Any:
-    """Labels that `to_array` takes: names are in no tensor, but in lists, or in arrays of other libraries."""
+    """Returns labels that `to_array` takes: names are in no tensor, but in lists, or in arrays of other libraries."""
     if isinstance(y, list | tuple) or (hasattr(y, "__array__") and not isinstance(y, np.ndarray | Tensor)):
         return np.array(y, dtype=object)
     return np.array([y]) if isinstance(y, int | float | str) else y
