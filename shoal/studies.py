@@ -10,7 +10,8 @@ import pyarrow as pa
 import yaml
 
 from shoal.configs import Source, load_config, plain
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, sections
+from shoal.engine.config.overrides import word_key
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.config.sections import current_name
 from shoal.engine.studies.means import Mean
@@ -24,6 +25,8 @@ from shoal.storage.files.atomic import replacing
 from shoal.storage.options.types import is_address, one_of
 
 NOTHING: Mapping[str, str] = {}
+# The key of a section that stands before its options, where the class of these has no other.
+NAME = "name"
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,20 +260,21 @@ def _gone(command: Any) -> Sweep:
 
 def _texts(axes: Mapping[str, Any]) -> tuple[str, ...]:
     """Axes, or keys of a space, as a command line has them."""
-    return tuple(f"{key}={axis_text(_several(values))}" for key, values in axes.items())
+    words = {key: word_key(section) or NAME for key, section in sections().items()}
+    return tuple(f"{key}={axis_text(_several(values, words.get(key, NAME)))}" for key, values in axes.items())
 
 
-def _several(values: Any) -> Any:
+def _several(values: Any, word: str) -> Any:
     """Values of an axis: a text or a number as it is, others as a list, in which a name with options is a text."""
     if isinstance(values, str | int | float):
         return values
-    return [_with_options(value) if isinstance(value, dict) else value for value in plain(list(values))]
+    return [_with_options(value, word) if isinstance(value, dict) else value for value in plain(list(values))]
 
 
-def _with_options(value: dict[str, Any]) -> str:
-    """`fedgta{eps:0.5}` of `{"name": "fedgta", "eps": 0.5}`."""
-    options = ",".join(f"{key}:{axis_text(option)}" for key, option in value.items() if key != "name")
-    return f"{value.get('name', '')}{{{options}}}"
+def _with_options(value: dict[str, Any], word: str) -> str:
+    """`fedgta{eps:0.5}` of `{"name": "fedgta", "eps": 0.5}`, where `name` is the word of the section."""
+    options = ",".join(f"{key}:{axis_text(option)}" for key, option in value.items() if key != word)
+    return f"{value.get(word, '')}{{{options}}}"
 
 
 def _paths(runs: Runs) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from shoal.storage.plain_text import plain_text
+
 LONGEST, ITS_END = 1000, 300
 # Where the command prints a line, it stands between that and the log.
 MORE = "; more in "
@@ -65,8 +67,7 @@ class BusyError(ShoalError):
 
 def one_line(text: str) -> str:
     """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = plain_text(text).replace("\n", "\\n")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - ITS_END]} … {text[-ITS_END:]}"
 
 

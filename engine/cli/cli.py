@@ -18,6 +18,7 @@ from shoal.engine.cli.past import (
     replay_command,
 )
 from shoal.engine.cli.sweep import continued_by, sweep_command
+from shoal.engine.screen.output import put
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
 from shoal.storage.options.types import one_of as _one_of
@@ -49,12 +50,12 @@ def _config(path: str, overrides: list[str] | None) -> "Config":
 
 
 def _print_json(plain: object) -> None:
-    print(json.dumps(plain, indent=1, allow_nan=False))
+    put(json.dumps(plain, indent=1, allow_nan=False))
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"shoal {importlib.metadata.version('shoal')}")
+        put(f"shoal {importlib.metadata.version('shoal')}")
         raise typer.Exit
 
 
@@ -77,7 +78,7 @@ def init_command(
     from shoal.engine.cli.projects import list_projects, start_project
 
     lines = list_projects() if project is None else start_project(project, possible_path(folder or project))
-    print("\n".join(lines))
+    put("\n".join(lines))
 
 
 @app.command("explain")
@@ -89,7 +90,7 @@ def explain_command(
     """Say what a key of a config does: type, bounds, default, meaning, and with what else it has an effect."""
     from shoal.engine.cli.explain import explanation
 
-    print("\n".join(explanation(key)))
+    put("\n".join(explanation(key)))
 
 
 @app.command("prepare")
@@ -137,7 +138,7 @@ def run_command(
     folder = run(resolved, resume=resume, fresh=fresh, until=until)
     if not finished(folder):
         place = shlex.quote(str(run_place(resolved, folder)))
-        print(f"paused after round {until}; continue with: shoal run {place} --resume")
+        put(f"paused after round {until}; continue with: shoal run {place} --resume")
         return
     show_run(folder)
     if sys.stdout.isatty() if page is None else page:
@@ -161,10 +162,10 @@ def submit_command(
 
     plan = RunPlan.of(resolved)
     job = submit(resolved, plan.folder.name, address)
-    print(f"submitted {job}; its run folder is {plan.place}" + ("" if isinstance(plan.place, str) else " on the head"))
-    print(f"follow: ray job logs --address {address} --follow {job}")
-    print(f"stop, with a checkpoint: ray job stop --address {address} {job}")
-    print("resume: the same shoal submit again")
+    put(f"submitted {job}; its run folder is {plan.place}" + ("" if isinstance(plan.place, str) else " on the head"))
+    put(f"follow: ray job logs --address {address} --follow {job}")
+    put(f"stop, with a checkpoint: ray job stop --address {address} {job}")
+    put("resume: the same shoal submit again")
 
 
 app.command("sweep")(sweep_command)
@@ -190,7 +191,7 @@ def reproduce_command(
     if paper is None:
         for name in paper_names():
             known = read_paper(name)
-            print(f"{name}: {known.title}: {', '.join(known.tables)}")
+            put(f"{name}: {known.title}: {', '.join(known.tables)}")
         return
     read = read_paper(paper)
     from shoal.engine.pages.reproduce import Asked, named_in, reproduce, show_reproduction
@@ -204,7 +205,7 @@ def reproduce_command(
     with continued_by("the same shoal reproduce", lambda: None):
         page, complete = reproduce(read, names, asked, at_once)
     if page is not None:
-        print(f"page: {page}; beside it tables.md, and a CSV of each table")
+        put(f"page: {page}; beside it tables.md, and a CSV of each table")
     if not complete:
         raise typer.Exit(1)
 
@@ -227,11 +228,11 @@ def scale_command(
     from shoal.engine.studies.study_table import on_screen
 
     sweep = scaling_sweep(config, overrides or (), clients, hosts, weak, graph, repeat, warmup, link)
-    with continued_by("the same shoal scale", lambda: print(on_screen(scaling_table(sweep.rows)), end="")):
+    with continued_by("the same shoal scale", lambda: put(on_screen(scaling_table(sweep.rows)), end="")):
         complete = sweep.go()
-    print(on_screen(scaling_table(sweep.rows)), end="")
+    put(on_screen(scaling_table(sweep.rows)), end="")
     if any(row.figures for row in sweep.rows):
-        print(f"page: {report([sweep.folder], None)}")
+        put(f"page: {report([sweep.folder], None)}")
     if wrong := scores_differ(sweep.rows):
         raise ShoalError(wrong)
     if not complete:
@@ -295,7 +296,7 @@ def report_command(
     from shoal.engine.pages.report import report
     from shoal.engine.studies.plain_names import label_pairs
 
-    print(f"written: {report([possible_path(path) for path in paths], out, label_pairs(label or ()))}")
+    put(f"written: {report([possible_path(path) for path in paths], out, label_pairs(label or ()))}")
 
 
 @app.command("clock")
@@ -324,9 +325,9 @@ def clock_command(
         return
     from shoal.engine.studies.study_table import on_screen
 
-    print("\n".join(map(on_screen, made.tables())), end="")
+    put("\n".join(map(on_screen, made.tables())), end="")
     folder = out or page_folder(possible_path(paths[0]), CLOCK)
-    print(f"page: {made.write(folder)}; beside it rounds.csv and target.csv")
+    put(f"page: {made.write(folder)}; beside it rounds.csv and target.csv")
 
 
 @app.command("compare")
@@ -337,7 +338,7 @@ def compare_command(
     from shoal.engine.studies.listing import compare
     from shoal.engine.studies.study_table import on_screen
 
-    print("\n".join(on_screen(table) for table in compare(possible_path(left), possible_path(right))), end="")
+    put("\n".join(on_screen(table) for table in compare(possible_path(left), possible_path(right))), end="")
 
 
 @app.command("list")
@@ -363,7 +364,7 @@ def list_command(
     if as_json:
         _print_json(plain_list(found))
         return
-    print("\n".join(map(on_screen, listed(found))), end="")
+    put("\n".join(map(on_screen, listed(found))), end="")
 
 
 @app.command("remove")
@@ -415,9 +416,9 @@ def inspect_command(
         if (path / SUMMARY).exists():
             show_run(path, details=True)
         elif failure := failure_of(path):
-            print(failure)
+            put(failure)
     elif (path / CONFIG).exists() and (failure := failure_of(path)):
-        print(failure)
+        put(failure)
     else:
         show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
         if edges:
@@ -517,7 +518,7 @@ def synthesize_command(
         folder = write_ogb_layout(
             possible_path(str(root)).expanduser().resolve(), Twin.of(twin.lower(), options), compress
         )
-    print(f"written: {folder}")
+    put(f"written: {folder}")
 
 
 @app.command("doctor")

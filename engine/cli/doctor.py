@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import psutil
-from rich.table import Column, Table
+from rich.table import Column
 
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.environment import bfloat16_support
+from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
 from shoal.storage.datasets.sources.source import data_root
 

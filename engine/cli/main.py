@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.engine.screen.interrupt import Interrupted, end_children, end_with_parent, listen, listen_no_more
 from shoal.storage.errors import ShoalError
+from shoal.storage.plain_text import plain_text
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def command() -> None:
             import traceback
 
             traceback.print_exc()
-            print(error.detail, file=sys.stderr)
+            print(plain_text(error.detail), file=sys.stderr)
         print(f"shoal: {error}" + (f"{MORE}{error.log}" if error.log else ""), file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:

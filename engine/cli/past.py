@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from shoal.engine.screen.output import put
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address, path_fault
 
@@ -40,8 +41,8 @@ def replay_command(
     from shoal.engine.studies.study_table import on_screen
 
     found = replay(possible_path(run), round_number, client, overrides or (), debug)
-    print("\n".join(map(on_screen, tables(found))), end="")
-    print(found.verdict)
+    put("\n".join(map(on_screen, tables(found))), end="")
+    put(found.verdict)
     if not found.equal:
         raise typer.Exit(1)
 
@@ -73,13 +74,13 @@ def influence_command(
 
     path = possible_path(run)
     found = influence(path, _clients("--clients", clients), scope)
-    print("\n".join(map(on_screen, (found.table(), found.of_classes()))), end="")
+    put("\n".join(map(on_screen, (found.table(), found.of_classes()))), end="")
     found.write(path)
-    print(f"next: shoal report {shlex.quote(run)}")
+    put(f"next: shoal report {shlex.quote(run)}")
     if out is not None:
         with replacing(output(out)) as unfinished:
             unfinished.write_text(found.table(by_class=True).csv())
-        print(f"written: {out}")
+        put(f"written: {out}")
 
 
 def _clients(option: str, text: str) -> list[int]:
@@ -100,9 +101,9 @@ def privacy_command(
     from shoal.engine.studies.study_table import on_screen
 
     found = ledger(possible_path(run), round_number)
-    print("\n".join(map(on_screen, found.tables().values())), end="")
+    put("\n".join(map(on_screen, found.tables().values())), end="")
     if out is not None:
-        print(f"written: {found.write(out)}")
+        put(f"written: {found.write(out)}")
 
 
 def attack_command(
@@ -148,8 +149,8 @@ def attack_command(
 
         table = inversion(path, number, client)
         by_client = table.csv()
-    print(on_screen(table), end="")
+    put(on_screen(table), end="")
     if out is not None:
         with replacing(output(out)) as unfinished:
             unfinished.write_text(by_client)
-        print(f"written: {out}")
+        put(f"written: {out}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.engine.cli.past import possible_path
+from shoal.engine.screen.output import put
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address, one_of
 
@@ -76,7 +77,7 @@ def sweep_command(
     if isinstance(sweep, Search):
         _show_head_of_study(study, sweep.folder)
         if dry_run:
-            print("\n".join(sweep.lines()))
+            put("\n".join(sweep.lines()))
         else:
             _go(sweep, page)
     elif dry_run:
@@ -85,7 +86,7 @@ def sweep_command(
         from shoal.engine.studies.forecast import forecast as expected
         from shoal.engine.studies.study_table import on_screen
 
-        print(on_screen(expected(sweep, price)), end="")
+        put(on_screen(expected(sweep, price)), end="")
     else:
         _go(sweep, page)
 
@@ -134,14 +135,14 @@ def _show_sweep(sweep: "Sweep | Search", page: bool) -> None:
     if sweep.study.search:
         from shoal.engine.pages.search_page import chosen_table
 
-        print(on_screen(chosen_table(sweep.plain())), end="")  # type: ignore[union-attr]
+        put(on_screen(chosen_table(sweep.plain())), end="")  # type: ignore[union-attr]
     if sweep.rows:
         show_rows(sweep.rows, Layout())
     folder = shown_path(sweep.folder)
-    print(f"folder: {folder}")
+    put(f"folder: {folder}")
     if page and any(row.figures for row in sweep.rows):
         from shoal.engine.pages.report import report
 
         report([sweep.folder], None)
     written = folder / "report" / "index.html"
-    print(f"page: {written}" if written.exists() else f"next: shoal report {shlex.quote(str(folder))}")
+    put(f"page: {written}" if written.exists() else f"next: shoal report {shlex.quote(str(folder))}")

@@ -8,10 +8,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
-from yaml import YAMLError, safe_load
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.algorithms.models.names import ModelSpec, require_backbone_name
@@ -28,6 +26,15 @@ from shoal.engine.config.config_text import (
 )
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import located
+from shoal.engine.config.overrides import (
+    UNREADABLE,
+    Given,
+    lay_over,
+    override_of,
+    reason_of,
+    sections_of,
+    with_long_forms,
+)
 from shoal.engine.config.round_sections import (
     AggregationOptions,
     AttackOptions,
@@ -36,7 +43,6 @@ from shoal.engine.config.round_sections import (
     PrivacyOptions,
     ScheduleOptions,
     SecureOptions,
-    by_name,
 )
 from shoal.engine.config.sections import (
     DataConfig,
@@ -46,7 +52,6 @@ from shoal.engine.config.sections import (
     RayConfig,
     ResourcesConfig,
     RunConfig,
-    by_kind,
 )
 from shoal.engine.config.sizes import machine_memory
 from shoal.partition.methods.options import PartitionOptions
@@ -54,27 +59,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS, require_dataset
 from shoal.storage.options.propagation import CrossEdges, PropagationOptions, over_cross_edges
-from shoal.storage.options.types import Named, Positive, Seed, absolute_user_path, message_of, path_fault, quoted
+from shoal.storage.options.types import Named, Positive, Seed, message_of, path_fault, quoted
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
-
-
-def _method(value: Any) -> Any:
-    """A method given by its bare name; a user file is found from any working directory."""
-    plain = {"name": value} if isinstance(value, str) else value
-    if isinstance(plain, dict) and "name" in plain:
-        plain = {**plain, "name": absolute_user_path(plain["name"])}
-    return plain
-
-
-def _named(value: Any) -> Any:
-    """Callbacks given by their bare names; user files are found from any working directory."""
-    return [_method(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _models(value: Any) -> Any:
-    """One model, or a list of models, given by bare names."""
-    return _named(value) if isinstance(value, list | tuple) else _method(value)
-
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
@@ -111,23 +97,23 @@ class Config(BaseModel):
     data: DataConfig
     partition: PartitionOptions = PartitionOptions()
     propagation: PropagationOptions = PropagationOptions()
-    model: Annotated[Models, BeforeValidator(_models)] = ModelSpec()
+    model: Models = ModelSpec()
     heterogeneity: HeterogeneityOptions = HeterogeneityOptions()
     train: TrainOptions = TrainOptions()
-    algorithm: Annotated[Named, BeforeValidator(_method)]
+    algorithm: Named
     participation: ParticipationOptions = ParticipationOptions()
-    schedule: Annotated[ScheduleOptions, BeforeValidator(by_name)] = ScheduleOptions()
+    schedule: ScheduleOptions = ScheduleOptions()
     communication: CommunicationOptions = CommunicationOptions()
-    attack: Annotated[AttackOptions, BeforeValidator(by_kind)] = AttackOptions()
-    aggregation: Annotated[AggregationOptions, BeforeValidator(by_kind)] = AggregationOptions()
+    attack: AttackOptions = AttackOptions()
+    aggregation: AggregationOptions = AggregationOptions()
     privacy: PrivacyOptions = PrivacyOptions()
-    secure: Annotated[SecureOptions, BeforeValidator(by_kind)] = SecureOptions()
+    secure: SecureOptions = SecureOptions()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
     # Called at the start, after each round and evaluation, and at the end.
-    callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS), BeforeValidator(_named)] = ()
+    callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
     # Made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
 
@@ -164,8 +150,6 @@ class Config(BaseModel):
 
 # The configs of the repository, in the package.
 SHIPPED = Path(__file__).absolute().parents[2] / "config_files"
-# Sections whose options belong to a name: an override by a mapping replaces the whole section.
-WHOLE = ("algorithm", "model")
 # Parts of a location that pydantic adds for the branch of a union.
 OF_UNIONS = re.compile(
     r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*|\[key\]"
@@ -174,8 +158,12 @@ OF_UNIONS = re.compile(
 NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
-# Raised by YAML, OmegaConf and its grammar on arbitrary text.
-UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+@lru_cache(maxsize=1)
+def sections() -> Mapping[str, type]:
+    """Returns the class of the options of each section, at any depth, by dotted key."""
+    return dict(sections_of(Config))
 
 
 def load_config(
@@ -202,60 +190,54 @@ def load_config(
     try:
         text = read_text(file, MOST_BYTES)
         require_small(text)
-        raw = _with_new_keys(OmegaConf.load(io.StringIO(text)))
-        for override in overrides:
-            _override(raw, override)
-        resolved, changed = _resolved(raw, values), _changed(overrides, values)
+        raw = _of_today(OmegaConf.load(io.StringIO(text)))
+        resolved, given = _resolved(raw, [*map(override_of, overrides), *_named_anew(values)])
     except FileNotFoundError:
         known = ", ".join(sorted(known.stem for known in SHIPPED.glob("*.yaml")))
         raise ShoalError(file, f"no such config; by name there are {known}") from None
     except (OSError, *UNREADABLE) as error:
-        raise ShoalError(file, f"not a config: {_reason(error)}") from error
+        raise ShoalError(file, f"not a config: {reason_of(error)}") from error
     if not Path(path).is_dir():
-        return parse_config(resolved, str(file), overrides=Overrides(changed, varied))
+        return parse_config(resolved, str(file), overrides=Overrides(given.keys, given.keys, given.words, varied))
     # User code is loaded from the run folder, not from its original path. What the run had, it keeps.
-    config = parse_config(located(resolved, file.parent), str(file), changed)
-    if not changed & {"data.path", "data.dataset"}:
+    kept = Overrides(given.keys, words=given.words)
+    config = parse_config(located(resolved, file.parent), str(file), given.keys, kept)
+    if not given.keys & {"data", "data.path", "data.dataset"}:
         # No key, and nothing in which two configs differ.
         vars(config)["of_run"] = file.parent
     return config
 
 
-def _changed(overrides: Sequence[str], values: Mapping[str, Any]) -> frozenset[str]:
-    """Dotted keys that overrides set, of a section's mapping each."""
-    given = dict(override.split("=", 1) for override in overrides)
-    plain = {key: safe_load(value) if value.startswith("{") else value for key, value in given.items()}
-    names: set[str] = set()
-    for key, value in {**plain, **values}.items():
-        names |= {f"{key}.{name}" for name in value} if isinstance(value, Mapping) else {key}
-    return frozenset(names)
+def _named_anew(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Returns the keys that a program gave, by the names of today, with their values."""
+    return [(key, *with_new_name(key, value)) for key, value in values.items()]
 
 
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
     try:
-        resolved = _resolved(_with_new_keys(OmegaConf.create(dict(plain))), values)
+        resolved, given = _resolved(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
     except UNREADABLE as error:
-        raise ShoalError(NO_FILE, _reason(error)) from error
-    return parse_config(resolved, NO_FILE)
+        raise ShoalError(NO_FILE, reason_of(error)) from error
+    return parse_config(resolved, NO_FILE, overrides=Overrides(given.keys, given.keys, given.words))
 
 
-def _with_new_keys(raw: Any) -> Any:
+def _of_today(raw: Any) -> Any:
+    """Returns the content of a file by the keys of today, with mappings for words that stand for a section."""
     plain = OmegaConf.to_container(raw)
-    today = with_new_keys(plain) if isinstance(plain, dict) else plain
-    return raw if today is plain else OmegaConf.create(today)
+    today = with_long_forms(with_new_keys(plain), sections()) if isinstance(plain, dict) else plain
+    return raw if today == plain else OmegaConf.create(today)
 
 
-def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file, with some values laid over it, and its references resolved."""
-    for key, value in values.items():
-        _lay_over(raw, *with_new_name(key, value))
+def _resolved(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], Given]:
+    """Lays values over the content of a file, and returns it, its references resolved, with the keys of these."""
+    laid = lay_over(raw, given, sections())
     plain = OmegaConf.to_container(raw)
     if not isinstance(plain, dict):
         raise ValueError("the file must be a mapping of keys")
     require_resolvable(plain)
     resolved: Any = OmegaConf.to_container(raw, resolve=True)
-    return resolved
+    return resolved, laid
 
 
 def _config_file(path: str | Path) -> Path:
@@ -273,47 +255,6 @@ def _config_file(path: str | Path) -> Path:
         raise ShoalError(path, f"not a config: {error.strerror}") from error
 
 
-def _lay_over(raw: Any, key: str, value: Any) -> None:
-    """Puts a plain value at a dotted key of a config."""
-    try:
-        _open(raw, key)
-        if key in WHOLE:
-            raw.pop(key, None)
-        OmegaConf.update(raw, key, value, force_add=True)
-    except UNREADABLE as error:
-        raise ShoalError(key, f"cannot be set: {_reason(error)}") from error
-
-
-def _override(raw: Any, override: str) -> None:
-    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it."""
-    key, value = with_new_name(*override.split("=", 1))
-    try:
-        require_small(value)
-        _open(raw, key)
-        if key in WHOLE and value.startswith(("{", "[")):
-            # The options of another name would stay.
-            raw.pop(key, None)
-        raw.merge_with_dotlist([f"{key}={value}"])
-    except UNREADABLE as error:
-        raise ShoalError(
-            override,
-            f"cannot be set: {_reason(error)}; an entry of a list is named by its place, as in model.0.hidden=32",
-        ) from error
-
-
-def _open(raw: Any, key: str) -> None:
-    """Makes mappings of bare names, as of `model: gcn`, which an option, as `model.hidden`, joins."""
-    section = key.partition(".")[0]
-    if section != key and section in WHOLE and isinstance(raw.get(section), str | ListConfig):
-        plain: Any = OmegaConf.to_container(raw)
-        raw[section] = _models(plain[section])
-
-
-def _reason(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__
-
-
 def parse_config(
     plain: dict[str, Any], where: str, changed: Collection[str] | None = None, overrides: Overrides = NO_OVERRIDES
 ) -> Config:
@@ -323,6 +264,9 @@ def parse_config(
     """
     try:
         config = Config.model_validate(plain)
+    except UnicodeEncodeError as error:
+        # Of a message that quotes it.
+        raise ShoalError(where, f"{quoted(error.object)}: is not in UTF-8, so no config can keep it") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
@@ -340,7 +284,9 @@ def parse_config(
         return config
     for key, why in excused.items():
         announce(key, f"{why}; it is left out")
-    return parse_config(_without(plain, excused), where, changed)
+    # Options of what is left out have no effect either.
+    further = overrides._replace(varied=overrides.varied.union(excused))
+    return parse_config(_without(plain, excused), where, changed, further)
 
 
 def _without(plain: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import ShoalError, one_line
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_text
 
@@ -45,7 +45,7 @@ def announce(key: str, what: str) -> None:
     """Prints a line about a key, once in a process."""
     if key not in _announced:
         _announced.add(key)
-        print(f"shoal: {key} {what}", file=sys.stderr, flush=True)
+        print(one_line(f"shoal: {key} {what}"), file=sys.stderr, flush=True)
 
 
 def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:

@@ -234,14 +234,26 @@ RULES = (
 
 
 class Overrides(NamedTuple):
-    """Dotted keys that were laid over a config's file, and those of them that vary within a sweep."""
+    """Dotted keys that were laid over a config, and which of them excuse others that have no effect with them.
+
+    Attributes:
+        keys: All that were laid over it, none of which is excused.
+        excusing: They excuse every key that the config had.
+        words: They excuse keys of their own section, for which they stand.
+        varied: They vary within a sweep, and excuse every key.
+    """
 
     keys: frozenset[str] = frozenset()
+    excusing: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
     varied: frozenset[str] = frozenset()
 
     def excuse(self, rule: Rule, key: str) -> bool:
         """Whether what the file says was left idle by an override of another key, or in some rows of a sweep."""
-        return _covered(rule.other, self.varied) or (_covered(rule.other, self.keys) and not _covered(key, self.keys))
+        if _covered(rule.other, self.varied):
+            return True
+        inside = rule.other in self.words and key.startswith(f"{rule.other.rpartition('.')[0]}.")
+        return (inside or _covered(rule.other, self.excusing)) and not _covered(key, self.keys)
 
 
 NO_OVERRIDES = Overrides()

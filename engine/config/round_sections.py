@@ -1,12 +1,11 @@
 """Sections of a config about its rounds: who takes part and when, and what becomes of uploads."""
 
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from shoal.engine.config.sections import by_kind
 from shoal.storage.options.types import (
     CLOSED,
     Count,
@@ -17,6 +16,7 @@ from shoal.storage.options.types import (
     Positive,
     Seed,
     Whole,
+    WithShortForm,
     absolute,
     is_own,
 )
@@ -42,7 +42,7 @@ Table = Annotated[str, BeforeValidator(lambda name: absolute(name) if is_csv(nam
 
 
 @dataclass(frozen=True, config=CLOSED)
-class AvailabilityOptions:
+class AvailabilityOptions(WithShortForm):
     """When clients are online (`shoal.engine.participation.availability`). A kind alone stands for the section.
 
     Attributes:
@@ -92,7 +92,7 @@ class ParticipationOptions:
     at_least: Positive = 1
     trace: FilePath | None = None
     without: tuple[Whole, ...] = ()
-    availability: Annotated[AvailabilityOptions, BeforeValidator(by_kind)] = AvailabilityOptions()
+    availability: AvailabilityOptions = AvailabilityOptions()
     devices: Table | None = None
     network: Table | None = None
     seed: Seed = 0
@@ -125,13 +125,8 @@ FEDASYNC, TIERS = "fedasync", "tiers"
 IN_ORDER = Field(union_mode="left_to_right")
 
 
-def by_name(value: Any) -> Any:
-    """A section given by its name alone."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 @dataclass(frozen=True, config=CLOSED)
-class ScheduleOptions:
+class ScheduleOptions(WithShortForm):
     """When the server steps; see docs/asynchronous.md. A name alone stands for the section.
 
     Attributes:
@@ -150,6 +145,7 @@ class ScheduleOptions:
         seed: Of the device and the link of each client.
     """
 
+    short: ClassVar[str] = "name"
     name: Literal["synchronous", "fedasync", "fedbuff", "tiers"] = "synchronous"
     concurrency: Positive = 10
     buffer: Positive = 10
@@ -196,7 +192,7 @@ class CommunicationOptions:
 
 
 @dataclass(frozen=True, config=CLOSED)
-class AttackOptions:
+class AttackOptions(WithShortForm):
     """Hostile clients, the same in all rounds; see `shoal.engine.uploads.hostile`. A kind alone stands for the section.
 
     Attributes:
@@ -220,7 +216,7 @@ class AttackOptions:
 
 
 @dataclass(frozen=True, config=CLOSED)
-class AggregationOptions:
+class AggregationOptions(WithShortForm):
     """How means of uploads are reduced; see `shoal.engine.uploads.robust`. A kind alone stands for the section.
 
     Attributes:
@@ -272,7 +268,7 @@ class PrivacyOptions:
 
 
 @dataclass(frozen=True, config=CLOSED)
-class SecureOptions:
+class SecureOptions(WithShortForm):
     """Secure aggregation, simulated; see `shoal.engine.uploads.secure`. A kind alone stands for the section.
 
     Attributes:

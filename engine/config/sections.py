@@ -150,11 +150,6 @@ Metrics = Annotated[
 ]
 
 
-def by_kind(value: Any) -> Any:
-    """A section given by its kind alone."""
-    return {"kind": value} if isinstance(value, str) else value
-
-
 def _cross_edges(value: Any) -> Any:
     """Refuses what is a method and no way of reading a store."""
     if value == "generate":
@@ -203,7 +198,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     layout: Literal["auto", "dense", "sparse"] = "auto"
     row_normalize: Flag = False
     options: dict[str, Any] = field(default_factory=dict)
-    features: Annotated[MadeFeatures, BeforeValidator(by_kind)] = MadeFeatures()
+    features: MadeFeatures = MadeFeatures()
     sparsity: Sparsity = Sparsity()
     synthetic: Flag = False
     inductive: Flag = False

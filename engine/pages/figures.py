@@ -17,6 +17,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.pages.looks import Look, Panels
 from shoal.engine.studies.figure_data import ClientNumbers, Curve
 from shoal.storage.files.digest import text_digest
+from shoal.storage.plain_text import plain_text
 
 # After Okabe and Ito (2008), each at least 3 to 1 on white; marks and dashes differ, too.
 COLOURS = ("#0072b2", "#d55e00", "#00805e", "#aa4499", "#8a6a00", "#444444", "#cc2f4a", "#2b8cbe")
@@ -414,7 +415,7 @@ def _named_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
 
 def _text(name: str) -> str:
     """A name that matplotlib shows as it is: text between two dollars would be a formula."""
-    return name.replace("$", r"\$")
+    return plain_text(name).replace("$", r"\$")
 
 
 def _wrapped(name: str, letters: int = LETTERS) -> str:

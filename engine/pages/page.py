@@ -11,6 +11,7 @@ from shoal.engine.records.outputs import FIGURES, KINDS, PAGE
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.names import place_in
+from shoal.storage.plain_text import plain_text
 
 # In the order of the figures' colours, each at least 7 to 1 on the dark background.
 DARK = ("#56b4e9", "#ff8c42", "#2dc79c", "#e38ac8", "#e5c04a", "#c4c4c4", "#ff7a8c", "#9bd3f0")
@@ -117,6 +118,11 @@ onbeforeprint = () => {
 """
 
 
+def in_html(text: str) -> str:
+    """Returns a text as HTML has it, plain: names in it come from data and configs."""
+    return html.escape(plain_text(text))
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of a page.
@@ -179,46 +185,46 @@ def _page(head: Head, sections: Sequence[Section], kinds: Sequence[str]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{html.escape(head.title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{in_html(head.title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{_head(head)}\n{body}\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
 def _head(head: Head) -> str:
-    badge = f' <span class="badge">{html.escape(head.badge)}</span>' if head.badge else ""
-    parts = [f"<h1>{html.escape(head.title)}{badge}</h1>"]
+    badge = f' <span class="badge">{in_html(head.badge)}</span>' if head.badge else ""
+    parts = [f"<h1>{in_html(head.title)}{badge}</h1>"]
     if head.number:
-        text = html.escape(head.number_is)
-        parts.append(f'<p class="headline"><strong>{html.escape(head.number)}</strong> {text}</p>')
+        text = in_html(head.number_is)
+        parts.append(f'<p class="headline"><strong>{in_html(head.number)}</strong> {text}</p>')
     if head.facts:
-        facts = (f"<div><dt>{html.escape(n)}</dt><dd>{html.escape(t)}</dd></div>" for n, t in head.facts)
+        facts = (f"<div><dt>{in_html(n)}</dt><dd>{in_html(t)}</dd></div>" for n, t in head.facts)
         parts.append(f'<dl class="facts">{"".join(facts)}</dl>')
     if head.command:
-        parts.append(f'<pre class="command">{html.escape(head.command)}</pre>')
+        parts.append(f'<pre class="command">{in_html(head.command)}</pre>')
     return "\n".join(["<header>", *parts, *map(_text, head.texts), "</header>"])
 
 
 def _text(named: tuple[str, str]) -> str:
-    name, text = map(html.escape, named)
+    name, text = map(in_html, named)
     return f"<details><summary>{name}</summary>\n<pre>{text}</pre>\n</details>"
 
 
 def _section(section: Section, kinds: Sequence[str]) -> str:
     parts = []
     if section.alarm:
-        parts.append(f'<p class="alarm" role="alert">{html.escape(section.alarm)}</p>')
+        parts.append(f'<p class="alarm" role="alert">{in_html(section.alarm)}</p>')
     if section.note:
-        parts.append(f'<p class="note">{html.escape(section.note)}</p>')
+        parts.append(f'<p class="note">{in_html(section.note)}</p>')
     for table in section.tables:
         heading = table.heading[:1].upper() + table.heading[1:]
-        title = f"<h3>{html.escape(heading)}</h3>\n" if heading else ""
+        title = f"<h3>{in_html(heading)}</h3>\n" if heading else ""
         below = (*table.notes, *table.legend("bold", "underlined"))
-        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in below)
+        notes = "".join(f'<p class="note">{in_html(note)}</p>' for note in below)
         parts.append(f'{title}<div class="wide" tabindex="0">{_linked(table.html(), section.links)}</div>\n{notes}')
     if section.drawings:
         parts += ['<div class="figures">', *(_figure(drawing, kinds) for drawing in section.drawings), "</div>"]
     parts += map(_text, section.texts)
-    title, body = html.escape(section.title), "\n".join(parts)
+    title, body = in_html(section.title), "\n".join(parts)
     if section.folded:
         body = f"<details><summary>{title}</summary>\n{body}\n</details>"
     elif title:
@@ -231,7 +237,7 @@ def _linked(table: str, links: Mapping[str, str]) -> str:
 
     def link(cell: re.Match[str]) -> str:
         address = links.get(html.unescape(cell[2].strip()))
-        return cell[0] if address is None else f'{cell[1]}<a href="{html.escape(address)}">{cell[2].strip()}</a></td>'
+        return cell[0] if address is None else f'{cell[1]}<a href="{in_html(address)}">{cell[2].strip()}</a></td>'
 
     return re.sub(r"(<td[^>]*>)([^<]*)</td>", link, table)
 
@@ -244,6 +250,6 @@ def _figure(drawing: Drawing, kinds: Sequence[str]) -> str:
     for number, colour in enumerate(COLOURS):
         svg = svg.replace(colour, f"var(--c{number})")
     svg = svg.replace("#000000", "currentColor").replace("#ffffff", "var(--paper)")
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(drawing.text)}" ', 1)
+    svg = plain_text(svg).replace("<svg ", f'<svg role="img" aria-label="{in_html(drawing.text)}" ', 1)
     files = " ".join(f'<a href="{FIGURES}/{drawing.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "pdf"))
-    return f"<figure>\n{svg}\n<figcaption>{html.escape(drawing.title)} {files}</figcaption>\n</figure>"
+    return f"<figure>\n{svg}\n<figcaption>{in_html(drawing.title)} {files}</figcaption>\n</figure>"

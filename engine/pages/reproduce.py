@@ -17,6 +17,7 @@ from shoal.engine.records.graphs import sources
 from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Row
 from shoal.engine.studies.means import MEANS, figures_by, is_share, validation_by
@@ -398,7 +399,7 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
     notes += [CHANGED.format(", ".join(asked.changed))] if asked.changed else []
     unknown = "; of runs whose data is there" if without else ""
     notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing{unknown}")
-    print(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
+    put(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
 
 
 def _missing(plan: RunPlan) -> list[Path]:
@@ -443,7 +444,7 @@ def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) ->
     for name in chosen:
         read = paper.tables[name]
         if read.cannot is not None:
-            print(f"{name}: {read.title}: no runs: {read.cannot}")
+            put(f"{name}: {read.title}: no runs: {read.cannot}")
             continue
         runs = TableRuns(paper, name, asked)
         say(f"{runs.title}: {sum(not row.figures for row in runs.rows)} of {len(runs.rows)} runs to go")
@@ -452,7 +453,7 @@ def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) ->
         finally:
             done.append(runs)
             write_results(paper, chosen, done, asked, earlier)
-        print(on_screen(runs.table()))
+        put(on_screen(runs.table()))
     complete = not any(row.error for runs in done for row in runs.rows)
     return write_results(paper, chosen, done, asked, earlier), complete
 

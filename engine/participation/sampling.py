@@ -15,6 +15,7 @@ from shoal.engine.messages.cell import Cell, Kept
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
+from shoal.storage.options.types import is_own
 from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -112,6 +113,27 @@ def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, on
             "participation.at_least" if options.at_least > 1 else source,
             f"no round would take place: {options.at_least} clients must be online, and of {clients} there are {most} "
             f"at most in the first {min(rounds, len(online))} rounds of {options.trace or source}; change one of them",
+        )
+
+
+def require_selection(options: ParticipationOptions, clients: int) -> None:
+    """Raises a ShoalError, which names the key: a selection takes all clients, or candidates are too few or too many.
+
+    A selection of the user's may give fewer clients than it is asked for.
+    """
+    if options.selection == "random" or is_own(options.selection):
+        return
+    asked = math.ceil(options.size(clients) * options.over_selection - 1e-9)
+    if asked >= clients:
+        raise ShoalError(
+            "participation.selection",
+            f"{options.selection} chooses {asked} of {clients} clients, so all; take a lower participation.ratio or "
+            "count, or selection random",
+        )
+    if options.candidates is not None and not asked <= options.candidates <= clients:
+        raise ShoalError(
+            "participation.candidates",
+            f"{options.candidates} of {clients} clients, of which {asked} are chosen; take {asked} to {clients}",
         )
 
 

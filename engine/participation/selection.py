@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.uploads.protocol_checks import require_tree
@@ -96,6 +98,13 @@ OURS: Mapping[str, Select] = {
 }
 
 
+def is_whole(value: object) -> bool:
+    """Returns whether a value is an integer of Python, NumPy or torch, and no truth value."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def own_selection(code: UserCode) -> Select:
     """The user's function, `def Select(known, count, rng)`, which gives different clients online, `count` at most.
 
@@ -105,8 +114,11 @@ def own_selection(code: UserCode) -> Select:
 
     def select(known: Known, count: int, rng: np.random.Generator) -> list[int]:
         with code.at_work(KEY):
-            found = [int(client) for client in function(known, count, rng)]
+            given = list(function(known, count, rng))
             require_tree(known.state, "known.state")
+        if wrong := [client for client in given if not is_whole(client)]:
+            raise code.fault(KEY, f"gives {wrong[0]!r}, expected whole numbers, of clients of known.online")
+        found = [int(client) for client in given]
         if len(set(found)) < len(found) or len(found) > count or not np.isin(found, known.online).all():
             raise code.fault(KEY, f"gives {found[:10]}, expected {count} different clients of known.online, or fewer")
         return found

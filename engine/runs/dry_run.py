@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.table import Column, Table
+from rich.table import Column
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
@@ -31,7 +31,9 @@ from shoal.engine.preparing.identity import identity, require_identity, store_or
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.records.graphs import remote_of
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
+from shoal.engine.uploads.compression import sent_whole
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -285,6 +287,7 @@ def expected(plan: RunPlan) -> Expected:
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),
         "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
+        "compression": sent_whole(config.communication, [len(model.w) for model in models]),
         "memory": f"{size(kept)} of client state in the end, {size(peak)} in a round beside what the method adds, "
         f"{size(disk)} of files mapped once, 0.3 GiB a process",
         "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), of.values is not None)

@@ -25,6 +25,7 @@ from shoal.engine.participation.sampling import (
     require_cohorts,
     require_evaluated,
     require_sample,
+    require_selection,
     require_without,
 )
 from shoal.engine.preparing.checks import require_known
@@ -123,6 +124,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         clients -= len(newcomers)
         members = online if online is None else np.delete(online, newcomers, axis=1)
         require_cohorts(participation, clients, config.rounds, members)
+        require_selection(participation, clients)
         require_sample(config.evaluation.clients, clients)
         if config.attack.kind != "none" or config.aggregation.kind != "mean":
             from shoal.engine.uploads.hostile import require_possible

@@ -119,6 +119,11 @@ def run(
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if of_samples := _chosen_on_samples(config):
             say(of_samples)
+        if config.communication.upload != "none":
+            from shoal.engine.uploads.compression import sent_whole
+
+            if whole := sent_whole(config.communication, [len(model.w) for model in models]):
+                say(whole)
         if fresh:
             folder.clear()
             if remote is not None:

@@ -5,17 +5,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from shoal.engine.screen.output import Console
 from shoal.storage.progress import Advance
 
-# Brackets and colons in a name or path are what they are, no markup.
-PLAIN: dict[str, Any] = {"markup": False, "emoji": False}
-console = Console(stderr=True, **PLAIN)
+console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 5.0
 # A step inside of a step is shown from then on.
 SECONDS_OF_INNER_STEP = 1.0

@@ -7,8 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 
 from shoal.algorithms.methods.registry.names import TO_COMPARE
 from shoal.engine.config.config import Config, load_config
@@ -29,7 +28,7 @@ from shoal.engine.records.summary import (
     weighting_of,
 )
 from shoal.engine.screen.head import shown_path
-from shoal.engine.screen.progress import PLAIN
+from shoal.engine.screen.output import Console, Table
 from shoal.storage.options.masking import masks
 from shoal.storage.options.types import is_own
 from shoal.storage.store.manifest import Manifest
@@ -44,7 +43,7 @@ WORST_CLIENTS, MOST_PAIRS = 3, 5
 # The predicted item, by task.
 ITEMS = {"node": "node", "edge": "pair", "graph": "graph"}
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
-console = Console(width=None if Console().width >= NARROWEST else NARROWEST, **PLAIN)
+console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
 
 def show_run(run: Path, details: bool = False) -> None:

@@ -14,6 +14,7 @@ from shoal.engine.runs.remote_run import DRIVERS, LIST, Seat, copies_of, copy_of
 from shoal.engine.runs.remote_run import THERE as THERE_OF_RUNS
 from shoal.engine.runs.remote_run import WRITTEN as OF_LIST
 from shoal.engine.runs.verify import verify_folder
+from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.studies.listing import Kept, listed
 from shoal.engine.studies.removal import FILES
@@ -101,7 +102,7 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
     Only what Shoal wrote is removed; whatever else is there stays and is named. Refuses a run that is being written.
     """
     found = [_find(address) for address in addresses]
-    print("\n".join(table.text() for table in listed(found)), end="")
+    put("\n".join(table.text() for table in listed(found)), end="")
     if not ask(f"remove {len(found)} folder{'s' * (len(found) > 1)}, {size(sum(each.bytes for each in found))}?"):
         return False
     for address, kept in zip(addresses, found):

@@ -18,6 +18,7 @@ from shoal.engine.records.graphs import remote_of
 from shoal.engine.records.metrics import has_round
 from shoal.engine.records.summary import METRICS
 from shoal.engine.runs import remote_run
+from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.engine.studies import sweep_folder
 from shoal.engine.studies.listing import Kept, kept_in, kind_of, listed
@@ -117,7 +118,7 @@ def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
             for path in found.files[0]:
                 if path.name == LOCK:
                     locks.enter_context(_lock(path.parent))
-        print("\n".join(table.text() for table in listed([found.kept for found in several])), end="")
+        put("\n".join(table.text() for table in listed([found.kept for found in several])), end="")
         for found in several:
             for line in (*_needed_by(found.kept, several), *_staying(found, "will stay")):
                 say(line)

@@ -9,13 +9,13 @@ folders of their runs, whatever ended it and however many runs are at work at a 
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from shoal.engine.config.config import load_config
+from shoal.engine.config.config import load_config, sections
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.plan import RunPlan
@@ -112,6 +112,7 @@ class Search:
             texts = [text for text in choice.overrides if not is_seed(text.partition("=")[0])]
             columns = {key: value for key, value in choice.columns.items() if not is_seed(key)}
             bases[repr(columns)] = Selection(columns, tuple(texts))
+        self.names = tuple(text.partition("=")[0] for text in asked.space)
         self.varied = varied_in(list(bases.values()))
         self.parts = [_Part(self, base) for base in bases.values()]
         self.rows: list[Row] = []
@@ -119,7 +120,9 @@ class Search:
     def sweep_of(self, selections: Sequence[Selection], **options: Any) -> Sweep:
         """The sweep of some runs."""
         study, place = self.study, self.folder
-        selected = Selected(study.config, study.axes, search=study.search, selections=tuple(selections), place=place)
+        selected = Selected(
+            study.config, study.axes, search=study.search, selections=tuple(selections), place=place, space=self.names
+        )
         return Sweep(selected, self.at_once, self.command, **options)
 
     def go(self) -> bool:
@@ -190,7 +193,7 @@ class _Part:
         self.trials: list[Trial] = []
         self.runs: dict[str, Row] = {}
         self.progress: list[tuple[int, float]] = []
-        # Rounds of each seed, by values.
+        # Rounds of each seed, by what is run.
         self._trained: dict[str, int] = {}
         whole, budget = config.rounds * self.asked.seeds, self.asked.budget
         if budget is not None and budget < whole:
@@ -204,13 +207,28 @@ class _Part:
         for key, drawn in list(space.items()):
             try:
                 for end in ends_of(drawn):
-                    RunPlan.of(load_config(self.of.study.config, (*self.base.overrides, f"{key}={end}")))
+                    self._require_taken(key, end, space)
             except ShoalError as error:
                 del space[key]
                 if not space or not self.of.varied:
                     raise
                 say(f"{self.label}: not searched over {key}: {error.line}")
         return space
+
+    def _require_taken(self, key: str, value: str, space: Mapping[str, Any]) -> None:
+        """Raises ShoalError: a value is refused, also beside values that the space has for its section's other keys."""
+        section = key if key in sections() else key.rpartition(".")[0]
+        others = [name for name in space if name != key and f"{name}.".startswith(f"{section}.")]
+        beside = [(), *[(f"{name}={end}",) for name in others for end in ends_of(space[name])]]
+        faults = []
+        for more in beside:
+            try:
+                RunPlan.of(load_config(self.of.study.config, (*self.base.overrides, *more, f"{key}={value}")))
+            except ShoalError as error:
+                faults.append(error)
+            else:
+                return
+        raise faults[0]
 
     def _study(self) -> Any:
         import optuna
@@ -268,7 +286,7 @@ class _Part:
         runs: dict[str, list[Selection]] = {}
         running = sorted((each for each in batch if each.state == RUNNING), key=lambda each: each.rank, reverse=True)
         for trial in running:
-            key = repr(trial.values)
+            key = self._run_of(trial)
             would = {**self._trained, key: max(step, self._trained.get(key, 0))}
             if self.asked.budget is not None and self.asked.seeds * sum(would.values()) > self.asked.budget:
                 trial.state = STOPPED
@@ -283,8 +301,13 @@ class _Part:
             found = {key: [next(rows) for _ in several] for key, several in runs.items()}
             for trial in running:
                 if trial.state == RUNNING:
-                    self._score(trial, found[repr(trial.values)], step)
+                    self._score(trial, found[self._run_of(trial)], step)
         return any(trial.state == STOPPED for trial in running)
+
+    def _run_of(self, trial: Trial) -> str:
+        """Returns the config of a trial as a text, the same for trials that differ in an option without effect."""
+        overrides, space = _joined(self.base, trial.values).overrides, frozenset(self.of.names)
+        return repr(load_config(self.of.study.config, overrides, varied=space))
 
     def _score(self, trial: Trial, rows: Sequence[Row], step: int) -> None:
         """Notes the mean of the best validation of each seed so far, or the failure of one."""

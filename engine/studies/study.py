@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from shoal.engine.config.config import WHOLE, Config, load_config, require_names
+from shoal.engine.config.config import Config, load_config, require_names, sections
 from shoal.engine.config.config_text import MOST_BYTES, require_small
+from shoal.engine.config.overrides import word_key
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.config.sections import current_name
 from shoal.storage.errors import ShoalError
@@ -107,17 +108,18 @@ def _joint(axis: str, keys: Sequence[str], part: str) -> Selection:
 def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
     """A value, or with `name{option:a,b}` one of every combination of the options."""
     name, brace, rest = part.partition("{")
-    if not name or not (brace or key in WHOLE):
+    if not name or not brace:
         yield Selection.plain({key: part})
         return
-    if not brace:
-        rest = "}"
     if not rest.endswith("}"):
         raise ShoalError(_shown(axis), part, "the brace is not closed")
     options = _options(axis, part, rest[:-1])
+    word = word_key(sections()[key]) if key in sections() else None
+    if word is None:
+        raise ShoalError(_shown(axis), part, "options in braces are for a section with a name or kind, as algorithm")
     for values in itertools.product(*options.values()):
         of_name = dict(zip(options, values))
-        inner = ", ".join([f"name: {json.dumps(name)}", *(f"{option}: {value}" for option, value in of_name.items())])
+        inner = ", ".join([f"{word}: {json.dumps(name)}", *(f"{option}: {value}" for option, value in of_name.items())])
         columns = {key: name, **{f"{key}.{option}": value for option, value in of_name.items()}}
         yield Selection(columns, (f"{key}={{{inner}}}",))
 
@@ -200,12 +202,30 @@ class Study:
             raise ShoalError(f"--choose {self.choose}: no axis has this key; there are {known}")
         return found
 
+    @property
+    def varied(self) -> frozenset[str]:
+        """The keys that differ between runs; what one run has no use for is left out of it."""
+        values = {key: {choice.columns.get(key) for choice in self.choices} for key in self.choices[0].columns}
+        return frozenset(key for key, several in values.items() if len(several) > 1)
+
+    def alone(self, choice: Selection) -> tuple[str, ...]:
+        """Returns the overrides of a run that have an effect in it, with which it is the same without the others."""
+        overrides = choice.overrides
+        while True:
+            try:
+                load_config(self.config, overrides)
+            except ShoalError as error:
+                kept = tuple(text for text in overrides if not f"{error.key}.".startswith(f"{text.partition('=')[0]}."))
+                if kept == overrides:
+                    raise
+                overrides = kept
+            else:
+                return overrides
+
     @cached_property
     def configs(self) -> list[Config]:
         """Config of every combination. Raises as `choices`, or where a config has a wrong key, value or name."""
-        values = {key: {choice.columns.get(key) for choice in self.choices} for key in self.choices[0].columns}
-        varied = frozenset(key for key, several in values.items() if len(several) > 1)
-        found = [load_config(self.config, choice.overrides, varied=varied) for choice in self.choices]
+        found = [load_config(self.config, choice.overrides, varied=self.varied) for choice in self.choices]
         for config in found:
             require_names(config)
         return found
@@ -249,10 +269,16 @@ class Study:
 
 @dataclass(frozen=True)
 class Selected(Study):
-    """Runs that are listed one by one, and the folder of their sweep."""
+    """Runs that are listed one by one, the folder of their sweep, and the keys of the space from which they are."""
 
     selections: tuple[Selection, ...] = ()
     place: Path = Path()
+    space: tuple[str, ...] = ()
+
+    @property
+    def varied(self) -> frozenset[str]:
+        """Those of the space of a search, too, of which a run may be the only one so far."""
+        return super().varied.union(self.space)
 
     @cached_property
     def choices(self) -> list[Selection]:

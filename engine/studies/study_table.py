@@ -10,6 +10,7 @@ from typing import Literal
 from shoal.engine.config.sections import current_name
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
+from shoal.engine.screen.output import put
 from shoal.engine.studies.groups import (
     Group,
     Row,
@@ -471,10 +472,10 @@ def layout_of(
 
 def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
     """The table of runs on the terminal, or as wide as it is where there is none; below it the failed runs."""
-    print(on_screen(table_of(rows, layout, title)), end="")
+    put(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:
-            print(f"{row.state}: {label_of(row, list(varied_in(rows)))}: {row.error}")
+            put(f"{row.state}: {label_of(row, list(varied_in(rows)))}: {row.error}")
 
 
 def show_sweep(folder: Path) -> None:
@@ -482,7 +483,7 @@ def show_sweep(folder: Path) -> None:
     rows = read_rows(folder)
     keys = list(dict.fromkeys(key for row in rows for key in row.columns))
     runs = [(*(row.columns.get(key, "") for key in keys), row.state, row.run) for row in rows]
-    print(on_screen(TextTable((*keys, "state", "run"), tuple(runs), len(keys) + 2, title=title_of(folder))))
+    put(on_screen(TextTable((*keys, "state", "run"), tuple(runs), len(keys) + 2, title=title_of(folder))))
     show_rows(rows, Layout())
 
 
@@ -504,11 +505,11 @@ def write_table(
         table = table_of(rows, layout, caption)
         text = {"terminal": table.text, "markdown": table.markdown, "html": table.html}[form]()
     if out is None:
-        print(text, end="")
+        put(text, end="")
         return
     with replacing(output(out)) as unfinished:
         unfinished.write_text(text)
-    print(f"written: {out}")
+    put(f"written: {out}")
 
 
 def on_screen(table: TextTable) -> str:

@@ -22,6 +22,7 @@ from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
 from shoal.engine.screen.interrupt import PARENT, graceful
+from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.groups import Key, Row, others_of
 from shoal.engine.studies.means import validation_by
@@ -207,7 +208,7 @@ class Sweep:
     def _started(self, place: int) -> "subprocess.Popen[bytes]":
         """A process of a run, which writes its output to a file of the sweep."""
         resume = ["--resume"] if started(self.plans[place].folder) else []
-        command = [*SHOAL, "run", self.study.config, *self._choices[place].overrides, *resume]
+        command = [*SHOAL, "run", self.study.config, *self.study.alone(self._choices[place]), *resume]
         command += [] if self._until is None else ["--until", str(self._until)]
         output = self._output(place)
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -396,4 +397,4 @@ def show_sweep_plan(sweep: Sweep) -> None:
         total += seconds
         rows.append((view.label(place), state, span(seconds) if seconds else "-"))
     note = f"{sweep.study.runs} runs, {left} to go, {span(total)} to expect without the methods' own work and preparing"
-    print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")
+    put(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")

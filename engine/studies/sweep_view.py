@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
-from rich.table import Table
 from rich.text import Text
 
 from shoal.engine.config.names import shown_name
 from shoal.engine.screen import progress
 from shoal.engine.screen.live_view import FIRST_SCOPE
+from shoal.engine.screen.output import Table
 from shoal.engine.screen.progress import say, shows_bars, standing
 from shoal.engine.studies.groups import Key, Row, grouped, others_of, varied_in
 from shoal.engine.studies.means import SCOPES

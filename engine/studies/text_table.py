@@ -10,6 +10,8 @@ from typing import Any
 
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
+from shoal.storage.plain_text import plain_text
+
 BEST, SECOND = "*", "†"
 # Before and after a cell that is the best or the second best, until tabulate has escaped all cells.
 SIGNS = ("\ue000", "\ue001", "\ue002", "\ue003")
@@ -49,6 +51,14 @@ class TextTable:
     second: frozenset[tuple[int, int]] = frozenset()
     compared: str = ""
     across: str = ""
+
+    def __post_init__(self) -> None:
+        """Makes all texts plain: names in them come from data and configs."""
+        for name in ("heads", "notes"):
+            object.__setattr__(self, name, tuple(map(plain_text, getattr(self, name))))
+        for name in ("title", "compared", "across"):
+            object.__setattr__(self, name, plain_text(getattr(self, name)))
+        object.__setattr__(self, "rows", tuple(tuple(map(plain_text, row)) for row in self.rows))
 
     @property
     def heading(self) -> str:

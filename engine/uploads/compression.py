@@ -11,7 +11,7 @@ before, zero at first, which both sides keep (EF21: Richtarik et al., NeurIPS 20
 Whatever reduces uploads sees whole tensors: what the server makes of the message. Axis: N numbers of a tensor.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class Compression:
                 numbers = int(read.sum())
             largest = max(1, int(self._options.ratio * numbers + 1e-9))
             number = torch.promote_types(value.dtype, torch.float32)
-            size = largest * (number.itemsize + PLACE) if self._options.upload == "topk" else numbers + number.itemsize
+            size = compressed_bytes(self._options, numbers, number.itemsize)
             of_weight = 0 if weight is None else 4 * (weight.numel() if isinstance(weight, Tensor) else 1)
             if not numbers or size + of_weight >= sizes.get(name, value.nbytes + of_weight):
                 continue
@@ -77,6 +77,25 @@ class Compression:
             if self._options.error_feedback:
                 kept[key] = change - coded if received is not None else entries[name]
         return Upload(entries, upload.weight, sizes), kept
+
+
+def compressed_bytes(options: CommunicationOptions, numbers: int, itemsize: int) -> int:
+    """Returns the bytes of so many numbers when they are compressed, each of `itemsize` bytes before."""
+    if options.upload == "topk":
+        return max(1, int(options.ratio * numbers + 1e-9)) * (itemsize + PLACE)
+    return numbers + itemsize
+
+
+def sent_whole(options: CommunicationOptions, parameters: Sequence[int]) -> str:
+    """Returns a line where no model, of so many float32 parameters each, is compressed; else an empty one."""
+    size = torch.float32.itemsize
+    large = [count for count in parameters if count >= LEAST]
+    if options.upload == "none" or any(compressed_bytes(options, count, size) < size * count for count in large):
+        return ""
+    kept = f"communication.upload: {options.upload}: nothing of a model is compressed, "
+    if large:
+        return f"{kept}for numbers with their places take no fewer bytes; take communication.ratio below 0.5"
+    return f"{kept}for tensors of fewer than {LEAST} numbers are sent whole, and a model has {max(parameters)}"
 
 
 def like(value: Tensor, other: Tensor | None) -> Tensor | None:

@@ -1,13 +1,13 @@
 """The options of a partitioner: the keys under `partition` in a config."""
 
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, UserName, Whole
+from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, UserName, Whole, WithShortForm
 
 # A client has an entry in lists that every process holds.
 MOST_CLIENTS = 10_000_000
@@ -17,8 +17,8 @@ Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]
 
 
 @dataclass(frozen=True, config=CLOSED)
-class PartitionOptions:
-    """The section `partition` of a config; a method reads the options it needs.
+class PartitionOptions(WithShortForm):
+    """The section `partition` of a config; a method reads the options it needs, and alone may stand for the section.
 
     Attributes:
         method: How nodes, or graphs, become clients; also `my_file.py:Name`.
@@ -40,6 +40,7 @@ class PartitionOptions:
         ValueError: A value is out of its bounds.
     """
 
+    short: ClassVar[str] = "method"
     method: Methods | UserName = "metis"
     clients: Clients = 10
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0

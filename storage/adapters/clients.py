@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 from torch_geometric.data import Data
 
 from shoal.storage.datasets.domains import joined
+from shoal.storage.datasets.user.incoming import label_values, to_array
 from shoal.storage.datasets.user.pyg_data import READ, graph_of_data, take_out
 from shoal.storage.datasets.user.unread import require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.labels import Names, coded_together
 
 
 def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients") -> Graph:
@@ -24,9 +26,9 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
 
     Args:
         graphs: A `Data` a client, as `from_pyg` takes it, all with features of one width; their order is the number of
-            the client. `y` int `[N]` are classes 0 … C-1, the same of all clients, -1 or NaN for none; C is one more
-            than the largest of all, and a class may have no node. Clients may lack edges, labels or training nodes.
-            Masks of all clients are the split; where no client has masks, the config divides the nodes (`data.split`).
+            the client. `y` are labels as `from_pyg` takes them, read as one column of all clients: equal ones are one
+            class, and a class that no client has is none. Clients may lack edges, labels or training nodes. Masks of
+            all clients are the split; where no client has masks, the config divides the nodes (`data.split`).
             With `task: graph` a client is a list of `Data`.
 
     Returns:
@@ -50,7 +52,7 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
                     raise ShoalError(client, "has no nodes; leave the client out")
         if "assignment" in names:
             raise ShoalError(names["assignment"], f"the place in the list is the client; {take_out('assignment')}")
-        part = graph_of_data(_without_empty_labels(data), client, client, take_out, own=False, warns=False)
+        part = graph_of_data(_without_labels(data), client, client, take_out, own=False, warns=False)
         first = parts[0] if parts else part
         if part.features != first.features:
             raise ShoalError(f"{client}.x", f"expected {first.features} features, as client 0 has, got {part.features}")
@@ -61,14 +63,41 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
     require_read(names, (*READ, "batch", "adj_t"), take_out)
     whole = joined(parts) if len(parts) > 1 else parts[0]
     clients = np.repeat(np.arange(len(parts), dtype=np.int32), [part.items for part in parts])
-    return replace(whole, name=name, assignment=clients, domains=())
+    y, label_names = _labels(graphs, parts)
+    classes = int(y.max(initial=-1)) + 1
+    return replace(whole, name=name, assignment=clients, domains=(), y=y, classes=classes, label_names=label_names)
 
 
-def _without_empty_labels(data: Any) -> Any:
-    """The same graph, without labels if all of them are none: of a client that may be, of a whole graph not."""
-    y = getattr(data, "y", None)
-    if not isinstance(y, Tensor) or not ((y == -1) | y.isnan()).all():
+def _without_labels(data: Any) -> Any:
+    """Returns the same graph with as many labels, all of class 0: labels of all clients are read together."""
+    if isinstance(data, list | tuple):
+        return [_without_labels(one) for one in data]
+    y = label_values(getattr(data, "y", None)) if isinstance(data, Data) else None
+    if y is None:
         return data
-    found = copy(data)
-    found.y = None
-    return found
+    other = copy(data)
+    other.y = torch.zeros(y.shape[:1], dtype=torch.int64)
+    return other
+
+
+def _labels(graphs: Sequence[Any], parts: Sequence[Graph]) -> tuple[np.ndarray, Names | None]:
+    """Returns the class of every item of all clients, int64 `[items]`, -1 without `y`, and the names of classes."""
+    columns, where, places = [], [], []
+    before = 0
+    for number, (data, part) in enumerate(zip(graphs, parts)):
+        several = isinstance(data, list | tuple)
+        for place, one in enumerate(data if several else (data,)):
+            at = f"client {number}[{place}].y" if several else f"client {number}.y"
+            y = label_values(getattr(one, "y", None))
+            if y is not None:
+                columns.append(to_array(y, at))
+                where.append(at)
+                places.append(before + place if several else before)
+        before += part.items
+    whole = np.full(before, -1)
+    if not columns:
+        return whole, None
+    coded, names = coded_together(columns, where)
+    for first, y in zip(places, coded):
+        whole[first : first + len(y)] = y
+    return whole, names

@@ -41,16 +41,51 @@ def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return _of_arrow(values, where)
-    values = values.toarray() if sp.issparse(values) else np.asarray(values)
-    if values.ndim == 2:
-        values = values[:, 0] if values.shape[1] == 1 else _of_columns(values, where)
-    if values.dtype.kind not in "biufUSOT" or values.ndim != 1:
-        raise ShoalError(where, f"labels are numbers or texts, one an item, found {values.dtype} {list(values.shape)}")
+    values = one_column(values, where)
     if values.dtype.kind in "biuf":
         return _of_numbers(values, where)
     number_of: dict[str, int] = {}
     place = [number_of.setdefault(_text(value, where), len(number_of)) for value in values.tolist()]
     return _of_texts(number_of, np.array(place, dtype=np.int64), where)
+
+
+def coded_together(columns: Sequence[Any], where: Sequence[str]) -> tuple[list[np.ndarray], Names | None]:
+    """Codes as `coded_labels` the items of several graphs, in which equal labels are one class.
+
+    A ShoalError names the graph with a wrong label, or with another number of columns; else the first and the last.
+    """
+    wide = [
+        (values.shape[1], place) for values, place in zip(columns, where) if values.ndim == 2 and values.shape[1] > 1
+    ]
+    for width, place in wide:
+        if width != wide[0][0]:
+            raise ShoalError(place, f"expected {wide[0][0]} columns, one a class, as {wide[0][1]} has, got {width}")
+    arrays = [one_column(values, place) for values, place in zip(columns, where)]
+    if all(array.dtype.kind in "biuf" for array in arrays):
+        together = np.concatenate(arrays)
+    else:
+        together = np.array([value for array in arrays for value in array.tolist()], dtype=object)
+    try:
+        y, names = coded_labels(together, f"{where[0]} to {where[-1]}")
+    except ShoalError:
+        for array, place in zip(arrays, where):
+            coded_labels(array, place)
+        raise
+    ends = np.cumsum([len(array) for array in arrays])
+    return np.split(y, ends[:-1]), names
+
+
+def one_column(values: Any, where: str) -> np.ndarray:
+    """Returns labels of NumPy or SciPy, `[items]`, `[items, 1]` or with a column a class, as `[items]`, not coded.
+
+    Raises ShoalError: an item has several labels, or they are neither numbers nor texts.
+    """
+    values = values.toarray() if sp.issparse(values) else np.asarray(values)
+    if values.ndim == 2:
+        values = values[:, 0] if values.shape[1] == 1 else _of_columns(values, where)
+    if values.dtype.kind not in "biufUSOT" or values.ndim != 1:
+        raise ShoalError(where, f"labels are numbers or texts, one an item, found {values.dtype} {list(values.shape)}")
+    return values
 
 
 def _of_arrow(values: Any, where: str) -> tuple[np.ndarray, Names | None]:

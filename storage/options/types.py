@@ -8,11 +8,22 @@ import json
 import math
 import os
 import re
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic import WithJsonSchema as Shown
+from pydantic.dataclasses import dataclass
 
 from shoal.storage.errors import ShoalError
 
@@ -186,11 +197,29 @@ def quoted(value: Any) -> str:
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]} …"
 
 
+@dataclass(frozen=True, config=CLOSED)
+class WithShortForm:
+    """Options for which a word alone may stand, the value of their key `short`: `attack: sign_flip`."""
+
+    short: ClassVar[str] = "kind"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_word(cls, given: Any) -> Any:
+        return {cls.short: given} if isinstance(given, str) else given
+
+
 class Named(BaseModel):
-    """A name and the options of what it names, checked where the name is looked up."""
+    """A name and the options of what it names, checked where the name is looked up; the name alone may stand for it."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
+    short: ClassVar[str] = "name"
+    name: Name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_word(cls, given: Any) -> Any:
+        return {cls.short: given} if isinstance(given, str) else given
 
     @property
     def options(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def client(nodes: int, edges: int, seed: int, **changes: Any) -> Data:
 @pytest.fixture
 def graphs() -> list[Data]:
     """Four clients: one has no edge, one a class that no other has, one no training node, one no label."""
-    alone, strange = client(20, 0, 1), client(25, 40, 2, y=torch.full((25,), 5))
+    alone, strange = client(20, 0, 1), client(25, 40, 2, y=torch.full((25,), 3))
     idle = client(15, 20, 3, train_mask=torch.zeros(15, dtype=torch.bool))
     blank = client(4, 4, 4, y=torch.full((4,), -1), **dict.fromkeys(MASKS, torch.zeros(4, dtype=torch.bool)))
     return [alone, strange, idle, blank]
@@ -56,8 +56,6 @@ def test_numbers_are_those_of_the_same_graphs_in_a_folder(graphs: list[Data], co
     arrays["split"] = sum(number * arrays.pop(name) for number, name in enumerate(MASKS, 1))
     arrays["edge_index"] = np.hstack([data.edge_index.numpy() + start for data, start in zip(graphs, first)])
     arrays["assignment"] = np.repeat(np.arange(4), np.diff(first))
-    # No client has classes 3 and 4.
-    arrays["label_names"] = np.array([*"012345"])
     folder.mkdir()
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
@@ -80,7 +78,7 @@ def test_a_client_has_its_edges_labels_and_masks(graphs: list[Data], config: dic
     assert shoal.load_config(config, data=graph) == read
     assert shoal.load_config(shoal.load_config(config), data=graph) == read
     store = RunPlan.of(read, trains=False).prepare()
-    assert store.manifest.classes == 6
+    assert store.manifest.classes == 4
     before = 0
     for number, given in enumerate(graphs):
         found = to_pyg(store.shard(number), store.split(read.data.split_name, number))
@@ -96,6 +94,57 @@ def test_a_client_has_its_edges_labels_and_masks(graphs: list[Data], config: dic
     assert shoal.load_config(config, data=graph, **{"data.split": "per_client"}).data.split == "per_client"
 
 
+NAMED = np.array(["paper", "talk", "book", "poster"])
+WAYS = {
+    "from 1": lambda y: torch.from_numpy(y + 1),
+    "with gaps": lambda y: torch.from_numpy(np.array([0, 5, 900, 7])[y]),
+    "floats": lambda y: torch.from_numpy(np.where(y == 0, 4.0, y)),
+    "names": lambda y: NAMED[y].tolist(),
+    "texts": lambda y: np.array(["10", "2", "30", "4"])[y],
+    "one-hot": lambda y: torch.eye(4)[torch.from_numpy(y)],
+    "a column": lambda y: torch.from_numpy(y[:, None]),
+    "some missing": lambda y: torch.from_numpy(np.where(np.arange(len(y)) % 5, y.astype(float), np.nan)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("several", [False, True])
+def test_labels_are_those_of_the_same_graph_as_one(way: str, several: bool) -> None:
+    """However labels are written, clients have the classes that the joined graph has by `from_pyg`."""
+    rng, sizes = np.random.default_rng(0), [9, 1, 12, 6]
+    codes = [rng.integers(0, 4, size) for size in sizes]
+    # A client with one class alone, and one without a label.
+    codes[2][:] = 3
+    x, apart = torch.ones(sum(sizes), 3), np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    whole = WAYS[way](np.concatenate(codes))
+    if several:
+        one = [Data(x=x[:2], edge_index=edges, y=whole[place : place + 1]) for place in range(sum(sizes))]
+        clients: list[Any] = [[one[place] for place in places] for places in apart]
+        right = shoal.from_pyg(one)
+    else:
+        clients = [Data(x=x[places], edge_index=edges, y=whole[places[0] : places[-1] + 1]) for places in apart]
+        clients.append(Data(x=x[:4], edge_index=edges))
+        right = shoal.from_pyg(Data(x=x, edge_index=edges, y=whole))
+    graph = shoal.from_clients(clients)
+    assert np.array_equal(graph.y[: sum(sizes)], right.y)
+    assert (graph.y[sum(sizes) :] == -1).all()
+    assert (graph.classes, graph.label_names) == (right.classes, right.label_names)
+    assert graph.classes == 4
+
+
+def test_clients_may_write_the_same_labels_in_other_types() -> None:
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    written: list[Any] = [torch.tensor([3, 1, -1]), torch.tensor([2.0, 3.0, torch.nan]), ["1", "2", ""], None]
+    written += [torch.full((3,), -1), np.array([b"3", b"1", b"nan"], dtype=object)]
+    graph = shoal.from_clients([Data(x=torch.ones(3, 2), edge_index=edges, y=y) for y in written])
+    assert graph.label_names == ("1", "2", "3")
+    assert graph.y.reshape(-1, 3).tolist() == [[2, 0, -1], [1, 2, -1], [0, 1, -1], [-1] * 3, [-1] * 3, [2, 0, -1]]
+    # A client's own labels, 1 and none, are not the two classes 1 and -1.
+    mixed = [Data(x=torch.ones(2, 2), edge_index=edges, y=torch.tensor(y)) for y in ([1, -1], [0, 1])]
+    assert shoal.from_clients(mixed).y.tolist() == [1, -1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("second", "place", "says"),
     [
@@ -103,6 +152,13 @@ def test_a_client_has_its_edges_labels_and_masks(graphs: list[Data], config: dic
         (Data(x=torch.ones(2, 8), **EDGES), "client 1", "has no masks, and client 0 has some"),
         (client(5, 5, 1, y=torch.rand(5)), "client 1.y", "regression is not supported, labels are classes 0 … C-1"),
         (client(5, 5, 1, y=torch.tensor([0, 1, 2, -2, 0])), "client 1.y", "row 3"),
+        (
+            client(5, 5, 1, y=torch.eye(6)[:5]),
+            "client 1.y",
+            "as client 0.y has, got 6",
+        ),
+        (client(5, 5, 1, y=torch.ones(4)), "client 1.y", "shape [4], but x has 5 rows"),
+        (client(5, 5, 1, y=torch.ones(5, 3)), "client 1.y", "row 0 is of several classes"),
         (client(5, 5, 1, edge_attr=torch.ones(5, 2)), "client 1.edge_attr", "would be lost"),
         (client(5, 5, 1, assignment=torch.zeros(5)), "client 1.assignment", "the place in the list"),
         (Data(x=torch.ones(0, 8), edge_index=torch.zeros(2, 0)), "client 1", "no nodes"),
@@ -112,7 +168,8 @@ def test_a_client_has_its_edges_labels_and_masks(graphs: list[Data], config: dic
 )
 def test_wrong_graph_names_its_client(second: Any, place: str, says: str) -> None:
     with refused(place, says=says):
-        shoal.from_clients([client(9, 9, 0), second])
+        first = client(9, 9, 0, y=torch.eye(3)[torch.arange(9) % 3]) if says.endswith("got 6") else client(9, 9, 0)
+        shoal.from_clients([first, second])
 
 
 @pytest.mark.parametrize(

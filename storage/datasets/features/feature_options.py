@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from shoal.storage.options.types import CLOSED, Positive, Seed
+from shoal.storage.options.types import CLOSED, Positive, Seed, WithShortForm
 
 GIVEN = "given"
 
 
 @dataclass(frozen=True, config=CLOSED)
-class MadeFeatures:
+class MadeFeatures(WithShortForm):
     """Source of features: keys of `data.features` in a config, or its `kind` alone.
 
     Attributes:

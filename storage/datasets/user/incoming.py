@@ -26,10 +26,7 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own
     for key in ("edge_index", "x"):
         if values.get(key) is None:
             raise ShoalError(where[key], "missing; a graph needs edges and features")
-    # Labels that are names can be in no tensor; they are in lists, or in arrays of other libraries.
-    y = values.get("y")
-    if isinstance(y, list | tuple) or (hasattr(y, "__array__") and not isinstance(y, np.ndarray | Tensor)):
-        values = {**values, "y": np.array(y, dtype=object)}
+    values = {**values, "y": label_values(values.get("y"))}
     arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
     masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
     if masks:
@@ -40,6 +37,13 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own
     graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]}, own=own)
     check_finite(graph.x, where["x"])
     return graph
+
+
+def label_values(y: Any) -> Any:
+    """Returns labels that `to_array` takes: names are in no tensor, but in lists, or in arrays of other libraries."""
+    if isinstance(y, list | tuple) or (hasattr(y, "__array__") and not isinstance(y, np.ndarray | Tensor)):
+        return np.array(y, dtype=object)
+    return np.array([y]) if isinstance(y, int | float | str) else y
 
 
 def to_array(value: Any, where: str) -> Any:

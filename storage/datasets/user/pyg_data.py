@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Data, TemporalData
 
-from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, to_array
+from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, label_values, to_array
 from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, require_edges
@@ -114,13 +114,17 @@ def _of_many(
         names = {key: f"{one}.{key}" for key in data.to_dict() if key not in _adjacency(data)} | names
         if values["edge_weight"] is not None and (_array(values["edge_weight"], where["edge_weight"]) != 1).any():
             raise ShoalError(where["edge_weight"], "many small graphs have no weights of edges here; take them out")
+        values["y"] = label_values(values["y"])
         x, edge_index, y = (_array(values[key], where[key]) for key in ("x", "edge_index", "y"))
         first = parts[0][0] if parts[0] else x
         if x.ndim != 2 or not len(x) or x.shape[1] != first.shape[1]:
             raise ShoalError(
                 where["x"], f"must be [nodes, {first.shape[-1]}] of one node or more, found {list(x.shape)}"
             )
-        if y.size != 1:
+        # A column a class, of one graph.
+        row = y.reshape(1) if y.size == 1 else y
+        label = parts[2][0] if parts[2] else row
+        if row.ndim != label.ndim or row.shape != (1, *label.shape[1:]):
             raise ShoalError(where["y"], f"must be the one label of the graph, found {list(y.shape)}")
         require_edges(edge_index, where["edge_index"])
         if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < len(x):
@@ -131,7 +135,7 @@ def _of_many(
                 if value.size != 1:
                     raise ShoalError(where[key], f"must be one value for the graph, found {list(value.shape)}")
                 of_graphs.setdefault(key, []).append(value.reshape(1))
-        for kept, array in zip(parts, (x, edge_index + sum(sizes), y.reshape(1))):
+        for kept, array in zip(parts, (x, edge_index + sum(sizes), row)):
             kept.append(array)
         sizes.append(len(x))
     require_read(names, READ, way_out, warns=warns)

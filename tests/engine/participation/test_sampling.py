@@ -7,6 +7,7 @@ from fractions import Fraction
 from heapq import heapreplace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,11 @@ from shoal.engine.participation.sampling import (
     read_trace,
     require_cohorts,
     require_sample,
+    require_selection,
 )
 
 W = torch.ones(2)
+OF_FIVE = {"selection": "power_of_choice", "count": 5}
 
 
 @given(st.integers(1, 60), st.fractions(Fraction(1, 99), 1, max_denominator=99), st.integers(0, 9))
@@ -95,6 +98,30 @@ def test_cohorts_that_cannot_be_are_refused(how: dict[str, float], rounds: int, 
     online = np.array([[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=bool)
     with refused(key) if key else nullcontext():
         require_cohorts(ParticipationOptions(**how), 4, rounds, online)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("how", "key"),
+    [
+        ({"selection": "oort"}, "participation.selection"),
+        ({"selection": "loss", "count": 8}, "participation.selection"),
+        ({"selection": "loss", "count": 4, "over_selection": 1.8}, "participation.selection"),
+        ({"selection": "loss", "count": 4, "over_selection": 1.7}, None),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 2}, "participation.candidates"),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 9}, "participation.candidates"),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 3}, None),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 8}, None),
+        (
+            {"selection": "power_of_choice", "count": 4, "over_selection": 1.5, "candidates": 5},
+            "participation.candidates",
+        ),
+        ({"selection": "mine.py:Mine"}, None),
+        ({}, None),
+    ],
+)
+def test_a_selection_without_a_choice_is_refused(how: dict[str, Any], key: str | None) -> None:
+    with nullcontext() if key is None else refused(key, says="8"):
+        require_selection(ParticipationOptions(**how), 8)
 
 
 @pytest.mark.parametrize("evaluated", [3, 8, "cohort", "all"])

@@ -181,6 +181,33 @@ def test_run_is_known_by_the_text_of_its_selection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("[0.0, 1.9, 2.0]", "0.0"),
+        ("np.array([0, 1.5])", "np.float64(0.0)"),
+        ("[True, False, True]", "True"),
+        ("np.arange(3) > 0", "np.False_"),
+        ("torch.tensor([0.0, 2.7])", "tensor(0.)"),
+        ("torch.tensor([True, False])", "tensor(True)"),
+        ("['1', '2']", "'1'"),
+        ("[None]", "None"),
+        ("np.array([0, 4])", ""),
+        ("torch.tensor([0, 4])", ""),
+        ("{0, 4}", ""),
+    ],
+)
+def test_own_selection_gives_whole_numbers(start: Start, tmp_path: Path, given: str, shown: str) -> None:
+    own = f"import numpy as np\nimport torch\n\ndef Gives(known, count, rng):\n    return {given}\n"
+    (tmp_path / "own.py").write_text(own)
+    server = start({**PLAIN, "participation.selection": f"{tmp_path / 'own.py'}:Gives"})
+    if shown:
+        with refused(says=f"{shown}, expected whole numbers"):
+            server.round()
+    else:
+        assert server.round()["cohort"] == [0, 4]
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("Twice", "gives [0, 0, 1], expected 3 different clients"),

@@ -183,6 +183,21 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     assert sorted(path.name for path in tiny.parent.iterdir()) == ["config.yaml"]
 
 
+def test_compression_of_nothing_is_said(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the dry run and the run; a selection among all is refused by both."""
+    config = load_config(tiny, ["communication.upload=topk", "rounds=1"])
+    says = "communication.upload: topk: nothing of a model is compressed, for tensors of fewer than 256 numbers are"
+    assert says in shown(config)["compression"]
+    run(config)
+    assert says in capsys.readouterr().err
+    large = load_config(tiny, ["communication.upload=topk", "rounds=1", "model={name: mlp, hidden: 64}"])
+    assert "compression" not in shown(large)
+    run(large)
+    assert "nothing of a model" not in capsys.readouterr().err
+    with refused("participation.selection", says="oort chooses 4 of 4 clients"):
+        show_plan(load_config(tiny, ["participation.selection=oort"]))
+
+
 def test_dry_run_of_sparse_features(tmp_path: Path, tiny: Path, status: Callable[..., int]) -> None:
     nodes = np.arange(120)
     edges = np.stack([nodes, np.roll(nodes, 1)])

@@ -6,7 +6,6 @@ from io import StringIO
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 from rich.progress import Progress
 
 from shoal.engine.rounds.costs import Live, Meter
@@ -14,13 +13,14 @@ from shoal.engine.screen import live_view
 from shoal.engine.screen import progress as shown
 from shoal.engine.screen.interrupt import graceful
 from shoal.engine.screen.live_view import LiveView, columns
+from shoal.engine.screen.output import Console
 from shoal.engine.screen.progress import progress, say, watch
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     text = StringIO()
-    monkeypatch.setattr(shown, "console", Console(file=text, force_terminal=True, width=100, **shown.PLAIN))
+    monkeypatch.setattr(shown, "console", Console(file=text, force_terminal=True, width=100))
     return text
 
 

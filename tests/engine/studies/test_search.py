@@ -158,6 +158,21 @@ def test_a_grid_visits_every_point_once(config: str) -> None:
     assert points == sorted((str(steps), lr) for steps in (1, 2, 3) for lr in ("0.1", "0.01"))
 
 
+def test_kinds_and_their_options_are_one_space(config: str) -> None:
+    """Where a drawn kind has no use for a drawn option, the trial does without it."""
+    space = ("attack.share=0.3,0.6", "attack=none,sign_flip")
+    search = searched(config, "rounds=1", "algorithm=fedavg", space=space, sampler="grid")
+    (part,) = search.parts
+    assert list(part.space) == ["attack.share", "attack"]
+    assert [trial.state for trial in part.trials] == [COMPLETE] * 4
+    kinds = {trial.values["attack"] for trial in part.trials}
+    runs = [load_config(row.path).attack for row in part.runs.values()]
+    assert kinds == {"none", "sign_flip"}
+    assert {(attack.kind, attack.share) for attack in runs} == {("none", 0.2), ("sign_flip", 0.3), ("sign_flip", 0.6)}
+    with refused(config, "attack.share", says="is for attack.kind"):
+        Search(Study(config, ()), Asked(("attack.share=0.3,0.6", "attack=none")))
+
+
 def test_a_failed_trial_is_told_and_the_others_go_on(config: str) -> None:
     # A rate at which the weights overflow.
     search = searched(config, space=("train.lr=0.01,1e30",), sampler="grid")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.plain_fedavg import sgd_step
+from support.small_cells import cell_of
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
@@ -17,7 +18,8 @@ from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.uploads import compression
-from shoal.engine.uploads.compression import Compression, rounded
+from shoal.engine.uploads.compression import Compression, rounded, sent_whole
+from shoal.engine.uploads.reduction import upload_bytes
 
 Start = Callable[..., Server]
 LR, RATIO = 0.5, 0.2
@@ -132,3 +134,35 @@ def test_goes_on_from_a_state_as_if_undisturbed(start: Start, upload: str) -> No
     assert any("compression/" in name for name in one)
     assert one.keys() == other.keys()
     assert all(torch.equal(t, other[name]) for name, t in one.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters", "says"),
+    [
+        ({"upload": "none"}, [36], None),
+        ({"upload": "int8"}, [255], "fewer than 256 numbers are sent whole, and a model has 255"),
+        ({"upload": "topk"}, [36, 40], "and a model has 40"),
+        ({"upload": "int8"}, [36, 256], None),
+        # A number of four bytes has a place of four more.
+        ({"upload": "topk", "ratio": 0.49}, [1000], None),
+        ({"upload": "topk", "ratio": 0.5}, [1000], "take communication.ratio below 0.5"),
+        ({"upload": "topk", "ratio": 0.9}, [36, 1000], "take communication.ratio below 0.5"),
+    ],
+)
+def test_a_model_that_is_sent_whole_is_said(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], parameters: list[int], says: str | None
+) -> None:
+    monkeypatch.setattr(compression, "LEAST", 256)
+    how = CommunicationOptions(**options)
+    line = sent_whole(how, parameters)
+    assert line == "" if says is None else says in line
+    # A client sends its models so.
+    shorter = []
+    for count in parameters:
+        value = torch.randn(count, generator=torch.Generator().manual_seed(0))
+        cell, upload = cell_of([0], up={"w": Reduce.MEAN}), Upload({"w": value})
+        sent = upload
+        if how.upload != "none":
+            sent, _ = Compression(how, {}, {}).sent(upload, cell, lambda purpose: torch.Generator().manual_seed(1))
+        shorter.append(upload_bytes(sent) < value.nbytes)
+    assert any(shorter) == (says is None and how.upload != "none")

@@ -580,7 +580,7 @@ def test_a_client_of_pairs_has_labels_and_masks_of_pairs() -> None:
         ("x", torch.ones(0, 2), "found [0, 2]"),
         ("x", torch.ones(2), "found [2]"),
         ("y", torch.tensor([0, 1]), "must be the one label of the graph, found [2]"),
-        ("y", [1], "found list"),
+        ("y", {1}, "found set"),
         ("edge_index", torch.tensor([[0], [1]]), "names a node outside 0 to 0"),
         ("edge_index", torch.tensor([[-1], [0]]), "names a node outside 0 to 0"),
         ("edge_index", torch.ones(2, 1), "must be integers"),

@@ -1,0 +1,187 @@
+"""Keys that are laid over a config: options of a section, sections, and words that stand for a section.
+
+Which sections there are, and what a word stands for in each, comes from the classes of their options.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+from yaml import YAMLError
+
+from shoal.engine.config.config_text import announce, require_small, with_new_name
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import Named
+
+# Raised by YAML, OmegaConf and its grammar on arbitrary text.
+UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
+# Keys of a mapping that can be parts of a dotted key.
+PLAIN = re.compile(r"\w+")
+# The class of the options of each section, by dotted key.
+Sections = Mapping[str, type]
+
+
+class Given(NamedTuple):
+    """Keys that were laid over a config.
+
+    Attributes:
+        keys: Dotted keys, and sections that were given as a whole.
+        words: Of the keys those that a word for their section gave, as `attack=sign_flip` does `attack.kind`.
+    """
+
+    keys: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+
+
+class _Unit(NamedTuple):
+    """A key, or a section that is given as a whole, with a value, maybe that of a word; and what the user wrote."""
+
+    key: str
+    value: Any
+    shown: str
+    by_word: bool = False
+
+
+def sections_of(options: type, at: str = "") -> Iterator[tuple[str, type]]:
+    """Yields dotted keys of sections, at any depth, with the class of their options; of lists that of their entries."""
+    names = options.model_fields if issubclass(options, BaseModel) else [field.name for field in fields(options)]  # type: ignore[arg-type]
+    hints = get_type_hints(options)
+    for name in names:
+        for cls in _classes(hints[name]):
+            if issubclass(cls, Named):
+                yield at + name, cls
+            elif is_dataclass(cls):
+                yield at + name, cls
+                yield from sections_of(cls, f"{at}{name}.")
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    """Yields the classes in a type, of a container those of its entries."""
+    inner = get_args(hint)
+    if not inner and isinstance(hint, type):
+        yield hint
+    for part in inner:
+        yield from _classes(part)
+
+
+def word_key(section: type) -> str | None:
+    """Returns the key of a section for whose value a word alone may stand; None: it has none."""
+    return getattr(section, "short", None)
+
+
+def with_long_forms(plain: Any, sections: Sections, at: str = "") -> Any:
+    """Returns plain values, of a config or of a section `at` a key, with mappings in place of words for sections."""
+    if at and at not in sections:
+        return plain
+    if isinstance(plain, Mapping):
+        return {
+            name: with_long_forms(value, sections, f"{at}.{name}".lstrip(".")) if isinstance(name, str) else value
+            for name, value in plain.items()
+        }
+    short = word_key(sections[at]) if at else None
+    if short is None:
+        return plain
+    if isinstance(plain, list | tuple) and issubclass(sections[at], Named):
+        return [with_long_forms(entry, sections, at) for entry in plain]
+    return {short: plain} if isinstance(plain, str) else plain
+
+
+def lay_over(raw: DictConfig, given: Sequence[tuple[str, str, Any]], sections: Sections) -> Given:
+    """Puts plain values into a config in long form; where a key is given twice, the last value holds.
+
+    A word for a section is the value of one of its keys, so that options may stand before or behind it. Where options
+    belong to a name, as those of a method do, a section that is given takes the place of the one before, and options
+    that go with that one are named.
+
+    Args:
+        given: What the user wrote, a dotted key, and its value.
+
+    Raises:
+        ShoalError: A value cannot be set there.
+    """
+    units = [unit for shown, key, value in given for unit in _units(key, value, shown, sections)]
+    whole = {unit.key: number for number, unit in enumerate(units) if _of_a_name(unit.key, sections)}
+    units = [unit for number, unit in enumerate(units) if whole.get(unit.key, number) == number]
+    before = {key: _removed(raw, key) for key in whole}
+    # A list is there before options of its entries, and what is no mapping drops none that are given.
+    for unit in sorted(units, key=lambda unit: unit.key not in whole or isinstance(unit.value, Mapping)):
+        try:
+            OmegaConf.update(raw, unit.key, unit.value, force_add=True)
+        except UNREADABLE as error:
+            raise ShoalError(
+                unit.shown,
+                f"cannot be set: {reason_of(error)}; an entry of a list is named by its place, as in model.0.hidden=32",
+            ) from error
+    for key, old in before.items():
+        _name_what_goes(key, old, OmegaConf.select(raw, key), sections[key])
+    names = frozenset(unit.key for unit in units)
+    return Given(names | before.keys(), frozenset(unit.key for unit in units if unit.by_word))
+
+
+def _units(key: str, value: Any, shown: str, sections: Sections) -> Iterator[_Unit]:
+    """Yields the keys that a value is for: of a section's mapping those in it, at any depth."""
+    section = sections.get(key)
+    if section is None or _of_a_name(key, sections):
+        yield _Unit(key, with_long_forms(value, sections, key), shown)
+    elif isinstance(value, str) and (short := word_key(section)):
+        yield _Unit(f"{key}.{short}", value, shown, by_word=True)
+    elif isinstance(value, Mapping) and value and all(PLAIN.fullmatch(str(name)) for name in value):
+        for name, inner in value.items():
+            yield from _units(f"{key}.{name}", inner, shown, sections)
+    else:
+        yield _Unit(key, value, shown)
+
+
+def _of_a_name(key: str, sections: Sections) -> bool:
+    """Returns whether the options of a section belong to its name: another name has others."""
+    return key in sections and issubclass(sections[key], Named)
+
+
+def _removed(raw: DictConfig, key: str) -> Any:
+    """Takes a section out of a config, and returns its plain value; None: it has none."""
+    above, _, name = key.rpartition(".")
+    holder = OmegaConf.select(raw, above) if above else raw
+    if not isinstance(holder, DictConfig) or name not in holder:
+        return None
+    old = OmegaConf.to_container(holder)[name]  # type: ignore[call-overload,index]
+    del holder[name]
+    return old
+
+
+def _name_what_goes(key: str, old: Any, new: Any, section: type) -> None:
+    """Says which options of the old section are not in the new one, unless a list takes its place, which shows it."""
+    if isinstance(new, ListConfig):
+        return
+    entries = {f"{key}.{place}": entry for place, entry in enumerate(old)} if isinstance(old, list) else {key: old}
+    for at, entry in entries.items():
+        options = dict(entry) if isinstance(entry, Mapping) else {}
+        name = options.pop(word_key(section), None)
+        stay = new if at == key and isinstance(new, DictConfig) else {}
+        for option, value in options.items():
+            default = section.model_fields.get(option)  # type: ignore[attr-defined]
+            if option not in stay and (default is None or value != default.default):
+                announce(
+                    f"{at}.{option}",
+                    f"belongs to {key} {name}, and {key} is given anew; it is left out",
+                )
+
+
+def override_of(text: str) -> tuple[str, str, Any]:
+    """Returns the text `key.sub=value`, its dotted key, and its plain value. Raises ShoalError: it has none."""
+    key, value = text.split("=", 1)
+    try:
+        require_small(value)
+        plain = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]  # type: ignore[call-overload,index]
+    except UNREADABLE as error:
+        raise ShoalError(text, f"cannot be set: {reason_of(error)}") from error
+    return text, *with_new_name(key, plain)
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the text of an error on one line; its type where it has none."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
