@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shoal.engine.records.at_work import exits_named
 from shoal.engine.screen.interrupt import Interrupted, end_children, end_with_parent, listen, listen_no_more
 from shoal.storage.errors import ReaderGone, ShoalError
 
@@ -26,7 +27,8 @@ def main() -> None:
     # A crash of compiled code says the line of Python that it came from.
     faulthandler.enable(sys.stderr.fileno(), all_threads=False)
     end_with_parent()
-    command()
+    with exits_named():
+        command()
 
 
 def end() -> None:

@@ -24,6 +24,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.engine.config.config import Config, ResourcesConfig
+from shoal.engine.records.at_work import leave_at_once
 from shoal.engine.screen.interrupt import end_children
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
@@ -156,7 +157,7 @@ def _in_time(where: str) -> Iterator[None]:
 def _end(line: str) -> NoReturn:
     say(f"shoal: ray: {line}")
     end_children()
-    os._exit(2)
+    leave_at_once(2)
 
 
 def _probe(address: str | None) -> None:

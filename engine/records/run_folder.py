@@ -18,6 +18,7 @@ from shoal.engine.config.names import CODE, kept_name, read_all, renamed
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.config.sections import OLD_MOMENTS, current_scopes
 from shoal.engine.records import checkpoint
+from shoal.engine.records.at_work import AtWork, ended_at
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientScores
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import METRICS, OF_RUN, RECORDS, Metrics, read_metrics
@@ -87,6 +88,14 @@ def failure_of(run: Path) -> str | None:
     return f"failed before its first round: {line}" if not started(run) else f"failed: {line}"
 
 
+def state_of(run: Path) -> str:
+    """Returns how an unfinished run stands: why it failed, or how far it is and where a process is or was at work."""
+    if failure := failure_of(run):
+        return failure
+    place = ended_at(run)
+    return ("unfinished" if started(run) else "not begun") + (f"; at work, or lost, {place}" if place else "")
+
+
 class RunFolder:
     """The one writer of a run folder."""
 
@@ -100,6 +109,7 @@ class RunFolder:
         self.uploads = ClientScores(path, UPLOADS)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
         self._lock = locked(path, "run.root", busy)
+        self.at_work = AtWork(path)
         self._log = _Log(self.log, delay=True)
         text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
         self._log.setFormatter(_JsonLines(path.name) if log_format == "json" else text)
@@ -149,6 +159,7 @@ class RunFolder:
 
     def fail(self, line: str) -> None:
         """Notes why the run failed, until it begins again; what cannot be written is in the log."""
+        self.at_work.close()
         with suppress(OSError, ShoalError), replacing(self.path / FAILURE) as unfinished:
             unfinished.write_text(" ".join(line.split()) + "\n")
 

@@ -90,6 +90,8 @@ def run(
             raise ShoalError(
                 folder.path, "--fresh", "a fork begins with rounds of its parent; remove it, and fork again"
             )
+        if folder.at_work.before and not fresh:
+            _say_where_it_ended(folder, folder.at_work.before)
         if not fresh:
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
@@ -129,7 +131,10 @@ def run(
         go_on_from(folder, found, config.run)
         own = backend or open_backend(config)
         try:
-            Driver(plan, folder, own, job, store, read, trainers, go_on).drive(found.state if found else None, until)
+            with folder.at_work.noted(folder.fail):
+                Driver(plan, folder, own, job, store, read, trainers, go_on).drive(
+                    found.state if found else None, until
+                )
         finally:
             if backend is None:
                 own.close()
@@ -179,6 +184,13 @@ def _chosen_on_samples(config: Config) -> str:
         f"evaluation.clients: {config.evaluation.clients}: for {' and '.join(keys)} the best round is the best of "
         "samples of clients; with all, it is the best of the federation"
     )
+
+
+def _say_where_it_ended(folder: RunFolder, place: str) -> None:
+    """Says where a process ended that could not: a crash, a kill, or an exit of code that is compiled."""
+    line = f"the process before ended without a line, {place}: it was killed, or compiled code crashed or left"
+    say(f"{folder.path}: {line}")
+    log.warning(line)
 
 
 def _note(error: ShoalError, folder: RunFolder) -> None:

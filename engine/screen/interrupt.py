@@ -10,6 +10,7 @@ from types import FrameType
 
 import psutil
 
+from shoal.engine.records.at_work import leave_at_once
 from shoal.storage.files.places import remove_temporary
 from shoal.storage.parent import ends_with
 
@@ -104,12 +105,12 @@ def listen_no_more() -> None:
 def end_now(number: int) -> None:
     """Ends all child processes and this one, with status 128 plus the number of the signal."""
     listen_no_more()
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         # Below a bar, and what the terminal shows of the key.
         _print(f"{SHOW_CURSOR}\n", end="")
     _print("\n".join(["stopped", *_last]))
     end_children()
-    os._exit(128 + number)
+    leave_at_once(128 + number)
 
 
 def end_children() -> None:
@@ -135,5 +136,6 @@ def _children() -> list[psutil.Process]:
 
 def _print(text: str, end: str = "\n") -> None:
     """A line from within a signal handler: by the system, for the streams of Python may be at work."""
-    with suppress(OSError, ValueError):
+    # Before the streams of a command are open, one that is closed is none.
+    with suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), (text + end).encode())

@@ -15,6 +15,7 @@ from statistics import fmean
 from shoal.engine.cluster.open_backend import open_backend, require_own_package
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
+from shoal.engine.records.at_work import ended_at
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.runs.dry_run import expected
@@ -161,8 +162,8 @@ class Sweep:
                     code = running.pop(place).returncode
                     if signalled and code:
                         continue
-                    if code:
-                        self._failed(place, _failure(self._output(place), code))
+                    if code or not self._done(place):
+                        self._failed(place, _failure(self._output(place), code, ended_at(self.plans[place].folder)))
                     else:
                         self._tried(place, partial(self._take_over, place))
                     self._write()
@@ -262,14 +263,15 @@ class Sweep:
         return {others: max(scores, key=scores.__getitem__) for others, scores in found.items()}
 
 
-def _failure(output: Path, code: int) -> str:
-    """The error line of a process that failed."""
+def _failure(output: Path, code: int, place: str | None) -> str:
+    """The error line of a process that failed; `place` is where it was in its run, if it could not say that."""
+    where = "" if place is None else f", {place}"
     if code < 0:
-        return f"its process was killed by signal {-code}"
+        return f"its process was killed by signal {-code}{where}"
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
     failures = [line for line in lines if line.startswith(PREFIX)]
     if not failures:
-        return f"{output}: status {code}: {lines[-1] if lines else 'no output'}"
+        return f"{output}: status {code}{where}: {lines[-1] if lines else 'no output'}"
     # A row names its run, and with that the log.
     return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 
