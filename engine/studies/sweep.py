@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from shoal.engine.cluster.open_backend import open_backend, require_own_package
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.at_work import ended_at
@@ -31,7 +31,17 @@ from shoal.engine.studies.sweep_view import FAILED, FINISHED, NOT_CHOSEN, SweepV
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, ShoalError
 
-SHOAL = (sys.executable, "-m", "shoal")
+PACKAGE = Path(__file__).absolute().parents[2]
+# As the command of an installation, and unlike `-m`, a process looks for no module in the working directory, where a
+# `types.py` of a user's would come before Python's; it is this package, wherever that lies.
+START = """import importlib.util, sys
+path = {path!r}
+spec = importlib.util.spec_from_file_location("shoal", path + "/__init__.py", submodule_search_locations=[path])
+sys.modules["shoal"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from shoal.engine.cli.main import main
+main()"""
+SHOAL = (sys.executable, "-P", "-c", START.format(path=str(PACKAGE)))
 # The one line of a failure begins with it.
 PREFIX = "shoal: "
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -135,7 +145,6 @@ class Sweep:
 
         Interrupted, all running processes end with their round and a checkpoint, and no more are started.
         """
-        require_own_package()
         waiting = [place for place in places if not self._done(place)]
         for place in places:
             if place not in waiting:
