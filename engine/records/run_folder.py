@@ -26,7 +26,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import text_digest
-from shoal.storage.files.disk import locked
+from shoal.storage.files.disk import LOCK, locked
 from shoal.storage.files.places import cache_folder
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import is_address
@@ -108,6 +108,7 @@ class RunFolder:
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         self.uploads = ClientScores(path, UPLOADS)
         busy = ShoalError(path, "another run of this config is writing here; wait for it or change name or run.root")
+        self.is_new = not present(path)
         self._lock = locked(path, "run.root", busy)
         self.at_work = AtWork(path)
         self._log = _Log(self.log, delay=True)
@@ -121,6 +122,12 @@ class RunFolder:
         # A full disk was noticed when the lines were logged.
         with suppress(OSError):
             self._log.close()
+        if self.is_new:
+            # A command that was refused leaves nothing.
+            with suppress(OSError):
+                if [path.name for path in self.path.iterdir()] == [LOCK]:
+                    (self.path / LOCK).unlink()
+                    self.path.rmdir()
         self._lock.close()
 
     @property

@@ -142,7 +142,8 @@ def run(
             remote.finish()
         return folder.path
     except Exception as error:
-        if isinstance(error, ShoalError):
+        # A refusal in one line makes no folder for its log.
+        if isinstance(error, ShoalError) and (begun or error.detail or not folder.is_new):
             _note(error, folder)
         if begun:
             folder.fail(error.line if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}")
