@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -113,11 +113,14 @@ def end_now(number: int) -> None:
     leave_at_once(128 + number)
 
 
-def end_children() -> None:
-    """Kills every process that this one started, and those that they started; their temporary folders go, too."""
+def end_children(spared: Collection[int] = ()) -> None:
+    """Kills every process that this one started, and those that they started; their temporary folders go, too.
+
+    Children of this process whose numbers are `spared` go on.
+    """
     # Stopped first, so that none starts another one behind the count.
     stopped: dict[int, psutil.Process] = {}
-    while new := [child for child in _children() if child.pid not in stopped]:
+    while new := [child for child in _children(spared) if child.pid not in stopped]:
         for child in new:
             stopped[child.pid] = child
             with suppress(psutil.Error):
@@ -128,9 +131,13 @@ def end_children() -> None:
     remove_temporary()
 
 
-def _children() -> list[psutil.Process]:
+def _children(spared: Collection[int] = ()) -> list[psutil.Process]:
+    kept = set(spared)
+    for number in spared:
+        with suppress(psutil.Error):
+            kept |= {child.pid for child in psutil.Process(number).children(recursive=True)}
     with suppress(psutil.Error):
-        return psutil.Process().children(recursive=True)
+        return [child for child in psutil.Process().children(recursive=True) if child.pid not in kept]
     return []
 
 
