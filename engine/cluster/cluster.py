@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.engine.cluster.raylet import RayletEnded, has_ended, why_ended
 from shoal.engine.config.config import Config, ResourcesConfig
-from shoal.engine.records.at_work import leave_at_once
+from shoal.engine.records.at_work import end_process
 from shoal.engine.screen.interrupt import end_children
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
@@ -204,7 +204,7 @@ def _in_time(where: str) -> Iterator[None]:
 def _end(line: str) -> NoReturn:
     say(f"shoal: ray: {line}")
     end_children()
-    leave_at_once(2)
+    end_process(2)
 
 
 def _probe(address: str | None) -> None:

@@ -14,7 +14,7 @@ from shoal.storage.files.reading import read_bytes
 NAME = "failure.txt.unfinished"
 LONGEST = 120
 # Before anything replaces it.
-leave_at_once = os._exit
+end_process = os._exit
 # The runs that this process is at work on, the innermost last.
 _runs: list["AtWork"] = []
 
@@ -82,7 +82,7 @@ def exits_named() -> Iterator[None]:
 
     def leave(status: int) -> NoReturn:
         if os.getpid() != process:
-            leave_at_once(status)
+            end_process(status)
         caller = sys._getframe(1)
         where = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
         line = f"{where}: os._exit({status}) ends the whole process; raise an error instead"
@@ -92,7 +92,7 @@ def exits_named() -> Iterator[None]:
             _runs[-1].close()
         with suppress(OSError):
             os.write(2, f"shoal: {one_line(line)}\n".encode(errors="replace"))
-        leave_at_once(status or 2)
+        end_process(status or 2)
 
     os._exit = leave
     try:

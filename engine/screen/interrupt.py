@@ -10,7 +10,7 @@ from types import FrameType
 
 import psutil
 
-from shoal.engine.records.at_work import leave_at_once
+from shoal.engine.records.at_work import end_process
 from shoal.storage.files.places import remove_temporary
 from shoal.storage.parent import ends_with
 
@@ -110,7 +110,7 @@ def end_now(number: int) -> None:
         _print(f"{SHOW_CURSOR}\n", end="")
     _print("\n".join(["stopped", *_last]))
     end_children()
-    leave_at_once(128 + number)
+    end_process(128 + number)
 
 
 def end_children(spared: Collection[int] = ()) -> None:

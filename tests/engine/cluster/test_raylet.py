@@ -38,7 +38,7 @@ main()
 FATAL = (
     "[2026-11-28 16:20:18,320 C 7468 7468] (raylet) node_manager.cc:3636:  An unexpected system state has occurred. "
     "You have likely discovered a bug in Ray. Please report this issue at https://github.com/ray-project/ray/issues "
-    "and we'll work with you to fix it. Check failed: statussetor3636.has_value() {what}\n*** StackTrace Information ***\n"
+    "and we'll work with you to fix it. Check failed: statussetor3636.has_value() {what}\n*** StackTrace ***\n"
 )
 PORT = "Timed out waiting for file /tmp/a/session_2026-11-28/runtime_env_agent_port_14846de3"
 BEFORE = "[2026-11-28 16:20:17,001 E 7468 7468] (raylet) main.cc:12: an error of before\n"
