@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from shoal.algorithms.base import Algorithm
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import ReaderGone, ShoalError
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.tracebacks import in_words, raised_by_itself
 
@@ -45,7 +45,7 @@ class ProtocolError(Exception):
 def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
     """Whatever a hook raises in the block becomes a `ShoalError`, `before` and its file and line at the front.
 
-    Errors that are such a line already, a full GPU and a Ctrl-C pass as they are.
+    Errors that are such a line already, a full GPU, a Ctrl-C and output that nothing reads pass as they are.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
 
 def raise_named(method: Algorithm, hook: str, error: BaseException, before: str = "") -> NoReturn:
     """Raises the error of a hook as one line; see `code_of`. Without a hook the error is raised as it is."""
-    if not hook or isinstance(error, ShoalError | torch.OutOfMemoryError):
+    if not hook or isinstance(error, ShoalError | ReaderGone | torch.OutOfMemoryError):
         raise error
     if isinstance(error, ProtocolError):
         raise fault(method, hook, str(error), before) from None

@@ -45,6 +45,10 @@ class ShoalError(Exception):
         return self.line
 
 
+class ReaderGone(SystemExit):
+    """Nothing reads the command's results any more, as after `| head -1`: no fault of the code that printed."""
+
+
 class FetchError(ShoalError):
     """A file of a store at an address cannot be brought to this machine, or kept there: no fault of a client."""
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.storage.errors import one_line
+
 if TYPE_CHECKING:
     # Listing runs loads no NumPy.
     import numpy as np
@@ -37,8 +39,15 @@ class Running:
         return self._lines()
 
     def stop(self, why: str) -> None:
-        """Ends the run after this round, or after the next one that ends with an evaluation; it then is finished."""
-        self.stopped = self.stopped or why
+        """Ends the run after this round, or after the next one that ends with an evaluation; it then is finished.
+
+        Args:
+            why: A text for the summary; TypeError: it is none, or empty.
+        """
+        if not isinstance(why, str) or not why.strip():
+            found = "an empty one" if isinstance(why, str) else type(why).__name__
+            raise TypeError(f"stop() expects a text that says why, got {found}")
+        self.stopped = self.stopped or one_line(why)
 
 
 @dataclass(frozen=True)

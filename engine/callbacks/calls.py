@@ -11,7 +11,7 @@ from typing import Any
 from shoal.engine.callbacks.callback import Callback, Line, Predictions, Running
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import LOGGERS
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import ReaderGone, ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.option_fields import field_values, require_all
@@ -116,6 +116,8 @@ class Calls:
         for name, callback in last.items():
             try:
                 callback.end(self.running, summary)
+            except ReaderGone:
+                raise
             except (Exception, SystemExit) as error:
                 self._note(name, "end", error)
                 if name not in LOGGERS:
@@ -127,6 +129,8 @@ class Calls:
         for name, callback in list(self._callbacks.items()):
             try:
                 call(callback)
+            except ReaderGone:
+                raise
             except (Exception, SystemExit) as error:
                 if name not in LOGGERS:
                     raise _failure(name, hook, error) from error

@@ -1,16 +1,20 @@
 """The process of a command: signals first of all, its streams, and one line for what a user can cause."""
 
+import atexit
 import codecs
+import faulthandler
 import io
 import locale
 import os
+import select
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+from shoal.engine.records.at_work import exits_named
 from shoal.engine.screen.interrupt import Interrupted, end_children, end_with_parent, listen, listen_no_more
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import ReaderGone, ShoalError
 from shoal.storage.plain_text import plain_text
 
 
@@ -18,14 +22,21 @@ def main() -> None:
     """The whole process: from now on it answers signals."""
     files_in_utf8()
     listen()
-    end_with_parent()
+    # Registered first, it runs last: hooks of services, as that of Weights & Biases, talk to their own processes.
+    atexit.register(end)
     open_streams()
-    try:
+    # A crash of compiled code says the line of Python that it came from.
+    faulthandler.enable(sys.stderr.fileno(), all_threads=False)
+    end_with_parent()
+    with exits_named():
         command()
-    finally:
-        listen_no_more()
-        # Of a Ray whose own processes were killed, others may be left.
-        end_children()
+
+
+def end() -> None:
+    """Ends what the command started; a signal does not change its status any more."""
+    listen_no_more()
+    # Of a Ray whose own processes were killed, others may be left.
+    end_children()
 
 
 def command() -> None:
@@ -43,8 +54,7 @@ def command() -> None:
             app(args=[a for a in sys.argv[1:] if a != "--debug"], prog_name="shoal", standalone_mode=True)
         finally:
             # Later, a disk that is full would not be known from the status.
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except ShoalError as error:
         if debug:
             import traceback
@@ -129,7 +139,17 @@ def way_out(error: ModuleNotFoundError) -> str | None:
     return f"the package {package} is not installed; pip install {package}, or do without it: {without}"
 
 
-class _Output(io.FileIO):
+class _Stream(io.FileIO):
+    """A stream that waits for its reader where that is slow, also if another process made it one that does not wait."""
+
+    def write(self, data: Any) -> int:
+        # Python gives None where a pipe is full.
+        while (written := super().write(data)) is None:
+            select.select([], [self], [])
+        return written
+
+
+class _Output(_Stream):
     """Results. Where `head` has read enough, the command ends as by SIGPIPE; a full disk ends it with a line."""
 
     def write(self, data: Any) -> int:
@@ -137,13 +157,13 @@ class _Output(io.FileIO):
             return super().write(data)
         except BrokenPipeError:
             _to_nowhere(self)
-            raise SystemExit(128 + signal.SIGPIPE) from None
+            raise ReaderGone(128 + signal.SIGPIPE) from None
         except OSError as error:
             _to_nowhere(self)
             raise ShoalError("standard output", f"cannot be written: {error.strerror}; files are kept") from error
 
 
-class _Messages(io.FileIO):
+class _Messages(_Stream):
     """Progress. Where it cannot be written, as on a terminal that is gone, it is lost, and the command goes on."""
 
     def write(self, data: Any) -> int:
@@ -162,16 +182,36 @@ def _to_nowhere(file: io.FileIO) -> None:
 
 
 def open_streams() -> None:
-    """Replaces both of Python's streams; a character that a terminal lacks is written as its number."""
+    """Replaces both of Python's streams; a character that a terminal lacks is written as its number.
+
+    What is written to a stream that is closed is lost. Its number is taken, so that no file gets it, into which others
+    would then print.
+    """
+    for number, closed in enumerate((sys.stdin is None, sys.stdout is None, sys.stderr is None)):
+        if closed:
+            _take_number(number)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     for name, kind in (("stdout", _Output), ("stderr", _Messages)):
         stream = getattr(sys, name)
-        if stream is not None:
-            raw = kind(stream.fileno(), "wb", closefd=False)
-            # Unbuffered (PYTHONUNBUFFERED), a stream has no lines of its own.
-            lines = stream.line_buffering or stream.write_through
-            options = {"line_buffering": lines, "write_through": stream.write_through}
-            text = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "backslashreplace", **options)
-            setattr(sys, name, text)
+        raw = kind(stream.fileno(), "wb", closefd=False)
+        # Unbuffered (PYTHONUNBUFFERED), a stream has no lines of its own.
+        lines = stream.line_buffering or stream.write_through
+        options = {"line_buffering": lines, "write_through": stream.write_through}
+        text = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "backslashreplace", **options)
+        setattr(sys, name, text)
+
+
+def _take_number(number: int) -> None:
+    """Makes a descriptor that was closed one of nothing, for this process and those that it starts."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere == number:
+        os.set_inheritable(nowhere, True)
+    else:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def files_in_utf8() -> None:

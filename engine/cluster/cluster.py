@@ -19,11 +19,13 @@ import numpy as np
 import psutil
 import ray
 import torch
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from shoal.engine.cluster.raylet import RayletEnded, has_ended, why_ended
 from shoal.engine.config.config import Config, ResourcesConfig
+from shoal.engine.records.at_work import end_process
 from shoal.engine.screen.interrupt import end_children
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
@@ -32,8 +34,10 @@ from shoal.storage.files.places import cache_folder, remove_temporary, short_fol
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
 START_SECONDS, SECONDS_IN_SILENCE, SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 120.0, 15.0, 0.2, 30.0
-SECONDS_TO_LEAVE = 5.0
-RAYLET_ENDED = "the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
+# Ray looks for its raylet for ten seconds at a time.
+SECONDS_TO_LEAVE = 15.0
+# Of a busy machine, Ray's helpers may be slow to start; the second time their files are in memory.
+TRIES = 2
 # A socket has at most 107 bytes, of which Ray names 66 below its folder.
 LONGEST_FOLDER = 41
 # Small outcomes go straight to the server: the object store would cost the raylet more time. Reports of tasks, timings
@@ -57,20 +61,15 @@ def connect(config: Config) -> "Patience":
     always: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     # Its own for every run: two on one cluster have actors of the same names.
     always["namespace"] = f"shoal-{config.name}-{secrets.token_hex(3)}"
-    environment: dict[str, Any] = dict(config.ray.runtime_env.items())
+    always["runtime_env"] = environment = dict(config.ray.runtime_env.items())
     try:
         _probe(address)
-        with _signals_kept(), _in_time(address or "this machine"):
-            if address is None:
-                folder = str(short_folder("ray-", LONGEST_FOLDER))
-                # Without an address Ray would join whatever cluster was started on this machine last. It listens on the
-                # loopback address where it takes no other machines.
-                private = {"include_dashboard": False, "_system_config": PRIVATE, "_temp_dir": folder}
-                with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
-                    ray.init(address="local", runtime_env=environment, **private, **always)
-            else:
-                environment["py_modules"] = [*environment.get("py_modules", ()), _package()]
-                ray.init(address=address, runtime_env=environment, **always)
+        if address is None:
+            _start(always)
+        else:
+            environment["py_modules"] = [*environment.get("py_modules", ()), _package()]
+            with _signals_kept(), _in_time(address):
+                ray.init(address=address, **always)
     except Exception as error:
         remove_temporary()
         if isinstance(error, ShoalError):
@@ -88,6 +87,58 @@ def connect(config: Config) -> "Patience":
         ray.shutdown()
         remove_temporary()
         raise
+
+
+class NotStarted(ShoalError):
+    """Ray does not start on this machine, though nothing is wrong with the config."""
+
+
+def raylet_fault() -> str:
+    """One line for the raylet of this process's Ray, which has ended."""
+    return f"{why_ended(_folder)}, and use --resume"
+
+
+# Of the Ray that was started here last.
+_folder: Path | None = None
+
+
+def _start(always: Mapping[str, Any]) -> None:
+    """Starts a Ray on this machine, a second time where its raylet ends while it starts. Raises NotStarted."""
+    global _folder
+    for number in range(1, TRIES + 1):
+        earlier = {child.pid for child in psutil.Process().children()}
+        _folder = short_folder("ray-", LONGEST_FOLDER)
+        # Without an address Ray would join whatever cluster was started on this machine last. It listens on the
+        # loopback address where it takes no other machines.
+        private = {"include_dashboard": False, "_system_config": PRIVATE, "_temp_dir": str(_folder)}
+        look = services.get_node
+
+        def seen(*where: Any) -> Any:
+            # Ray itself would ask for 30 s, of a raylet that is slow, and of one that has ended.
+            while True:
+                if has_ended(earlier):  # noqa: B023
+                    raise RayletEnded
+                try:
+                    return look(*where)  # noqa: B023
+                except RuntimeError:
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+
+        try:
+            with (
+                _signals_kept(),
+                _in_time("this machine"),
+                patch.object(services, "get_node", seen),
+                patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
+            ):
+                ray.init(address="local", **private, **always)
+            return
+        except RayletEnded:
+            fault = why_ended(_folder)
+            ray.shutdown()
+            end_children(earlier)
+            if number == TRIES:
+                raise NotStarted("ray", f"{fault}; tried {TRIES} times; engine.backend=local needs no Ray") from None
+            say(f"Ray did not start: {fault}; trying again")
 
 
 def disconnect(config: Config) -> None:
@@ -134,12 +185,9 @@ def _in_time(where: str) -> Iterator[None]:
         began, announced = time.monotonic(), False
         while not done.wait(SECONDS_BETWEEN_LOOKS):
             waited = time.monotonic() - began
-            with suppress(psutil.Error):
-                started = [child for child in psutil.Process().children() if child.pid not in earlier]
-                ended = any(child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE for child in started)
-                # An interrupt ends Ray's processes, and then this one, by itself.
-                if ended and not done.wait(SECONDS_TO_LEAVE):
-                    _end(RAYLET_ENDED)
+            # An interrupt ends Ray's processes, and then this one, by itself.
+            if has_ended(earlier) and not done.wait(SECONDS_TO_LEAVE):
+                _end(raylet_fault())
             if waited > START_SECONDS:
                 _end(f"did not start at {where} in {START_SECONDS:.0f} s; look there, or set engine.backend=local")
             if waited > SECONDS_IN_SILENCE and not announced:
@@ -156,7 +204,7 @@ def _in_time(where: str) -> Iterator[None]:
 def _end(line: str) -> NoReturn:
     say(f"shoal: ray: {line}")
     end_children()
-    os._exit(2)
+    end_process(2)
 
 
 def _probe(address: str | None) -> None:

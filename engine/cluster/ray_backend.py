@@ -20,12 +20,12 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.cluster import (
-    RAYLET_ENDED,
     START_SECONDS,
     Patience,
     connect,
     disconnect,
     gpu_places,
+    raylet_fault,
     share_tensors,
 )
 from shoal.engine.cluster.mixing import multiplied, take_blocks
@@ -253,7 +253,7 @@ class ClusterHealth:
                 ) from None
             return
         if not any(node["Alive"] for node in nodes if node["NodeID"] == self._node):
-            raise ShoalError("ray", RAYLET_ENDED)
+            raise ShoalError("ray", raylet_fault())
 
 
 class RayBackend:

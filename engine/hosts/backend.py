@@ -1,6 +1,6 @@
 """What a driver steps through the rounds of a run: a server, and hosts that stay warm between runs."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -86,8 +86,22 @@ def server_of(job: Job, plan: Plan, pool: Pool, state: FederationState | None, d
     return AsynchronousServer(job, plan, pool, state, device)
 
 
+class _HostHere(Host):
+    """The host of this process, which notes the client that it visits."""
+
+    round = 0
+    note: Callable[[str], None] = staticmethod(lambda place: None)
+
+    def begins(self, client: int) -> None:
+        assert self._opened is not None
+        self.note(f"round {self.round}, {self._opened.job.who(client)}")
+
+
 class LocalBackend:
-    """A server and its one host in this process; the host is the server's pool."""
+    """A server and its one host in this process; the host is the server's pool.
+
+    A crash of compiled code ends this process, and with it the run: see `note_places`.
+    """
 
     retried = 0
     transfer = 0.0
@@ -95,7 +109,7 @@ class LocalBackend:
 
     def __init__(self, device: torch.device = CPU) -> None:
         """Starts without a job; the method's server part computes on `device`."""
-        self._host, self._device = Host(), device
+        self._host, self._device = _HostHere(), device
         self._job_id = ""
         self._server: Server | None = None
 
@@ -105,11 +119,17 @@ class LocalBackend:
         self._job_id = job.id
         return self
 
+    def note_places(self, note: Callable[[str], None]) -> None:
+        """Gives `note` the round and the client of every visit, as it begins, and when the server goes on."""
+        self._host.note = note
+
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         """Runs cells in their order; yields the position of each with its outcome."""
+        self._host.round = cells[0].round if cells else 0
         for position, outcome in enumerate(self._host.run_cells(self._job_id, cells, shared)):
             assert outcome is not None
             yield position, outcome
+        self._host.note(f"round {self._host.round}, server")
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         self._server = server_of(job, plan, self.enter(job), state, self._device)

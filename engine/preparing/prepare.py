@@ -75,13 +75,14 @@ TO_START, TO_JOIN = 1 << 28, 1 << 26
 def _on_machines(config: Config) -> Iterator[None]:
     """Large work inside of the block is done by tasks of one Ray, if the config has it as its backend."""
     machines: Machines | None = None
+    here_alone = False
 
     def choice(size: int, folder: Path, files: Sequence[Path]) -> Runner:
-        nonlocal machines
+        nonlocal machines, here_alone
         address = config.ray.address
         if machines is None:
             least = TO_START if address is None else TO_JOIN
-            if config.engine.backend != "ray" or size < least or (address or "").startswith("ray://"):
+            if here_alone or config.engine.backend != "ray" or size < least or (address or "").startswith("ray://"):
                 return HERE
             # A prepare in one process needs no Ray.
             import ray
@@ -89,11 +90,17 @@ def _on_machines(config: Config) -> Iterator[None]:
             # Hosts of earlier runs have the processors.
             if ray.is_initialized():
                 return HERE
+            from shoal.engine.cluster.cluster import NotStarted
             from shoal.engine.cluster.open_backend import require_own_package
             from shoal.engine.preparing.cluster_tasks import Machines
 
             require_own_package()
-            machines = Machines(config)
+            try:
+                machines = Machines(config)
+            except NotStarted as error:
+                say(f"{error}; the prepare goes on in this process")
+                here_alone = True
+                return HERE
         return machines.runner(folder, files)
 
     try:

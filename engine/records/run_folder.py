@@ -17,6 +17,7 @@ from shoal.engine.config.config_text import CONFIG, OF_RUN, new_run, run_of, wit
 from shoal.engine.config.names import CODE, kept_name, read_all, renamed
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.records import checkpoint
+from shoal.engine.records.at_work import AtWork, ended_at
 from shoal.engine.records.checkpoint import CHECKPOINTS
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, ClientScores
 from shoal.engine.records.inputs import contents, differences
@@ -27,7 +28,7 @@ from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import text_digest
-from shoal.storage.files.disk import locked
+from shoal.storage.files.disk import LOCK, locked
 from shoal.storage.files.names import place_in
 from shoal.storage.files.places import COPIES, cache_folder
 from shoal.storage.files.reading import read_bytes
@@ -89,6 +90,14 @@ def failure_of(run: Path) -> str | None:
     return f"failed before its first round: {line}" if not started(run) else f"failed: {line}"
 
 
+def state_of(run: Path) -> str:
+    """Returns how an unfinished run stands: why it failed, or how far it is and where a process is or was at work."""
+    if failure := failure_of(run):
+        return failure
+    place = ended_at(run)
+    return ("unfinished" if started(run) else "not begun") + (f"; at work, or lost, {place}" if place else "")
+
+
 class RunFolder:
     """The one writer of a run folder."""
 
@@ -104,6 +113,7 @@ class RunFolder:
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         self.uploads = ClientScores(path, UPLOADS)
         busy = BusyError(path, "another run of this config is writing here; wait for it or change name or run.root")
+        self.is_new = not present(path)
         self._lock = locked(path, "run.root", busy)
         try:
             for name in FIXED:
@@ -111,6 +121,7 @@ class RunFolder:
         except BaseException:
             self._lock.close()
             raise
+        self.at_work = AtWork(path)
         self._log = _Log(self.log, delay=True)
         text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
         self._log.setFormatter(_JsonLines(path.name) if log_format == "json" else text)
@@ -122,6 +133,12 @@ class RunFolder:
         # A full disk was noticed when the lines were logged.
         with suppress(OSError):
             self._log.close()
+        if self.is_new:
+            # A command that was refused leaves nothing.
+            with suppress(OSError):
+                if [path.name for path in self.path.iterdir()] == [LOCK]:
+                    (self.path / LOCK).unlink()
+                    self.path.rmdir()
         self._lock.close()
 
     @property
@@ -161,6 +178,7 @@ class RunFolder:
 
     def fail(self, line: str) -> None:
         """Notes why the run failed, until it begins again; what cannot be written is in the log."""
+        self.at_work.close()
         with suppress(OSError, ShoalError), replacing(self.path / FAILURE) as unfinished:
             unfinished.write_text(" ".join(line.split()) + "\n")
 

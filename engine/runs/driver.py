@@ -11,7 +11,7 @@ from shoal.engine.callbacks.callback import Running
 from shoal.engine.callbacks.calls import Calls
 from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.config.sections import RunConfig
-from shoal.engine.hosts.backend import Backend, ServerLost
+from shoal.engine.hosts.backend import Backend, LocalBackend, ServerLost
 from shoal.engine.hosts.device import PeakMemory, resident
 from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
@@ -90,9 +90,11 @@ class Driver:
                 self.interrupt = interrupt
                 while done < rounds and not self._ended_early():
                     try:
+                        self.folder.at_work.note(f"round {done + 1}, server")
                         with self._keeping(done):
                             line = self.backend.round(self._watching(view, interrupt, done))
                         done, predicted = line["round"], line.pop("predicted", ())
+                        self.folder.at_work.note(f"after round {done}")
                         self._record(line)
                         if self._best:
                             self._best.note(line, self._current)
@@ -223,6 +225,9 @@ class Driver:
 
     def _serve(self, state: FederationState | None) -> int:
         """Opens a server from a state, a new one if it is lost; returns how many rounds are finished."""
+        self.folder.at_work.note(f"after round {state.round}" if state else "before round 1")
+        if isinstance(self.backend, LocalBackend):
+            self.backend.note_places(self.folder.at_work.note)
         try:
             self.backend.open(self.job, self.plan, state)
         except ServerLost as error:

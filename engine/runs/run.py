@@ -89,6 +89,8 @@ def run(
             raise ShoalError(
                 folder.path, "--fresh", "a fork begins with rounds of its parent; remove it, and fork again"
             )
+        if folder.at_work.before and not fresh:
+            _say_where_it_ended(folder, folder.at_work.before)
         if not fresh:
             _require_same_keys(folder, config)
         if folder.finished and not fresh:
@@ -134,7 +136,8 @@ def run(
         own = backend or open_backend(config)
         try:
             driver = Driver(plan, folder, own, job, store, read, trainers, go_on)
-            driver.drive(found.state if found else None, until)
+            with folder.at_work.noted(folder.fail):
+                driver.drive(found.state if found else None, until)
         finally:
             if backend is None:
                 own.close()
@@ -145,7 +148,8 @@ def run(
             driver.interrupt.require_none()
         return folder.path
     except Exception as error:
-        if isinstance(error, ShoalError):
+        # A refusal in one line makes no folder for its log.
+        if isinstance(error, ShoalError) and (begun or error.detail or not folder.is_new):
             _note(error, folder)
         if begun:
             folder.fail(error.line if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}")
@@ -187,6 +191,13 @@ def _chosen_on_samples(config: Config) -> str:
         f"evaluation.clients: {config.evaluation.clients}: for {' and '.join(keys)} the best round is the best of "
         "samples of clients; with all, it is the best of the federation"
     )
+
+
+def _say_where_it_ended(folder: RunFolder, place: str) -> None:
+    """Says where a process ended that could not: a crash, a kill, or an exit of code that is compiled."""
+    line = f"the process before ended without a line, {place}: it was killed, or compiled code crashed or left"
+    say(f"{folder.path}: {line}")
+    log.warning(line)
 
 
 def _note(error: ShoalError, folder: RunFolder) -> None:

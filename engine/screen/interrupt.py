@@ -4,12 +4,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 import psutil
 
+from shoal.engine.records.at_work import end_process
 from shoal.storage.files.places import remove_temporary
 from shoal.storage.parent import ends_with
 
@@ -109,19 +110,22 @@ def listen_no_more() -> None:
 def end_now(number: int) -> None:
     """Ends all child processes and this one, with status 128 plus the number of the signal."""
     listen_no_more()
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         # Below a bar, and what the terminal shows of the key.
         _print(f"{SHOW_CURSOR}\n", end="")
     _print("\n".join(["stopped", *_last]))
     end_children()
-    os._exit(128 + number)
+    end_process(128 + number)
 
 
-def end_children() -> None:
-    """Kills every process that this one started, and those that they started; their temporary folders go, too."""
+def end_children(spared: Collection[int] = ()) -> None:
+    """Kills every process that this one started, and those that they started; their temporary folders go, too.
+
+    Children of this process whose numbers are `spared` go on.
+    """
     # Stopped first, so that none starts another one behind the count.
     stopped: dict[int, psutil.Process] = {}
-    while new := [child for child in _children() if child.pid not in stopped]:
+    while new := [child for child in _children(spared) if child.pid not in stopped]:
         for child in new:
             stopped[child.pid] = child
             with suppress(psutil.Error):
@@ -132,13 +136,18 @@ def end_children() -> None:
     remove_temporary()
 
 
-def _children() -> list[psutil.Process]:
+def _children(spared: Collection[int] = ()) -> list[psutil.Process]:
+    kept = set(spared)
+    for number in spared:
+        with suppress(psutil.Error):
+            kept |= {child.pid for child in psutil.Process(number).children(recursive=True)}
     with suppress(psutil.Error):
-        return psutil.Process().children(recursive=True)
+        return [child for child in psutil.Process().children(recursive=True) if child.pid not in kept]
     return []
 
 
 def _print(text: str, end: str = "\n") -> None:
     """A line from within a signal handler: by the system, for the streams of Python may be at work."""
-    with suppress(OSError, ValueError):
+    # Before the streams of a command are open, one that is closed is none.
+    with suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), (text + end).encode())

@@ -17,12 +17,11 @@ from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import (
     CONFIG,
     FAILURE,
-    failure_of,
     finished,
     name_of_parent,
     parent_of,
     read_summary,
-    started,
+    state_of,
 )
 from shoal.engine.records.summary import NODES, OF_SAMPLES, POOLED, SAMPLED
 from shoal.engine.studies.groups import Row, short_key, varied_in
@@ -195,7 +194,7 @@ def plain_content(path: Path) -> dict[str, Any]:
         return {
             "kind": kind,
             "path": str(path),
-            "state": "finished" if done else failure_of(path) or ("unfinished" if started(path) else "not begun"),
+            "state": "finished" if done else state_of(path),
             "config": load_config(path).plain(),
             "summary": read_summary(path) if done else None,
             "rounds": read_metrics(path),
@@ -249,7 +248,7 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
     fork = f"fork of {name_of_parent(parent)} after round {parent['round']}" if parent else ""
     what = ", ".join(part for part in (head, what, fork) if part)
     if not finished(path):
-        return Entry(each, failure_of(path) or ("unfinished" if started(path) else "not begun"), what, sweep)
+        return Entry(each, state_of(path), what, sweep)
     figures = figures_by(path, mean)
     scope = next((scope for scope in ("deployed", "trained", "global") if f"{scope}.best.test" in figures), None)
     return Entry(each, "finished", what, sweep, None if scope is None else figures[f"{scope}.best.test"], scope, mean)

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from shoal.engine.cluster.open_backend import open_backend, require_own_package
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
+from shoal.engine.records.at_work import ended_at
 from shoal.engine.records.outputs import printed_file
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.records.summary import count_rounds
@@ -32,7 +33,17 @@ from shoal.engine.studies.sweep_view import FAILED, FINISHED, NOT_CHOSEN, SweepV
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, BusyError, ShoalError
 
-SHOAL = (sys.executable, "-m", "shoal")
+PACKAGE = Path(__file__).absolute().parents[2]
+# As the command of an installation, and unlike `-m`, a process looks for no module in the working directory, where a
+# `types.py` of a user's would come before Python's; it is this package, wherever that lies.
+START = """import importlib.util, sys
+path = {path!r}
+spec = importlib.util.spec_from_file_location("shoal", path + "/__init__.py", submodule_search_locations=[path])
+sys.modules["shoal"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from shoal.engine.cli.main import main
+main()"""
+SHOAL = (sys.executable, "-P", "-c", START.format(path=str(PACKAGE)))
 # The one line of a failure begins with it.
 PREFIX = "shoal: "
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -166,7 +177,6 @@ class Sweep:
 
         Interrupted, all running processes end with their round and a checkpoint, and no more are started.
         """
-        require_own_package()
         waiting = [place for place in places if not self._done(place)]
         for place in places:
             if place not in waiting:
@@ -193,10 +203,11 @@ class Sweep:
                     code = running.pop(place).returncode
                     if signalled and code:
                         continue
-                    line = _failure(self._output(place), code) if code else ""
+                    failed = code or not self._done(place)
+                    line = _failure(self._output(place), code, ended_at(self.plans[place].folder)) if failed else ""
                     if BusyError.WAY_OUT in line:
                         self._put_off(place, BusyError(line))
-                    elif code:
+                    elif failed:
                         self._failed(place, line)
                     else:
                         self._tried(place, partial(self._take_over, place))
@@ -314,14 +325,15 @@ class Sweep:
         return {others: max(scores, key=scores.__getitem__) for others, scores in found.items()}
 
 
-def _failure(output: Path, code: int) -> str:
-    """The error line of a process that failed."""
+def _failure(output: Path, code: int, place: str | None) -> str:
+    """The error line of a process that failed; `place` is where it was in its run, if it could not say that."""
+    where = "" if place is None else f", {place}"
     if code < 0:
-        return f"its process was killed by signal {-code}"
+        return f"its process was killed by signal {-code}{where}"
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
     failures = [line for line in lines if line.startswith(PREFIX)]
     if not failures:
-        return f"{output}: status {code}: {lines[-1] if lines else 'no output'}"
+        return f"{output}: status {code}{where}: {lines[-1] if lines else 'no output'}"
     # A row names its run, and with that the log.
     return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from shoal.storage.datasets.domains import joined
 from shoal.storage.datasets.user.incoming import label_values, to_array
-from shoal.storage.datasets.user.pyg_data import READ, graph_of_data, take_out
+from shoal.storage.datasets.user.pyg_data import READ, graph_of_data, require_tensors, take_out
 from shoal.storage.datasets.user.unread import require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
@@ -47,6 +47,7 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
         client = f"client {number}"
         for one in data if isinstance(data, list | tuple) else (data,):
             if isinstance(one, Data):
+                require_tensors(one, client)
                 names = {key: f"{client}.{key}" for key in one.to_dict()} | names
                 if one.num_nodes == 0:
                     raise ShoalError(client, "has no nodes; leave the client out")

@@ -78,6 +78,6 @@ def short_folder(name: str, most: int) -> Path:
 
 
 def remove_temporary() -> None:
-    """Removes the folders that `short_folder` made for this process."""
-    while _of_this_process:
-        shutil.rmtree(_of_this_process.pop(), ignore_errors=True)
+    """Removes the folders that `short_folder` made for this process, also where a hook of Ray's made one again."""
+    for folder in _of_this_process:
+        shutil.rmtree(folder, ignore_errors=True)

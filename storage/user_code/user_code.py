@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shoal.storage.errors import ShoalError
+from shoal.storage.errors import ReaderGone, ShoalError
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_text
 from shoal.storage.user_code.local_imports import LocalModules, collect
@@ -82,7 +82,7 @@ class UserCode:
         """What code in the block raises becomes a ShoalError with its file and line, and the traceback as detail."""
         try:
             yield
-        except ShoalError:
+        except (ShoalError, ReaderGone):
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, self.files):
@@ -130,6 +130,8 @@ def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
     """A class of a user's file, which is run. Raises ShoalError: it fails, with the line; or it has no such class."""
     try:
         module = beside.run(file, source)
+    except ReaderGone:
+        raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, beside.files | {file}):
             raise

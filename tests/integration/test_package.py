@@ -206,7 +206,7 @@ def test_user_folder_runs_at_once_and_on_ray(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["shoal.py", "shoal/__init__.py", "shoal/notes.txt"])
 def test_user_file_of_our_own_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Processes of Ray and of a sweep would import it; a folder that is no package stands in nobody's way."""
+    """Processes of Ray would import it; a folder that is no package stands in nobody's way."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from shoal.storage.graph.graph import Graph, require_edges
 
 # Masks are arrays of other libraries; here one array says the parts.
 OF_ARRAYS = {**PLACES, "parts": "split"}
+NO_NPZ = (
+    "is no .npz file; data.path is one, or a folder of .npy arrays (edge_index, x, y) or of tables (edges.csv, "
+    "nodes.csv, or .parquet); shoal.save_graph(shoal.from_pyg(data), folder) writes one of a PyG Data"
+)
 ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 
 
@@ -137,6 +142,9 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
     if path.is_file():
         if path.name.endswith(KINDS):
             raise ShoalError(path, f"is one table; data.path is the folder of {EDGES} and {NODES}, {path.parent}")
+        # What torch.save writes is an archive, too.
+        if path.suffix in (".pt", ".pth") or not (path.suffix == ".npz" or zipfile.is_zipfile(path)):
+            raise ShoalError(path, NO_NPZ)
         return dict.fromkeys(REQUIRED, path)
     if not path.is_dir():
         raise GraphGone(path, "not found; data.path must be an .npz file or a folder of .npy files or tables")

@@ -14,6 +14,7 @@ from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
+LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 
 
@@ -28,6 +29,11 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own
             raise ShoalError(where[key], "missing; a graph needs edges and features")
     values = {**values, "y": label_values(values.get("y"))}
     arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
+    for key, array in arrays.items():
+        if sp.issparse(array) and key not in ("x", "y"):
+            raise ShoalError(where[key], "is sparse, and only features and labels may be; give a dense tensor")
+    if arrays["x"].ndim != 2:
+        raise ShoalError(where["x"], f"expected [nodes, features], got {list(arrays['x'].shape)}")
     masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
     if masks:
         if "split" in arrays:
@@ -54,7 +60,8 @@ def to_array(value: Any, where: str) -> Any:
         return sp.csr_array(value)
     if not isinstance(value, Tensor):
         raise ShoalError(where, f"must be a tensor or an array, found {type(value).__name__}")
-    value = value.detach().cpu()
+    require_values(value, where)
+    value = value.detach().cpu().resolve_conj().resolve_neg()
     # NumPy has no bfloat16, and SciPy no float16.
     if value.dtype == torch.bfloat16 or (value.dtype == torch.float16 and value.layout != torch.strided):
         value = value.float()
@@ -64,9 +71,32 @@ def to_array(value: Any, where: str) -> Any:
     return sp.csr_array((found.values().numpy(), tuple(found.indices().numpy())), shape=tuple(found.shape))
 
 
+def require_values(value: Any, where: str) -> None:
+    """Refuses a tensor that no array can hold: one without values, of several shapes, quantized, of another layout."""
+    if not isinstance(value, Tensor):
+        return
+    kind = None
+    if value.is_nested:
+        kind = "is a nested tensor"
+    elif value.is_meta:
+        kind = "is a meta tensor, which has no values"
+    elif value.is_quantized:
+        kind = "is quantized"
+    elif value.layout not in LAYOUTS:
+        kind = f"has the layout {value.layout}"
+    elif value.dtype != torch.bfloat16:
+        try:
+            torch.empty(0, dtype=value.dtype).numpy()
+        except TypeError:
+            kind = f"has numbers of type {value.dtype}"
+    if kind is not None:
+        raise ShoalError(where, f"{kind}; give a plain or sparse tensor of float32 or whole numbers")
+
+
 def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Edges int64 `[2, E]`, and their weights `[E]` or None, of a square sparse tensor of torch or of torch_sparse."""
     value: Tensor | None
+    require_values(adjacency, where)
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
         sizes = tuple(adjacency.shape)
         entries = adjacency.detach().to_sparse_coo().coalesce()

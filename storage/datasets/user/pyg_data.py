@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Data, TemporalData
 
-from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, label_values, to_array
+from shoal.storage.datasets.user.incoming import (
+    MASKS,
+    edges_of,
+    graph_of,
+    label_values,
+    require_values,
+    to_array,
+)
 from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, require_edges
@@ -57,6 +64,7 @@ def graph_of_data(
             f"must be a torch_geometric Data, found {type(data).__name__}; take dataset[0], of a HeteroData "
             "to_homogeneous(), of a dataset of graphs list(dataset)",
         )
+    require_tensors(data, called)
     values, where = _values(data, called)
     found = {key: f"{called}.{key}" for key in data.to_dict()}
     require_read(found, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data), warns=warns)
@@ -65,6 +73,14 @@ def graph_of_data(
     if getattr(data, "batch", None) is not None:
         values["graph"], where["graph"] = data.batch, f"{called}.batch"
     return graph_of(name, values, where, own)
+
+
+def require_tensors(data: Data, called: str) -> None:
+    """Refuses tensors that no array can hold, and features that are one number; before a shape is asked for."""
+    for key, value in data.to_dict().items():
+        require_values(value, f"{called}.{key}")
+    if getattr(data.x, "shape", None) == ():
+        raise ShoalError(f"{called}.x", "expected [nodes, features], got []")
 
 
 def features_of_edges(data: Data) -> list[str]:
@@ -110,6 +126,7 @@ def _of_many(
         one = f"{called}[{number}]"
         if not isinstance(data, Data):
             raise ShoalError(one, f"must be a torch_geometric Data, found {type(data).__name__}")
+        require_tensors(data, one)
         values, where = _values(data, one)
         names = {key: f"{one}.{key}" for key in data.to_dict() if key not in _adjacency(data)} | names
         if values["edge_weight"] is not None and (_array(values["edge_weight"], where["edge_weight"]) != 1).any():
@@ -117,10 +134,9 @@ def _of_many(
         values["y"] = label_values(values["y"])
         x, edge_index, y = (_array(values[key], where[key]) for key in ("x", "edge_index", "y"))
         first = parts[0][0] if parts[0] else x
-        if x.ndim != 2 or not len(x) or x.shape[1] != first.shape[1]:
-            raise ShoalError(
-                where["x"], f"must be [nodes, {first.shape[-1]}] of one node or more, found {list(x.shape)}"
-            )
+        width = first.shape[1] if first.ndim == 2 else "features"
+        if x.ndim != 2 or not len(x) or x.shape[1] != width:
+            raise ShoalError(where["x"], f"must be [nodes, {width}] of one node or more, found {list(x.shape)}")
         # A column a class, of one graph.
         row = y.reshape(1) if y.size == 1 else y
         label = parts[2][0] if parts[2] else row

@@ -258,12 +258,14 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
         _require_feature(nodes, name)
     blocks: list[np.ndarray] = []
     widths: dict[str, int] = {}
-    texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, LABEL, SPLIT, CLIENT) if name in columns}
+    texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, SPLIT, CLIENT) if name in columns}
+    given: list[tuple[Path, pa.Array]] = []
     for rows in parts:
         for name, kept in texts.items():
             with reading(rows.file, ADVICE):
-                column = rows.batch.column(name)
-                kept.append(column if name == LABEL else _texts(column))
+                kept.append(_texts(rows.batch.column(name)))
+        if LABEL in columns:
+            given.append((rows.file, rows.batch.column(LABEL)))
         for name in unnamed:
             _require_row_numbers(rows, name)
         block = {name: numbers(rows, name, "a feature") for name in features}
@@ -275,11 +277,11 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
             blocks.append(np.concatenate(list(block.values()), axis=1))
     if not texts[ID]:
         raise ShoalError(nodes, "no row; there is nothing to learn")
-    whole = {name: pa.concat_arrays(kept) for name, kept in texts.items() if name != LABEL}
+    whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
     ids = clean_ids(whole[ID], len(whole[ID]), nodes)
     notes = [f"{nodes}: column {name!r} has no name and is left out" for name in unnamed]
     found: dict[str, Any] = {**_edges(edges, whole[ID]), "ids": ids, "notes": notes}
-    label = pa.chunked_array(texts.get(LABEL, [pa.nulls(len(whole[ID]))]))
+    label = _of_one_type(given) if given else pa.nulls(len(whole[ID]))
     found["y"], found["label_names"] = coded_labels(label, f"{nodes} (label)")
     if features:
         names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
@@ -321,6 +323,31 @@ def _texts(column: pa.Array) -> pa.Array:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
     return column.cast(pa.large_string())
+
+
+def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
+    """Labels of all parts as one file with the same rows would have them; `given` are the file of each and its rows.
+
+    Writers of parts give each the type of the rows that they saw: none where all are empty, text where one is a text.
+    Raises ShoalError: a type is neither of numbers nor of texts, and others have another; names the part and both.
+    """
+    columns = [(file, c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c) for file, c in given]
+    kinds = {column.type: file for file, column in reversed(columns) if not pa.types.is_null(column.type)}
+    kind = next(iter(kinds), pa.null())
+    if len(kinds) > 1:
+        plain = (*TEXTS, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+        if other := next((each for each in kinds if not any(is_kind(each) for is_kind in plain)), None):
+            rest = next(each for each in kinds if each != other)
+            where = f"column {LABEL!r} is {other}, and in {kinds[rest].name} {rest}"
+            raise ShoalError(kinds[other], f"{where}; write labels of one type in all parts")
+        integers = all(pa.types.is_integer(each) for each in kinds)
+        numbers_alone = integers or all(pa.types.is_integer(each) or pa.types.is_floating(each) for each in kinds)
+        kind = pa.int64() if integers else pa.float64() if numbers_alone else pa.large_string()
+    chunks = []
+    for file, column in columns:
+        with reading(file, f"write column {LABEL!r} of one type in all parts"):
+            chunks.append(column.cast(kind))
+    return pa.chunked_array(chunks, kind)
 
 
 def _ends(path: Path) -> pa.Array:

@@ -272,6 +272,15 @@ def line(number: int, value: float | None) -> dict[str, Any]:
     return {"round": number, "loss": value, "scopes": {"deployed": {"val": {"nodes": 0.5}}}}
 
 
+def test_stop_takes_a_text_that_a_summary_can_hold() -> None:
+    for wrong in (object(), None, 3, "", "  "):
+        with pytest.raises(TypeError, match="stop\\(\\) expects a text that says why, got "):
+            Running(Path(), {}, {}, 9).stop(wrong)  # type: ignore[arg-type]
+    running = Running(Path(), {}, {}, 9)
+    running.stop("a\udcff\n")
+    assert running.stopped == "a\\udcff\\n"
+
+
 @given(
     values=st.lists(st.none() | st.integers(-4, 4).map(lambda n: n / 4), max_size=12),
     patience=st.integers(1, 3),

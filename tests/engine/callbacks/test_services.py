@@ -1,14 +1,21 @@
 """What TensorBoard, MLflow and Weights & Biases themselves read of a run that was resumed, where they are installed."""
 
+import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from support.small_runs import small_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from shoal.engine.callbacks.callback import Running
 from shoal.engine.callbacks.tensorboard import TensorBoard
+from shoal.engine.records.metrics import read_metrics
 
 KEYS = {"algorithm.name": "fedgta", "train.lr": 0.5, "model": ["gcn", None], "seed": 3, "train.nesterov": False}
 
@@ -102,7 +109,8 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = client.get_experiment_by_name("shoal").experiment_id
     (found,) = client.search_runs([place])
     assert (found.info.run_name, found.info.status) == ("name-12345678", "FINISHED")
-    assert found.data.params == {"algorithm.name": "fedgta", "train.lr": "0.5", "model": "['gcn', None]"}
+    named = {"algorithm.name": "fedgta", "train.lr": "0.5", "model": "['gcn', None]"}
+    assert found.data.params == {**named, "seed": "3", "train.nesterov": "False"}
     history = {name: [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, name)] for name in
                found.data.metrics}  # fmt: skip
     assert history == {
@@ -112,20 +120,59 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    from shoal.engine.callbacks.wandb_run import WandbRun
+# Its run is left to the hook that W&B registers for the end of the process.
+LEFT_OPEN = """
+from dataclasses import dataclass
+from typing import Any
+from shoal import Callback
 
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "name-12345678"
-    folder.mkdir()
-    twice(WandbRun, folder)
-    # Its own process writes the files, and may still be at it.
-    wandb.teardown()
-    files = sorted((folder / "wandb").glob("offline-run-*/run-name-12345678.wandb"))
-    assert len(files) == 2
-    # Records as protocol buffers: names and texts of keys and numbers stand in them as they are.
-    for file in files:
-        found = file.read_bytes()
-        missing = [text for text in (b"algorithm.name", b"fedgta", b"deployed.test.nodes") if text not in found]
-        assert not missing, (file.name, len(found), missing)
+@dataclass
+class LeftOpen(Callback):
+    run: Any = None
+
+    def after_round(self, run, line):
+        import wandb
+
+        self.run = self.run or wandb.init(
+            mode="offline", dir=str(run.path), id=run.path.name, settings=wandb.Settings(silent=True)
+        )
+        self.run.log({"loss": line["loss"], "deployed.test.nodes": 1.0}, step=line["round"])
+"""
+
+
+def records_of(file: Path) -> list[Any]:
+    """The records of a file of Weights & Biases: a header of 7 bytes, then a log as LevelDB has it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, place, parts, found = file.read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        # A block has 32 KiB; less than the header of a record is left empty at its end.
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        parts += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        # Whole, or the last part.
+        if kind in (1, 4):
+            found.append(Record.FromString(parts))
+            parts = b""
+    return found
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_wandb_has_all_rounds_at_the_end_of_the_command(tmp_path: Path, closes: bool) -> None:
+    """Its own process writes them, also those of a run that is left to its exit hook."""
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    (tmp_path / "own.py").write_text(LEFT_OPEN)
+    name = "wandb" if closes else f"{tmp_path / 'own.py'}:LeftOpen"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(small_run(tmp_path, callbacks=[{"name": name}])))
+    command = [sys.executable, "-m", "shoal", "run", str(tmp_path / "config.yaml")]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    subprocess.run(command, check=True, capture_output=True, env=env)
+    (run,) = (tmp_path / "runs").iterdir()
+    (file,) = (run / "wandb").glob(f"offline-run-*/run-{run.name}.wandb")
+    records = records_of(file)
+    rounds = [record.history for record in records if record.WhichOneof("record_type") == "history"]
+    loss = [[item.value_json for item in each.item if ("loss" in (item.key, *item.nested_key))] for each in rounds]
+    assert [[float(value) for value in values] for values in loss] == [[line["loss"]] for line in read_metrics(run)]
+    assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]

@@ -139,6 +139,8 @@ def test_resume_with_a_changed_config_or_a_lost_shard(tiny: Path, refused: Refus
     assert f"{run}: the unfinished run differs from this config in train.lr (0.01 -> 0.5)" in refused(
         "run", tiny, "train.lr=0.5", "--resume"
     )
+    # A refusal leaves no folder of the run that it refuses.
+    assert list(run.parent.iterdir()) == [run]
     assert all(word in refused("run", tiny) for word in ("--resume", "--fresh"))
     assert "--resume, --fresh: one goes on with the run" in refused("run", tiny, "--resume", "--fresh")
     assert (run / METRICS).exists()

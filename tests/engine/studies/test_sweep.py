@@ -85,6 +85,17 @@ def test_skips_finished_and_resumes_unfinished(config: str) -> None:
     assert scores == [(row.columns, row.figures["deployed.best.test"]) for row in first.rows]
 
 
+def test_processes_of_runs_take_no_module_of_the_working_folder(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the library of Python they would run a file of its name."""
+    for name in ("types", "json", "shoal"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit('mine')\n")
+    monkeypatch.chdir(tmp_path)
+    assert Sweep(Study(config, ("rounds=1", "seed=0,1")), at_once=2).go()
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_tables_for_other_programs(config: str) -> None:
     sweep = swept(config, "algorithm=fedgta{eps:0.5},local", "seeds=2")
     assert title_of(sweep.folder) == "config: algorithm=fedgta{eps:0.5},local  seeds=2"

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from shoal.storage.adapters import (
     to_pyg,
     to_sparse_tensor,
 )
+from shoal.storage.adapters.clients import from_clients
 from shoal.storage.adapters.libraries import WEIGHTS
 from shoal.storage.datasets.user.unread import Unread
 from shoal.storage.graph.graph import Graph
@@ -276,6 +278,39 @@ def test_without_a_library_one_line(library: str, out: Callable[[Graph], Any], s
         pytest.skip(f"{library} is installed")
     with refused(library):
         out(from_pyg(Data(**square())))
+
+
+ODD: dict[str, Callable[[torch.Tensor], Any]] = {
+    "meta": lambda t: t.to("meta"),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.quint8),
+    "nested": lambda t: torch.nested.nested_tensor([t.float(), t.float()]),
+    "float8": lambda t: t.float().to(torch.float8_e4m3fn),
+    "of another layout": lambda t: t.float().to_mkldnn(),
+    "sparse, without values": lambda t: t.float().to_sparse().to("meta"),
+    "one number": lambda t: torch.tensor(3),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("key", ["x", "edge_index", "y", "edge_weight"])
+def test_tensors_that_are_no_array_are_refused_by_name(kind: str, key: str, square: Square) -> None:
+    tensors = square()
+    tensors["edge_weight"] = torch.ones(tensors["edge_index"].shape[1])
+    odd = Data(**{**tensors, key: ODD[kind](tensors[key])})
+    with refused(f"data.{key}"):
+        from_pyg(odd)
+    small = {"x": tensors["x"], "edge_index": tensors["edge_index"], "y": torch.tensor([0])}
+    # Of a small graph one number is its label.
+    with nullcontext() if (key, kind) == ("y", "one number") else refused(f"data[1].{key}"):
+        from_pyg([Data(**small), Data(**{**small, key: ODD[kind](tensors[key])})])
+    with refused(f"client 1.{key}"):
+        from_clients([Data(**tensors), odd])
+
+
+def test_lazy_conjugates_and_negatives_are_read(square: Square) -> None:
+    tensors = square()
+    graph = from_pyg(Data(**{**tensors, "x": torch._neg_view(-tensors["x"])}))
+    assert np.array_equal(graph.x, from_pyg(Data(**tensors)).x)
 
 
 def test_data_in(square: Square, assert_square: Check) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from support.errors import refused
 from support.pyg_graphs import Trap
 from support.shards import dense
@@ -205,6 +206,15 @@ def test_never_unpickles(array: str, tmp_path: Path) -> None:
         with refused(tmp_path / file, says="objects"):
             load(write(tmp_path, layout, **{array: objects}))
     assert not (tmp_path / "opened").exists()
+
+
+@pytest.mark.parametrize("name", ["graph.pt", "graph.graphml", "graph.txt", "graph"])
+def test_other_files_are_refused_with_what_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    torch.save({"x": torch.ones(2)}, path) if name == "graph.pt" else path.write_text("0 1\n1 2\n")
+    for look in (load, fingerprint):
+        with refused(path, says="is no .npz file; data.path is one, or a folder of .npy arrays "):
+            look(DataSource("files", path=str(path)))
 
 
 @pytest.mark.parametrize("left", [0, 5, 100, -3])

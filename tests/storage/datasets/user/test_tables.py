@@ -77,6 +77,42 @@ def parts(folder: Path, name: str, text: str) -> None:
         (folder / name / other).touch()
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "classes", "names"),
+    [
+        ([0, 1], pa.nulls(2), [0, 1, -1, -1], None),
+        (pa.nulls(2), [0, 1], [-1, -1, 0, 1], None),
+        ([0, 1], ["1", ""], [0, 1, 1, -1], None),
+        (pa.array([0, 1], pa.int8()), [1.0, None], [0, 1, 1, -1], None),
+        # With a gap, classes are numbered as they first occur.
+        (pa.array([3, 1], pa.uint16()), pa.array([1, -1], pa.int64()), [0, 1, 1, -1], ("3", "1")),
+        ([0.0, 1.0], ["1", "0"], [0, 1, 1, 0], None),
+        (["b", "a"], pa.array(["a", None]).dictionary_encode(), [1, 0, 0, -1], ("a", "b")),
+        ([True, False], pa.nulls(2), [1, 0, -1, -1], ("false", "true")),
+    ],
+)
+def test_labels_of_parts_of_other_types_are_those_of_one_file(
+    tmp_path: Path, first: object, second: object, classes: list[int], names: tuple[str, ...] | None
+) -> None:
+    (tmp_path / "nodes.parquet").mkdir()
+    for number, labels in enumerate((first, second)):
+        part = pa.table({"id": [2 * number, 2 * number + 1], "label": labels, "f": [1.0, 2.0]})
+        pq.write_table(part, tmp_path / "nodes.parquet" / f"part-{number}.parquet")
+    pq.write_table(pa.table({"source": [0, 1, 2], "target": [1, 2, 3]}), tmp_path / "edges.parquet")
+    graph = load(DataSource("files", path=str(tmp_path)))
+    assert (graph.y.tolist(), graph.label_names) == (classes, names)
+
+
+def test_labels_of_parts_that_are_no_labels_in_one_are_refused_with_both_types(tmp_path: Path) -> None:
+    (tmp_path / "nodes.parquet").mkdir()
+    for number, labels in enumerate(([0, 1], [[0], [1]])):
+        part = pa.table({"id": [2 * number, 2 * number + 1], "label": labels, "f": [1.0, 2.0]})
+        pq.write_table(part, tmp_path / "nodes.parquet" / f"part-{number}.parquet")
+    pq.write_table(pa.table({"source": [0], "target": [1]}), tmp_path / "edges.parquet")
+    with refused(tmp_path / "nodes.parquet" / "part-1.parquet", says="'label' is list<element: int64>, and in part-0"):
+        load(DataSource("files", path=str(tmp_path)))
+
+
 def spelled(text: str) -> bytes:
     """As Excel and hands write it."""
     header, _, rows = text.partition("\n")
