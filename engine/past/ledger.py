@@ -144,7 +144,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     Raises ShoalError: the run logged no such round, nothing was sent in it, or dp-accounting is not installed.
     """
     past = PastRun(run)
-    past.require_round(number)
+    past.require_read(number)
     before = past.after(number - 1)
     backend = _Noting()
     backend.found = {}

@@ -18,6 +18,7 @@ from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
+from shoal.engine.uploads.secure_round import SECURE, in_words
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_bytes
 
@@ -47,6 +48,13 @@ class PastRun:
         """Raises ShoalError: the run logged no such round."""
         if not 1 <= number <= len(self.lines):
             raise ShoalError(self.path, "--round", f"the run has rounds 1 to {len(self.lines)}, and none is {number}")
+
+    def require_read(self, number: int) -> None:
+        """Raises ShoalError: as `require_round`; or the round was skipped, with too few answers to a hidden sum."""
+        self.require_round(number)
+        answers = self.lines[number - 1].get(SECURE)
+        if answers and not answers["read"]:
+            raise ShoalError(self.path, "--round", f"round {number} was skipped: {in_words(answers)}; take another")
 
     def cohort(self, number: int) -> list[int]:
         """The clients that were asked in a round, ascending; those that failed, too."""

@@ -112,6 +112,8 @@ def summarize_run(
     visits = max(sum(len(line["cohort"]) for line in lines), 1)
     parts = [line["participation"] for line in lines if "participation" in line]
     taking_part = {"participation": {name: sum(part[name] for part in parts) for name in parts[0]}} if parts else {}
+    sums = [line["secure"] for line in lines if "secure" in line]
+    hidden = {"secure": {"rounds": len(sums), "skipped": sum(not of["read"] for of in sums)}} if sums else {}
     sent = {way: sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down")}
     return {
         "dataset": manifest.name,
@@ -143,6 +145,7 @@ def summarize_run(
         "resident_bytes": _largest(lines),
         "environment": environment(device),
         **taking_part,
+        **hidden,
     }
 
 
