@@ -5,8 +5,8 @@ orders items as their loss does: the threshold of Yeom et al., Privacy risk in m
 calibrated one is less its mean over the client's items of that class, as thresholds by class do (Song & Mittal,
 Systematic evaluation of privacy risks, USENIX Security 2021). Neither needs shadow models.
 
-Of each client and class, training and test items are drawn in equal numbers. A model that saw none of them then gives an
-area of 50 %, also where training items are balanced and others are not, as in published splits: such a model may be
+Of each client and class, training and test items are drawn in equal numbers. A model that saw none of them then gives
+an area of 50 %, also where training items are balanced and others are not, as in published splits: such a model may be
 surer of one class than of another.
 """
 
@@ -109,16 +109,15 @@ def _signals(opened: Reopened, visit: Visit, client: int) -> tuple[np.ndarray, .
     """Signals of training and of test items, each `[2, n]`: plain and calibrated; of n drawn items of each."""
     data, parts = visit.scored.data, list[Tensor]()
     labels = {part: data.label[getattr(data, part)] for part in ("train", "test")}
-    count_PC = torch.stack(
-        [torch.bincount(label, minlength=opened.store.manifest.classes) for label in labels.values()]
-    )
-    number = int((number_C := count_PC.amin(0)).sum())
+    classes = opened.store.manifest.classes
+    number_C = np.minimum(*(np.bincount(label.numpy(), minlength=classes) for label in labels.values()))
+    number = int(number_C.sum())
     if not number:
         return np.empty((2, 0)), np.empty((2, 0))
     rng = np.random.default_rng(key(opened.job.seed, client, "membership"))
     for part, label in labels.items():
         scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, part, len(label)).detach().double()
-        drawn = torch.from_numpy(draw_by_class(label.numpy(), number_C.numpy(), rng))
+        drawn = torch.from_numpy(draw_by_class(label.numpy(), number_C, rng))
         parts += [margin(scores_NC[drawn], label[drawn]), label[drawn]]
     signal, label = torch.cat(parts[::2]).numpy(), torch.cat(parts[1::2]).numpy()
     totals, counts = np.bincount(label, signal), np.bincount(label)
