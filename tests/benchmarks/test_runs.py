@@ -69,9 +69,8 @@ def test_a_benchmark_that_starts_processes_runs_in_its_smallest_form(script: str
 def test_a_benchmark_that_is_not_run_here_reads_its_arguments(script: str, tmp_path: Path) -> None:
     status, printed = run_benchmark(script, ["--help"], tmp_path)
     assert (status, printed[:6]) == (0, "usage:")
-    # All that are used above are known.
-    known = {argument.partition("=")[0] for argument in OF_PROCESSES.get(script, []) if argument.startswith("--")}
-    assert not {argument for argument in known if argument not in printed}
+    used = {argument.partition("=")[0] for argument in OF_PROCESSES.get(script, []) if argument.startswith("--")}
+    assert not {argument for argument in used if argument not in printed}
 
 
 def test_no_benchmark_is_left_out() -> None:

@@ -167,7 +167,7 @@ def test_a_job_stopped_in_a_long_round_keeps_the_round_before_and_resumes(waitin
 def test_ray_s_agent_answers_the_probes_of_pods_without_a_token(waiting: Waiting, dashboard: str) -> None:
     job = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())["spec"]["rayClusterSpec"]
     pods = [job["headGroupSpec"], *job["workerGroupSpecs"]]
-    containers = [each for pod in pods for each in pod["template"]["spec"]["containers"]]
+    containers = [container for pod in pods for container in pod["template"]["spec"]["containers"]]
     probes = [container[kind]["httpGet"] for container in containers for kind in ("livenessProbe", "readinessProbe")]
     assert [probe["port"] for probe in probes] == [52365] * 4
     for path in {probe["path"] for probe in probes} | {"/api/no_such_path"}:
