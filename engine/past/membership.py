@@ -119,9 +119,9 @@ def _signals(opened: Reopened, visit: Visit, client: int) -> tuple[np.ndarray, .
         scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, part, len(label)).detach().double()
         drawn = torch.from_numpy(draw_by_class(label.numpy(), number_C, rng))
         parts += [margin(scores_NC[drawn], label[drawn]), label[drawn]]
-    signal, label = torch.cat(parts[::2]).numpy(), torch.cat(parts[1::2]).numpy()
-    totals, counts = np.bincount(label, signal), np.bincount(label)
-    both = np.stack([signal, signal - (totals / np.maximum(counts, 1))[label]])
+    signal, label_N = torch.cat(parts[::2]).numpy(), torch.cat(parts[1::2]).numpy()
+    totals, counts = np.bincount(label_N, signal), np.bincount(label_N)
+    both = np.stack([signal, signal - (totals / np.maximum(counts, 1))[label_N]])
     return both[:, :number], both[:, number:]
 
 
