@@ -1,6 +1,7 @@
 """Steps of FedBuff beside synchronous rounds of as many clients, all of one speed: `python benchmarks/asynchronous.py`.
 
-Processor time of a step, in one process, the median of turns in which both come one after the other. Needs Cora.
+Processor time of a step, in one process, the median of turns in which both come one after the other. Needs Cora, or
+another graph (`--graph`).
 """
 
 import argparse
@@ -27,7 +28,7 @@ SYNCHRONOUS = ("participation.count=10",)
 FEDBUFF = ("schedule.name=fedbuff", "schedule.buffer=10", "schedule.concurrency=10")
 
 
-def seconds_of(changes: Sequence[str], rounds: int) -> float:
+def seconds_of(graph: str, changes: Sequence[str], rounds: int) -> float:
     """Processor seconds of a round, behind the first ones."""
     fixed = [
         "algorithm=fedavg",
@@ -35,6 +36,7 @@ def seconds_of(changes: Sequence[str], rounds: int) -> float:
         "engine.threads=1",
         f"rounds={rounds}",
         "evaluation.every=1000",
+        f"data.dataset={graph}",
     ]
     config = load_config("cora", [*fixed, *changes])
     backend = open_backend(config)
@@ -54,10 +56,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--graph", default="cora", help="another one in its place")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     args = parser.parse_args()
-    for name, changes in CASES.items():
+    for name in args.only:
         turns = [
-            [seconds_of([*changes, *way], args.rounds) for way in (SYNCHRONOUS, FEDBUFF)] for _ in range(args.turns)
+            [seconds_of(args.graph, [*CASES[name], *way], args.rounds) for way in (SYNCHRONOUS, FEDBUFF)]
+            for _ in range(args.turns)
         ]
         one, other = (1000 * statistics.median(column) for column in zip(*turns))
         ratio = statistics.median(step / whole for whole, step in turns)

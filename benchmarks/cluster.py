@@ -3,7 +3,7 @@
     python benchmarks/cluster.py [--clients 500] [--hosts 8] [--rounds 6] [--at-once 8,64,512,1024]
 
 First real hosts on this machine whose clients sleep: idle time, and milliseconds a client in which the server does not
-wait. Then hosts that answer at once: processor time a cell.
+wait; none with `--hosts 0`. Then hosts that answer at once: processor time a cell.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Host:
         self.enter = SimpleNamespace(remote=lambda *_: Reference(locality))
         self.run_call = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
 
-    def _run(self, job: str, cells: Collection[Cell], shared: Any, results: int = 0) -> Reference:
+    def _run(self, job: str, cells: Collection[Cell], shared: Any, *kept: Any, states: int, results: int) -> Reference:
         return Reference([self._outcome(cell) for cell in cells])
 
     def _outcome(self, cell: Cell) -> Outcome:
@@ -115,8 +115,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--at-once", default="8,64,128,256,512,1024")
     parsed = parser.parse_args(arguments)
-    figures = asleep(parsed.clients, parsed.hosts, parsed.rounds)
-    print(f"{parsed.hosts} hosts, {parsed.clients} clients that sleep:")
+    figures = asleep(parsed.clients, parsed.hosts, parsed.rounds) if parsed.hosts else {}
+    if figures:
+        print(f"{parsed.hosts} hosts, {parsed.clients} clients that sleep:")
     for what, value in figures.items():
         print(f"  {what:20} {value:.3f}", flush=True)
     nobody = SimpleNamespace(get=lambda ref: ref.value, put=lambda value: value, wait=wait)

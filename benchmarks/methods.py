@@ -1,6 +1,6 @@
 """What every method for nodes sends, keeps and takes, on the same 50 clients: beside FedAvg.
 
-    python benchmarks/methods.py [--clients 50] [--nodes 100] [--rounds 12] [--runs runs/methods]
+    python benchmarks/methods.py [--clients 50] [--nodes 100] [--rounds 12] [--runs runs/methods] [--methods …]
 
 Clients of a drawn graph, `--nodes` each, 64 features and 10 classes; a GCN of two layers of width 64 with a linear
 classifier, for all; one epoch of one step a round; in this process, no evaluation but the last. Bytes are those of the
@@ -88,8 +88,11 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=100, help="of a client")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--runs", default="runs/methods")
+    parser.add_argument("--methods", nargs="*", default=methods_for("node"), help="beside fedavg")
     args = parser.parse_args()
-    found = {method: figures_of(run_of(method, args), args.rounds) for method in methods_for("node")}
+    found = {
+        method: figures_of(run_of(method, args), args.rounds) for method in dict.fromkeys(["fedavg", *args.methods])
+    }
     table = Table(title=f"a client and round, {args.clients} clients of {args.nodes} nodes in the mean")
     for column in ("method", "up", "down", "state", "seconds, FedAvg = 1"):
         table.add_column(column, no_wrap=True)

@@ -32,7 +32,12 @@ from shoal.partition.quality import quality
 from shoal.storage.graph.graph import Graph, clean_edges
 
 # Nodes and, before duplicates are dropped, undirected edges.
-GRAPHS = {"60k": (60_000, 1_400_000), "1M": (1_000_000, 24_000_000), "2.4M": (2_400_000, 58_000_000)}
+GRAPHS = {
+    "2k": (2_000, 20_000),
+    "60k": (60_000, 1_400_000),
+    "1M": (1_000_000, 24_000_000),
+    "2.4M": (2_400_000, 58_000_000),
+}
 # Name in the table: method, and whether the memory is limited.
 METHODS = {
     "metis": ("metis", False),

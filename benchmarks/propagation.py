@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--order", choices=("metis", "planted"), default="planted")
     parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--nodes", type=int, default=100_000, help="of the graph of --quick")
     args = parser.parse_args()
     # Gives torch's results the huge pages that NumPy asks for anyway.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -175,7 +176,7 @@ def main() -> None:
     full = [(250_000, 2_900_000, False), (1_000_000, 23_000_000, True)]
     figures: dict[str, Any] = {"threads": 1, "features": args.features, "repeats": args.repeats, "order": args.order}
     targets: dict[str, dict[str, Any]] = {}
-    for nodes, count, ordered in [(100_000, 1_250_000, True)] if args.quick else full:
+    for nodes, count, ordered in [(args.nodes, 25 * args.nodes // 2, True)] if args.quick else full:
         planted = draw_edges(nodes, count, seed=0)
         edges = numbered(np.random.default_rng(2).permutation(nodes))[planted]
         cases = [("random ids", csr(edges, nodes))]

@@ -1,11 +1,11 @@
 """What FedPG's prototypes cost a client of papers100M's size, beside one epoch of its local training.
 
-    python benchmarks/prototypes.py [--quick] [--model gamlp] [--hidden 64] [--repeats 3]
+    python benchmarks/prototypes.py [--quick] [--nodes 222000] [--model gamlp] [--hidden 64] [--repeats 3]
 
 One synthetic client of 222,000 nodes (papers100M on 500 clients), 172 classes, 128 features, about 29 neighbours each,
 1.4 % of the nodes to train on; the model is trained for a while first, so that its annotations mean something. One
 thread, median and range. `upload` is everything between the end of training and the message: a forward pass over all
-nodes, the weights of hops 1 and 2, the sums. `aligned epoch` is a full-batch step with the alignment, whose forward
+nodes, the weights of hops 1 and 2, the sums. An aligned epoch is a full-batch step with the alignment, whose forward
 pass reaches all nodes that a prototype rests on; `prepare` is what comes before the first such step of a visit. Memory
 is the highest during a step beyond what the process held before it.
 """
@@ -75,34 +75,34 @@ def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
     models = {MODEL: client.model.flat}
     plain = LocalTrainer(models, options, Local())
     annotated = annotate(client)
-    weight_LN, counts_LC = hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops)
+    weight_LN, counts_LC = hop_weights(annotated.graph, annotated.class_N, annotated.centre_N, method.hops)
     proto_LCH = hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES)
     down: Tree = pack(proto_LCH, counts_LC > 0)
     received = method.receive(client, down)
-    term = method._term(client, received)
-    assert term is not None
+    assert method._alignment(client, received.targets) is not None
     aligned = LocalTrainer(models, options, method)
     return {
         "epoch": lambda: plain.fit(client, {}),
         "forward pass over all nodes": lambda: annotate(client),
-        "weights of the hops": lambda: hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops),
+        "weights of the hops": lambda: hop_weights(annotated.graph, annotated.class_N, annotated.centre_N, method.hops),
         "sums": lambda: hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES),
         "upload": lambda: method.upload(client, received, "train"),
-        "prepare": lambda: method._term(client, received),
-        "aligned epoch": lambda: aligned.fit(client, received, loss=method.loss, term=term),
+        "prepare": lambda: method._alignment(client, received.targets),
+        "prepare, and an aligned epoch": lambda: method.train(client, received, aligned, "train"),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the nodes: within a minute")
+    parser.add_argument("--nodes", type=int, default=222_000)
     parser.add_argument("--model", choices=("sgc", "gamlp"), default="gamlp")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-    nodes = 22_200 if args.quick else 222_000
+    nodes = 22_200 if args.quick else args.nodes
     client, method = make_client(nodes, args.model, args.hidden), FedPG()
     LocalTrainer({MODEL: client.model.flat}, TrainOptions(epochs=BEFORE), method).fit(client, None)
     found = annotate(client).class_N

@@ -248,7 +248,7 @@ def _with_missing(those: Round, line: Line, message: tuple[float, float], timed:
     others = np.array([client for absent in missing.values() for client in absent], dtype=np.int64)
     own = np.concatenate([those.cohort, others])
     order = np.argsort(own)
-    sizes = np.full(len(others), down), np.where(np.isin(others, missing["dropped"]), 0.0, up)
+    sizes = np.full(len(others), down), np.where(np.isin(others, missing.get("dropped", ())), 0.0, up)
     down_C, up_C = (np.concatenate(each)[order] for each in zip((those.down, those.up), sizes))
     end = line["participation"]["seconds"] if timed else None
     return replace(those, cohort=own[order], down=down_C, up=up_C, counted=order < len(those.cohort), end=end)

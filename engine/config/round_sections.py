@@ -273,7 +273,7 @@ class SecureOptions(WithShortForm):
 
     Attributes:
         kind: `none`, or how only the sum of a cohort is read: by `masks`, or by `homomorphic` encryption.
-        threshold: Share of the clients asked that must answer, at least two; with fewer the round is refused.
+        threshold: Share of the clients drawn that must answer, at least two; with fewer the round is skipped.
     """
 
     kind: Literal["none", "masks", "homomorphic"] = "none"

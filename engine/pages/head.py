@@ -150,6 +150,8 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
     if len(rows) == 1 and (visits := summary.get("participation")):
         out = f"{visits['dropped']:,} dropped out, {visits['late']:,} late, {visits['surplus']:,} not needed"
         facts["Drawn"] = f"{visits['drawn']:,} times a client, of {visits['online']:,} online; {out}"
+    if len(rows) == 1 and (sums := summary.get("secure", {})).get("skipped"):
+        facts["Skipped"] = f"{sums['skipped']:,} of {sums['rounds']:,} rounds, with too few answers to a hidden sum"
     if len(rows) == 1 and (parent := parent_of(rows[0].path)):
         facts["Fork of"] = f"{name_of_parent(parent)}, after round {parent['round']}"
     named = (*METHOD, *MODEL, "data.dataset", "name")

@@ -146,6 +146,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     past = PastRun(run)
     # Of a fork, its parent made the first rounds, with other options.
     source = past.of_round(number)
+    source.require_read(number)
     before = source.after(number - 1)
     backend = _Noting()
     backend.found = {}

@@ -3,8 +3,11 @@
 An item's signal is log p - log(1 - p) of the probability p that the client's deployed model gives to its label, which
 orders items as their loss does: the threshold of Yeom et al., Privacy risk in machine learning (CSF 2018). The
 calibrated one is less its mean over the client's items of that class, as thresholds by class do (Song & Mittal,
-Systematic evaluation of privacy risks, USENIX Security 2021). Neither needs shadow models. Of each client, training and
-test items are drawn in equal numbers.
+Systematic evaluation of privacy risks, USENIX Security 2021). Neither needs shadow models.
+
+Of each client and class, training and test items are drawn in equal numbers. A model that saw none of them then gives
+an area of 50 %, also where training items are balanced and others are not, as in published splits: such a model may be
+surer of one class than of another.
 """
 
 from collections.abc import Sequence
@@ -32,7 +35,7 @@ HEADS = ("client", "items of each", "AUC", "AUC calibrated", "TPR at 1 % FPR", "
 
 @dataclass(frozen=True)
 class Membership:
-    """Of one client, or of all: as many training as test items, and the attack's success in percent.
+    """Of one client, or of all: as many training as test items of each class, and the attack's success in percent.
 
     `auc` and `tpr` are of losses and of calibrated ones; chance is 50 and 1. A rate of true positives at 1 % of false
     ones is NaN with fewer than 100 items.
@@ -52,7 +55,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Memberships:
-    """Success over all items together, and of every client that trained and has test items."""
+    """Success over all items together, and of every client that trained and has test items of a class it trained on."""
 
     overall: Membership
     clients: Sequence[Membership]
@@ -78,7 +81,7 @@ def membership(run: Path) -> Memberships:
     """Attacks the deployed models of a finished run; any task.
 
     Raises ShoalError: the run is not finished or its last checkpoint is gone, or no client has both training and test
-    items.
+    items of one class.
     """
     opened, found = reopen(run, None), dict[int, tuple[np.ndarray, ...]]()
     with progress("attack", opened.store.clients, "clients") as step:
@@ -90,7 +93,9 @@ def membership(run: Path) -> Memberships:
             step.advance()
     found = {client: of for client, of in found.items() if of[0].size}
     if not found:
-        raise ShoalError(run, "no client that trained has training and test items, which the attack tells apart")
+        raise ShoalError(
+            run, "no client that trained has training and test items of one class, which the attack tells apart"
+        )
     pooled = tuple(np.concatenate(of, axis=-1) for of in zip(*found.values()))
     config, bound = load_config(run), ""
     if config.privacy.unit != "none":
@@ -103,19 +108,28 @@ def membership(run: Path) -> Memberships:
 def _signals(opened: Reopened, visit: Visit, client: int) -> tuple[np.ndarray, ...]:
     """Signals of training and of test items, each `[2, n]`: plain and calibrated; of n drawn items of each."""
     data, parts = visit.scored.data, list[Tensor]()
-    number = min(len(data.train), len(data.test))
+    labels = {part: data.label[getattr(data, part)] for part in ("train", "test")}
+    classes = opened.store.manifest.classes
+    number_C = np.minimum(*(np.bincount(label.numpy(), minlength=classes) for label in labels.values()))
+    number = int(number_C.sum())
     if not number:
         return np.empty((2, 0)), np.empty((2, 0))
     rng = np.random.default_rng(key(opened.job.seed, client, "membership"))
-    for part in ("train", "test"):
-        items = getattr(data, part)
-        scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, part, len(items)).detach().double()
-        drawn = torch.from_numpy(np.sort(rng.permutation(len(items))[:number]))
-        parts += [margin(scores_NC[drawn], data.label[items[drawn]]), data.label[items[drawn]]]
-    signal, label = torch.cat(parts[::2]).numpy(), torch.cat(parts[1::2]).numpy()
-    totals, counts = np.bincount(label, signal), np.bincount(label)
-    both = np.stack([signal, signal - (totals / np.maximum(counts, 1))[label]])
+    for part, label in labels.items():
+        scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, part, len(label)).detach().double()
+        drawn = torch.from_numpy(draw_by_class(label.numpy(), number_C, rng))
+        parts += [margin(scores_NC[drawn], label[drawn]), label[drawn]]
+    signal, label_N = torch.cat(parts[::2]).numpy(), torch.cat(parts[1::2]).numpy()
+    totals, counts = np.bincount(label_N, signal), np.bincount(label_N)
+    both = np.stack([signal, signal - (totals / np.maximum(counts, 1))[label_N]])
     return both[:, :number], both[:, number:]
+
+
+def draw_by_class(label_N: np.ndarray, number_C: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The places, ascending, of so many drawn items of every class."""
+    shuffled = rng.permutation(len(label_N))
+    by_class = [shuffled[label_N[shuffled] == c][:number] for c, number in enumerate(number_C)]
+    return np.sort(np.concatenate(by_class))
 
 
 def margin(scores_NC: Tensor, label_N: Tensor) -> Tensor:

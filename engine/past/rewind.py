@@ -20,6 +20,7 @@ from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
+from shoal.engine.uploads.secure_round import SECURE, in_words
 from shoal.storage.errors import ShoalError
 
 
@@ -63,6 +64,13 @@ class PastRun:
         trained_it = PastRun(origin)
         say(f"round {number} is one of {trained_it.place}, with the options of that")
         return trained_it
+
+    def require_read(self, number: int) -> None:
+        """Raises ShoalError: as `require_round`; or the round was skipped, with too few answers to a hidden sum."""
+        self.require_round(number)
+        answers = self.lines[number - 1].get(SECURE)
+        if answers and not answers["read"]:
+            raise ShoalError(self.path, "--round", f"round {number} was skipped: {in_words(answers)}; take another")
 
     def cohort(self, number: int) -> list[int]:
         """The clients that were asked in a round, ascending; those that failed, too."""

@@ -97,6 +97,7 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
 
     `past` is the run that trained the round. Raises ShoalError: as `PastRun.after`; the run is asynchronous.
     """
+    past.require_read(number)
     if past.plan.rounds.asynchronous is not None:
         raise ShoalError(past.path, "schedule.name", "only uploads of synchronous rounds are attacked; take such a run")
     before, method, backend = past.after(number - 1), past.plan.algorithm, _Listening()

@@ -145,6 +145,7 @@ def summarize_run(
         "resident_bytes": totals.resident,
         "environment": environment(device),
         **({"participation": totals.participation} if totals.participation else {}),
+        **({"secure": totals.hidden} if totals.hidden else {}),
     }
 
 
@@ -164,6 +165,7 @@ class _Totals:
     Attributes:
         rounds: Seconds of each round of the run's own.
         seconds: Of them, by what they went to; kernels and checkpoints beside rounds.
+        hidden: Rounds with hidden sums, and those of them that were skipped; empty where sums are not hidden.
         resident: The largest resident set of driver, server and any host, in bytes.
     """
 
@@ -177,6 +179,7 @@ class _Totals:
         self.seconds: dict[str, float] = {**dict.fromkeys(PARTS, 0.0), "kernels": 0.0, "checkpoint": 0.0}
         self.busy: dict[str, float] = {}
         self.participation: dict[str, Any] = {}
+        self.hidden: dict[str, int] = {}
         self.resident: dict[str, int] = {}
         # By scope: the last round with scores, and the best one. The last five of domains.
         self._scored: dict[str, Any] = {}
@@ -193,6 +196,11 @@ class _Totals:
             self.sent[way] += line[f"bytes_{way}"]
         for name, value in line.get("participation", {}).items():
             self.participation[name] = self.participation.get(name, 0) + value
+        if "secure" in line:
+            self.hidden = {
+                "rounds": self.hidden.get("rounds", 0) + 1,
+                "skipped": self.hidden.get("skipped", 0) + (not line["secure"]["read"]),
+            }
         self._take_memory(line["memory"])
         if line["round"] > self._shared:
             self.rounds.append(line["seconds"]["round"])

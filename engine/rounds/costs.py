@@ -160,6 +160,13 @@ class Meter:
         self.waited += other.waited
         self.failures |= other.failures
 
+    def discard(self) -> None:
+        """The round changes nothing: bytes, losses and notes are none; its time, and who failed, stay."""
+        self._bytes_up = self._bytes_down = 0
+        self._up.clear()
+        self._down.clear()
+        self.losses, self.notes = {}, {}
+
     def line(self, cohort: Sequence[int], scopes: dict[str, Any] | None) -> dict[str, Any]:
         """The round's line of metrics: clients that took part to the end, accuracies by scope if it was evaluated."""
         total, waited = working_clock() - self._began - self._kernels, self.waited - self._kernels

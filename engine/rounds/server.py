@@ -37,6 +37,7 @@ from shoal.engine.uploads.protocol_checks import (
     require_untouched,
 )
 from shoal.engine.uploads.reduction import Sums, Uploads, combine, require_finite
+from shoal.engine.uploads.secure_round import UNREAD, SecureRound, TooFewAnswers
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -147,12 +148,21 @@ class Server:
                 self._visited, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched,
                 self._own, self._door,
             )  # fmt: skip
-            # 2. The method's part. A round without a cohort changes nothing.
+            without, secure = self.plan.participation.without, None
+            if self.job.secure is not None:
+                secure = SecureRound(self.job.secure, number, cohort, drawn.missing, without)
+                exchange.secure = secure
+            # 2. The method's part. A round without a cohort, or with too few answers to a hidden sum, changes nothing.
             records: Tree = {}
-            if cohort or self._noise_alone:
-                context = self._context(number, records if self.plan.keep_records else None)
-                self.run_method(exchange, context, partial(self.schedule.is_last_visit, round_number=number))
-                meter.note(context.notes)
+            try:
+                if cohort or self._noise_alone:
+                    context = self._context(number, records if self.plan.keep_records else None)
+                    self.run_method(exchange, context, partial(self.schedule.is_last_visit, round_number=number))
+                    meter.note(context.notes)
+                elif secure is not None:
+                    secure.require_any()
+            except TooFewAnswers:
+                records, next_state = {}, exchange.skip()
             # 3. The cohort is given the new model of the server, where there is one.
             self._hook = "global_model"
             before = {name: t.clone() for name, t in next_state.server.items()} if self._checks_always else None
@@ -181,6 +191,9 @@ class Server:
         line = meter.line(exchange.cohort, scopes) | self.schedule.columns(number, exchange.cohort)
         if drawn.numbers:
             line |= {"participation": drawn.numbers, MISSING: drawn.missing}
+        if secure is not None:
+            line |= secure.columns
+            line |= {MISSING: {**drawn.missing, UNREAD: secure.unread}} if secure.unread else {}
         if scopes is not None and sample is not None:
             line[EVALUATED] = len(sample)
         if exchange.predicted:
@@ -341,10 +354,12 @@ class Exchange:
         meter: Counts the round.
         epochs: Of local training; None: as the job has them.
         clip: Of the round, where it adapts; see `shoal.engine.uploads.adaptive_clip`.
+        secure: Where clients hide what they send.
     """
 
     epochs: int | None = None
     clip: float | None = None
+    secure: SecureRound | None = None
 
     def __init__(
         self,
@@ -375,8 +390,7 @@ class Exchange:
         self.predicted: list[Predicted] = []
         self.uploads: list[tuple[str, int, str]] = []
         # Of the phase that runs.
-        self._secure: Any = None
-        self._asked = 0
+        self._hides: Any = None
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
@@ -386,6 +400,7 @@ class Exchange:
 
         Raises:
             ShoalError: No client answered, or the door does not take such uploads.
+            TooFewAnswers: So few clients answer, or can, that what they hide is not read.
         """
         next_state, keeps_rows = self.next_state, self._door is not None and self._door.keeps_rows
         if self._door is not None:
@@ -399,7 +414,8 @@ class Exchange:
         again = able[0] if able and next_state.round == 1 else None
         score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
         groups = form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
-        self._secure = self._secured(ask, ids)
+        if self.secure is not None:
+            self._hides = self.secure.hides(self._door, ask, ids, self.meter.failures)
         cells = [self._cell(ask, next_state.round, group, score, again) for group in groups]
         self.meter.sent(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
@@ -408,19 +424,23 @@ class Exchange:
             replies: Replies = self._door.reduced(answered, ask.shared)
             return replies
         from_clients = [i for outcome in answered for i in outcome.ids]
-        if answered and self._secure is not None:
-            self._secure.read(sums.whole, from_clients)
+        if self.secure is not None and self._hides is not None:
+            self.secure.read(sums.whole, from_clients)
         replies, held = combine(answered, from_clients, cells[0].sent if cells else ask.up, sums)
         self._held.update(held)
         if self._door is not None and self._door.release is not None:
             replies = self._door.release.of(replies, ask, next_state.round, next_state.release)
         return replies
 
-    def _secured(self, ask: Ask, ids: Sequence[int]) -> Any:
-        if self._door is None or not ask.up or not ids:
-            return None
-        self._asked += 1
-        return self._door.secured(tuple(ids), self.next_state.round, ask.phase, self._asked)
+    def skip(self) -> FederationState:
+        """Undoes all that the round did; gives the state before it as that of this round."""
+        if self.secure is not None:
+            self.secure.unread = list(self.cohort)
+        self.next_state = self._before.next_state(self.next_state.round)
+        self.cohort.clear()
+        self.predicted, self.uploads, self.clip = [], [], None
+        self.meter.discard()
+        return self.next_state
 
     def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:
         """Clients to ask in round `number`; of these `score` are evaluated, and `again` is visited twice."""
@@ -432,7 +452,7 @@ class Exchange:
             again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
             kept=_pick(next_state.kept, ids), places=group.places,
             rows=self._door is not None and self._door.keeps_rows, epochs=self.epochs,
-            secure=self._secure, clip=self.clip,
+            secure=self._hides, clip=self.clip,
         )  # fmt: skip
 
     def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -514,7 +534,7 @@ class Exchange:
     def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums, list[ScoreTable]]:
         """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
         outcomes: dict[int, Outcome] = {}
-        sums, tables, counts = Sums(self._secure), list[ScoreTable](), dict[int, np.ndarray]()
+        sums, tables, counts = Sums(self._hides), list[ScoreTable](), dict[int, np.ndarray]()
         self.meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
         asked = working_clock()
         for position, outcome in self._pool.run_cells(cells, shared):

@@ -28,6 +28,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
+from shoal.engine.uploads.secure_round import SECURE, in_words
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -193,6 +194,9 @@ class Driver:
                 f"round {line['round']}: {halved} times the clients of a batch did not fit into a device's memory; "
                 "they were trained in smaller ones, which may change last bits"
             )
+        answers = line.get(SECURE)
+        if answers and not answers["read"]:
+            log.warning("round %d is skipped: %s", line["round"], in_words(answers), extra=where)
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail, extra={**where, "client": int(client)})
             line["failures"][client] = text

@@ -136,6 +136,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
             from shoal.engine.uploads import privacy
 
             privacy.require_possible(config)
+        if config.secure.kind != "none":
+            from shoal.engine.uploads import secure_round
+
+            secure_round.require_possible(config)
         if config.secure.kind == "homomorphic":
             from shoal.engine.uploads.homomorphic import require_tenseal
 

@@ -78,6 +78,11 @@ def show_run(run: Path, details: bool = False) -> None:
             f"left out: {left_out['visits']} visits of {left_out['clients']} clients, which failed "
             f"(engine.on_client_error: skip); why is in {METRICS}"
         )
+    if (sums := summary.get("secure", {})).get("skipped"):
+        _line(
+            f"hidden sums: {sums['skipped']} of {sums['rounds']} rounds had too few answers and changed nothing "
+            f"(secure.threshold); how many is in {METRICS}"
+        )
     _line(f"folder: {shown_path(run)}", whole=True)
 
 

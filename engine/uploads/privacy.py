@@ -18,8 +18,10 @@ Each client counts once, in each row of a mean by row, and with `privacy.where: 
 tell the classes of all.
 """
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from shoal.algorithms.base import Algorithm, overrides
@@ -87,7 +89,8 @@ def require_possible(config: Config) -> None:
         ),
         (
             "engine.on_client_error",
-            config.engine.on_client_error == "fail" or not (at_clients or method.sends_once),
+            config.engine.on_client_error == "fail"
+            or not (at_clients or method.sends_once or config.secure.kind != "none"),
             "it shows which client failed; take fail",
         ),
         (
@@ -98,12 +101,35 @@ def require_possible(config: Config) -> None:
     ):
         if not idle:
             raise ShoalError(place, f"has no bound with privacy.unit=client: {why}")
+    if config.secure.kind != "none" and draws_one_alone(config):
+        raise ShoalError(
+            "secure.kind",
+            "skips rounds of one client, which poisson draws too often for privacy.delta; take participation.draw="
+            "fixed, or more clients a round",
+        )
     if at_clients:
         norms_of(method)
     bands_of(options, config.participation, clients)
     noise = _noise(config)
     if options.quantile is not None:
         adaptive_clip.split(noise, drawn)
+
+
+def draws_one_alone(config: Config) -> bool:
+    """Whether a round of one client, which hidden sums skip, is so likely that it adds 1 % or more to delta.
+
+    Skips are no function of what has noise. A run with them differs from one that reads all sums with the chance p of
+    such a round at most, which adds (1 + e^epsilon) p to delta.
+    """
+    drawn, clients = drawn_of(config)
+    if config.participation.draw != "poisson" or config.privacy.where == "client":
+        return False
+    if drawn == clients:
+        return clients < 3
+    # A neighbour has a client less.
+    share, others = drawn / clients, clients - 2
+    chance = math.log(config.rounds * drawn) + others * math.log1p(-share)
+    return chance + np.logaddexp(0, epsilon_of(config, config.rounds)) > math.log(config.privacy.delta / 100)
 
 
 def epsilon_of(config: Config, rounds: int) -> float:

@@ -18,6 +18,7 @@ from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.messages.cell import PartialSum
 from shoal.engine.uploads.reduction import counted, require_one_shape
+from shoal.engine.uploads.secure_round import Answers
 from shoal.storage.errors import ShoalError
 
 BITS = 24
@@ -30,17 +31,12 @@ class Secure(ABC):
     Attributes:
         reach: Sums of whole numbers stay below 2^reach in size.
         options: Of the run.
-        clients: Who was asked, ascending.
+        clients: Who was asked, whether they answer or not, ascending.
     """
 
     reach: ClassVar[int]
     options: SecureOptions
     clients: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        """Raises a ShoalError if one client alone is asked, which no sum hides."""
-        if len(self.clients) < 2:
-            raise ShoalError("secure.kind", "a sum hides a client among others, found one alone; raise participation")
 
     @abstractmethod
     def hide(self, client: int, entry: str, numbers: Tensor) -> Tensor:
@@ -87,15 +83,9 @@ class Secure(ABC):
     def read(self, whole: PartialSum, answered: Sequence[int]) -> None:
         """Makes the sum over clients that answered readable: values and weights float64, in their shapes.
 
-        Raises ShoalError: fewer answered than the threshold, or one alone.
+        Raises TooFewAnswers: fewer answered than the threshold, or one alone.
         """
-        needed = max(2, math.ceil(self.options.threshold * len(self.clients) - 1e-9))
-        if len(answered) < needed:
-            raise ShoalError(
-                "secure.threshold",
-                f"{len(answered)} of {len(self.clients)} clients answered, and a sum is read of {needed} or more; "
-                "lower secure.threshold or raise participation",
-            )
+        Answers.of(self.options, len(self.clients), len(answered)).require_enough()
         for entry, total in whole.total.items():
             numbers = self.reveal(entry, total, answered).double() / 2**BITS
             shape, of_weight = _shapes(whole, entry)

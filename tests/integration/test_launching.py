@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,13 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) ->
 
 
 class Waiting:
-    """A run whose third round waits for a file; `env` has a token and the tests' Python as `python`."""
+    """A run whose third round waits for a file; `env` has a token and the tests' Python as `python`.
+
+    Attributes:
+        agent_port: Of the agent of the Ray head that `dashboard` starts.
+    """
+
+    agent_port = 0
 
     def __init__(self, folder: Path) -> None:
         (folder / "waiting.py").write_text(METHOD)
@@ -124,6 +132,7 @@ def dashboard(waiting: Waiting) -> Iterator[str]:
         pytest.skip("jobs need ray[default]")
     places = [f"--{name}={free_port()}" for name in ("port", "dashboard-port", "dashboard-agent-listen-port")]
     with tempfile.TemporaryDirectory(prefix="shoal-", dir="/tmp", ignore_cleanup_errors=True) as short:
+        waiting.agent_port = int(places[2].partition("=")[2])
         try:
             waiting.call(*RAY, "start", "--head", *places, "--num-cpus=2", f"--temp-dir={short}")
             yield f"http://127.0.0.1:{places[1].partition('=')[2]}"
@@ -152,6 +161,60 @@ def test_a_job_stopped_in_a_long_round_keeps_the_round_before_and_resumes(waitin
     submit()
     until(waiting.finished, "the end of the run")
     assert waiting.rounds() == 5
+
+
+@pytest.mark.slow
+def test_ray_s_agent_answers_the_probes_of_pods_without_a_token(waiting: Waiting, dashboard: str) -> None:
+    job = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())["spec"]["rayClusterSpec"]
+    pods = [job["headGroupSpec"], *job["workerGroupSpecs"]]
+    containers = [container for pod in pods for container in pod["template"]["spec"]["containers"]]
+    probes = [container[kind]["httpGet"] for container in containers for kind in ("livenessProbe", "readinessProbe")]
+    assert [probe["port"] for probe in probes] == [52365] * 4
+    for path in {probe["path"] for probe in probes} | {"/api/no_such_path"}:
+        request = f"http://127.0.0.1:{waiting.agent_port}{path}"
+
+        def answers(request: str = request) -> int:
+            try:
+                with urllib.request.urlopen(request, timeout=10) as reply:
+                    return reply.status
+            except urllib.error.HTTPError as error:
+                return error.code
+            except OSError:
+                return 0
+
+        assert until(answers, "Ray's agent") == (200 if path == "/api/healthz" else 401)
+
+
+@pytest.mark.parametrize(
+    ("given", "cpus"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "5", "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}, 5),
+        ({"SLURM_JOB_CPUS_PER_NODE": "16(x3)"}, 16),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64,16(x2),8"}, 8),
+    ],
+)
+def test_a_step_of_slurm_asks_for_the_processors_of_its_hosts(tmp_path: Path, given: dict[str, str], cpus: int) -> None:
+    """What the file of the documentation calls, with a program in place of `srun` that prints its arguments."""
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "token").write_text("0" * 64)
+    usual = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "HEAD": "10.0.0.1", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+
+    def call(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        command = ["bash", str(ROOT / "docs" / "slurm.sbatch"), *arguments]
+        return subprocess.run(command, env={**usual, **env}, capture_output=True, text=True, timeout=60)
+
+    done = call("mine.yaml", "rounds=3", "name=two words", **job, **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    step, _, run = done.stdout.partition("\n--\n")
+    assert step.split("\n")[:4] == ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "ray", "symmetric-run"]
+    assert f"--num-cpus={cpus}" in step.split("\n")
+    words = run.strip().split("\n")
+    assert words[-2:] == ["rounds=3", "name=two words"]
+    assert f"engine.hosts={3 * cpus}" in words
+    assert "give a config" in call(**job, **given).stderr
+    assert "submit it by sbatch" in call("mine.yaml").stderr
 
 
 class Slurm:

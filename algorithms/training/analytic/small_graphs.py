@@ -81,7 +81,11 @@ def _train(
     places: tuple[int, int, int, int, int, int], hidden: int, classes: int, w: np.ndarray, mean: np.ndarray,
     square: np.ndarray, kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """See `SmallModel.train`; a matrix comes with its transpose, `places` are those of `SmallGraph`."""
+    """See `SmallModel.train`; a matrix comes with its transpose, `places` are those of `SmallGraph`.
+
+    Numba keeps this function compiled, with `adam` in it, as long as this file stays as it is: a change of the other
+    file is seen with one of this.
+    """
     of_messages, of_bias, of_last, of_last_bias, of_own, of_last_own = places
     m, n, t = len(x[0]) - 1, len(near[0]) - 1, len(last[0]) - 1
     size = hidden * (len(x_back[0]) - 1)

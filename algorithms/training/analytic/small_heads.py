@@ -220,11 +220,13 @@ def adam(
     w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, step: int, lr: float, weight_decay: float
 ) -> None:
     """Step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""
-    one, beta1, beta2, decay = np.float32(1), np.float32(BETA1), np.float32(BETA2), np.float32(weight_decay)
+    # Differences in float64, as torch has them: in float32 1 - beta2, and so every square, is off by 1.3e-5.
+    of_mean, of_square = np.float32(1 - BETA1), np.float32(1 - BETA2)
+    beta2, decay = np.float32(BETA2), np.float32(weight_decay)
     rate = np.float32(lr / (1 - BETA1**step))
     root, eps = np.float32(math.sqrt(1 - BETA2**step)), np.float32(EPS)
     for i in range(len(w)):
         change = gradient[i] + decay * w[i]
-        mean[i] += (one - beta1) * (change - mean[i])
-        square[i] = beta2 * square[i] + (one - beta2) * change * change
+        mean[i] += of_mean * (change - mean[i])
+        square[i] = beta2 * square[i] + of_square * change * change
         w[i] -= rate * mean[i] / (math.sqrt(square[i]) / root + eps)

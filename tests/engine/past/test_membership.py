@@ -1,5 +1,6 @@
 """Attacks on models of finished runs against scikit-learn and probabilities of the export; what is refused."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,20 @@ def test_success_is_that_of_exported_probabilities(tmp_path: Path, method: str) 
     columns = {name: table[name].to_pylist() for name in ("client", "part", "label", "deployed_probability")}
     both: dict[str, list[float]] = {"train": [], "test": []}
     for client in range(4):
-        signals = {}
+        signals, labels = {}, {}
         for part in ("train", "test"):
             rows = [k for k, at in enumerate(zip(columns["client"], columns["part"])) if at == (client, part)]
+            labels[part] = np.array([columns["label"][k] for k in rows])
             signals[part] = np.array([columns["deployed_probability"][k][columns["label"][k]] for k in rows])
-        number = min(map(len, signals.values()))
-        rng = np.random.default_rng(key(0, client, "membership"))
-        drawn = {part: of[np.sort(rng.permutation(len(of))[:number])] for part, of in signals.items()}
+        number_C = np.minimum(*(np.bincount(of, minlength=3) for of in labels.values()))
+        number = number_C.sum()
+        rng, drawn = np.random.default_rng(key(0, client, "membership")), {}
+        for part, of in labels.items():
+            taken: list[int] = []
+            for item in rng.permutation(len(of)):
+                if sum(of[other] == of[item] for other in taken) < number_C[of[item]]:
+                    taken.append(item)
+            drawn[part] = signals[part][sorted(taken)]
         (mine,) = [each for each in found.clients if each.client == str(client)]
         assert mine.items == number
         auc = 100 * roc_auc_score(np.repeat([1, 0], number), np.concatenate(list(drawn.values())))
@@ -73,6 +81,28 @@ def test_success_is_that_of_exported_probabilities(tmp_path: Path, method: str) 
     assert found.overall.items == everybody == sum(each.items for each in found.clients)
     auc = 100 * roc_auc_score(np.repeat([1, 0], everybody), both["train"] + both["test"])
     assert found.overall.auc[0] == pytest.approx(auc, abs=0.2)
+
+
+def test_a_model_that_learned_nothing_is_at_chance_where_training_items_alone_are_balanced(tmp_path: Path) -> None:
+    """As in published splits: 60 items a class to train on, of others 1,200, 240 and 60 to test."""
+    rng, counts = np.random.default_rng(1), np.array([[60, 1200], [60, 240], [60, 60]])
+    y = np.repeat(np.repeat(range(3), 2), counts.ravel())
+    split = np.repeat(np.tile([1, 3], 3), counts.ravel()).astype(np.int8)
+    x = (np.eye(3, 8)[y] + 0.3 * rng.standard_normal((len(y), 8))).astype(np.float32)
+    order = rng.permutation(len(y))
+    arrays = {"edge_index": rng.integers(len(y), size=(2, 3000)), "x": x[order], "y": y[order], "split": split[order]}
+    (tmp_path / "graph").mkdir()
+    for name, array in arrays.items():
+        np.save(tmp_path / "graph" / f"{name}.npy", array)
+    data = {"dataset": "files", "path": str(tmp_path / "graph"), "split": "public", "options": {}}
+    train = {"optimizer": "sgd", "lr": 1e-12, "epochs": 1}
+    for seed in range(3):
+        keys = {"data": data, "train": train, "partition": {"clients": 2}, "seed": seed, "rounds": 1}
+        found = membership(made(tmp_path / str(seed), model={"name": "mlp", "layers": 1}, **keys)).overall
+        assert 150 <= found.items <= 180
+        # Three deviations of the area of two samples of one distribution (Mann and Whitney, 1947).
+        within = 300 * math.sqrt((2 * found.items + 1) / (12 * found.items**2))
+        assert all(abs(auc - 50) < within for auc in found.auc)
 
 
 def test_models_that_learned_noise_by_heart_are_told_apart(tmp_path: Path) -> None:
@@ -106,7 +136,7 @@ def test_clients_that_never_trained_or_lack_a_part_are_left_out(
     assert [each.client for each in membership(run(configure(keys))).clients] == ["0", "1", "2", "3"]
     some = membership(run(configure({**keys, "participation.without": [1, 2]})))
     assert [each.client for each in some.clients] == ["0", "3"]
-    with refused(says="no client that trained has training and test items"):
+    with refused(says="no client that trained has training and test items of one class"):
         membership(run(configure({**keys, "participation.without": [0, 1, 2, 3]})))
 
 

@@ -171,3 +171,16 @@ def test_inductive_run_is_resumed_and_exported(
         z = s @ z @ p["convs.1.lin.weight"].T + p["convs.1.bias"]
         logits = z @ p["head.linears.0.weight"].T + p["head.linears.0.bias"]
         np.testing.assert_array_equal(column["deployed"][column["client"] == client], logits.argmax(1))
+
+
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_first_weight_of_a_raw_state_is_by_column_with_sparse_features_and_by_name_in_an_export(
+    tmp_path: Path, layout: str
+) -> None:
+    data = {"dataset": "digits", "options": {}, "layout": layout}
+    folder = finished(tmp_path, data=data, model={"name": "mlp", "hidden": 3, "layers": 2}, rounds=1)
+    found = checkpoint.load_newest(folder / "checkpoints")
+    assert found is not None
+    (first, *_) = (t for name, t in load_file(export(folder) / "models.safetensors").items() if t.shape == (3, 64))
+    raw = found.state.server["w"][: 3 * 64]
+    assert torch.equal(raw.view(64, 3).t() if layout == "sparse" else raw.view(3, 64), first)

@@ -188,20 +188,6 @@ def test_rounds_on_hops_over_cut_edges_in_hidden_sums(start: Start) -> None:
         start({**keys, **MASKED, "data.cross_hidden": False})
 
 
-def test_too_few_survivors_are_refused_and_commit_nothing(start: Start) -> None:
-    keys = {"algorithm.name": f"{__file__}:Failing", "engine.on_client_error": "skip", **MASKED}
-    for first, threshold, says in (
-        (1, 0.1, "1 of 6 clients answered, and a sum is read of 2"),
-        (3, 0.6, "3 of 6 clients answered, and a sum is read of 4"),
-    ):
-        server = start({**keys, "algorithm.first": first, "secure.threshold": threshold})
-        with refused(says=says):
-            server.round()
-        assert server.state.round == 0
-    with refused(says="a sum hides a client among others"):
-        start({**MASKED, "participation.count": 1}).round()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_bits_on_two_hosts_after_a_kill_and_a_resume(
     hosts: list[Any], start: Start, tmp_path: Path, kind: dict[str, str]

@@ -95,6 +95,24 @@ def test_visits_are_those_of_autograd(case: str, dropout: float, options: str, m
     torch.testing.assert_close(own_moments, moments, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("hidden", [8, 130])
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_steps_of_adam_are_those_of_autograd_to_rounding_at_any_width(
+    name: str, hidden: int, make_view: MakeView
+) -> None:
+    train, ends = TrainOptions(weight_decay=0.0, epochs=10), list[tuple[Tensor, Tensor]]()
+    for in_one_call in (False, True):
+        client = client_of(model_of(name, hidden=hidden), view_of(make_view))
+        flat = client.model.flat
+        trainer = LocalTrainer({MODEL: flat}, train, Algorithm(), analytic(flat) if in_one_call else None)
+        for _ in range(2):
+            trainer.fit(client, {})
+        ends.append((client.model.w.clone(), client.state["model.opt.exp_avg_sq"]))
+    (w, square), (own_w, own_square) = ends
+    torch.testing.assert_close(own_w, w, rtol=0, atol=1e-6)
+    torch.testing.assert_close(own_square, square, rtol=1e-4, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["gcn", "sage"])
 def test_bits_depend_on_no_threads(name: str, make_view: MakeView) -> None:
     ends = []
