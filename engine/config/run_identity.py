@@ -13,7 +13,7 @@ from shoal.engine.config.config import usual
 from shoal.storage.options.types import is_own
 
 # Raised with every change of a default or of an arithmetic: earlier runs then have other names.
-NUMBERS = 5
+NUMBERS = 6
 # Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
 NEUTRAL = (
     *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic"),
