@@ -138,13 +138,13 @@ def test_no_federation_of_four_moves_a_release_by_more() -> None:
                 sent = np.sign(sent)
             neighbours = (sent[[0, 1, 2, 3]], sent[[4, 1, 2, 3]])
             # In deviations of the noise.
-            released = [
+            one, other = (
                 np.mean([density(X, values[list(cohort)].sum() / noise) for cohort in cohorts], axis=0)
                 for values in neighbours
-            ]
+            )
             for epsilon in (0.0, 0.2, 0.7, 1.3):
                 most = float(divergence(np.array([epsilon]), 2 / noise, drawn / 4)[0])
-                worst = max(apart(*released, epsilon), apart(*released[::-1], epsilon))
+                worst = max(apart(one, other, epsilon), apart(other, one, epsilon))
                 assert worst <= most + 1e-6
                 attained[drawn] = max(attained[drawn], worst / most)
                 # A client more or less, each drawn on its own: moved by one clip.

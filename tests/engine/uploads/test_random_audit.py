@@ -113,8 +113,8 @@ def test_an_upload_with_noise_of_its_own() -> None:
         # Two parts, each of noise z sqrt(2) norms.
         return ((found["w"] - received["w"]) / CLIP + found["m"] / 3) / (2 * Z)
 
-    numbers = [sent(side, 0.0)[0] + sent(side, Z, number)[1:] for number, side in enumerate((1.0, -1.0))]
-    require_between(*(of.numpy() for of in numbers), epsilon_after(Z, DELTA, 1, 1, 1))
+    one, other = (sent(side, 0.0)[0] + sent(side, Z, number)[1:] for number, side in enumerate((1.0, -1.0)))
+    require_between(one.numpy(), other.numpy(), epsilon_after(Z, DELTA, 1, 1, 1))
 
 
 def test_a_step_on_clipped_rows(make_config: Callable[..., Config]) -> None:
@@ -133,10 +133,10 @@ def test_a_step_on_clipped_rows(make_config: Callable[..., Config]) -> None:
     # Of the bias it is a fifth of that.
     apart = (along(1, 0.0) - along(0, 0.0))[0] * math.sqrt(1 + 1 / 25)
     assert float(apart) == pytest.approx(2 / Z, rel=1e-5)
-    numbers = [side * apart / 2 + along(label, Z)[1:] for side, label in ((1, 1), (-1, 0))]
+    one, other = (side * apart / 2 + along(label, Z)[1:] for side, label in ((1, 1), (-1, 0)))
     keys = {"privacy__unit": "node", "privacy__noise": Z, "privacy__delta": DELTA, "train__epochs": 1}
     config = make_config(**keys, model__name="mlp")
-    require_between(*(of.numpy() for of in numbers), epsilon_of_node(config, 1))
+    require_between(one.numpy(), other.numpy(), epsilon_of_node(config, 1))
 
 
 @pytest.mark.slow

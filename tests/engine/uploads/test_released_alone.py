@@ -6,11 +6,13 @@ log have to be, too. Losses, scores and seconds are outside of epsilon.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.errors import refused
 from support.fixtures import Start
 from support.methods import GCN, GRAPH_ONLY, NEEDS
@@ -18,7 +20,9 @@ from support.small_cells import require_same_tree
 from support.small_graphs import write_graphs
 from support.user_graph import write_arrays
 
+from shoal.algorithms.base import Context, Requests
 from shoal.algorithms.client import ClientInfo, ClientTable
+from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.protocol import Tree
 from shoal.engine.messages.cell import Cell, Outcome
@@ -62,7 +66,8 @@ def write_neighbour(folder: Path, train: int, nodes: int, classes: int) -> Path:
         split[:trained], split[trained : trained + 5] = TRAIN, VAL
         ring = first + np.arange(size)
         edges.append(np.stack([ring, np.roll(ring, 1 + replaced * nodes % 3)]))
-        columns = np.eye(3, 4)[y] + rng.normal(0, 0.5, (size, 4)), y, split, np.full(size, client)
+        x: np.ndarray = np.eye(3, 4)[y] + rng.normal(0, 0.5, (size, 4))
+        columns: tuple[np.ndarray, ...] = x, y, split, np.full(size, client)
         for name, values in zip(arrays, columns):
             arrays[name].append(values)
         first += size
@@ -194,6 +199,31 @@ def test_so_it_does_with_other_keys(
     require_same({"model": {"name": "gcn", "hidden": 128}, **keys}, start, neighbours)
     if keys["algorithm.name"] == "fedproto":
         require_same({"model": {"name": "gcn", "hidden": 8}, **keys}, start, of_graphs)
+
+
+@dataclass(frozen=True)
+class Sizes(FedAvg):
+    """FedAvg whose server writes down all that it knows of clients, before rounds and in them."""
+
+    def setup(self, ctx: Context) -> Tree:
+        return {**super().setup(ctx), "sizes": sizes_in(ctx)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        yield from super().round(server, ctx, cohort)
+        server["sizes"] = server["sizes"] + sizes_in(ctx)
+
+
+def sizes_in(ctx: Context) -> torch.Tensor:
+    """`[2 N, 4]`: nodes, training items, predictions and model of each client, in training and where it is scored."""
+    return torch.tensor([[i.nodes, i.train, i.items, i.model] for infos in (ctx.clients, ctx.scored) for i in infos])
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_a_method_is_shown_no_sizes(where: str, start: Start, neighbours: list[dict[str, Any]]) -> None:
+    keys = {"algorithm.name": f"{__file__}:Sizes", "model": GCN, "privacy.where": where}
+    require_same(keys, start, neighbours)
+    plain = [start({**of_data, "algorithm.name": keys["algorithm.name"]}) for of_data in neighbours]
+    assert len({str(server.state.server["sizes"].tolist()) for server in plain}) == len(neighbours)
 
 
 def test_a_method_that_comes_new_is_audited() -> None:
