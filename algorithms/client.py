@@ -473,6 +473,15 @@ class ClientTable(Sequence[ClientInfo]):
         train[list(clients)] = 0
         return ClientTable({**self._columns, "train": train}, **self._same)
 
+    def without_sizes(self) -> "ClientTable":
+        """A table of the same clients and models in which data count for nothing: two items each, of which one trains.
+
+        A server that hides clients knows no more of them.
+        """
+        same = {"nodes": 2, "train": 1, "graphs": 2, "pairs": 2}
+        columns = {name: np.full(len(self), same[name]) if name in same else of for name, of in self._columns.items()}
+        return ClientTable(columns, self._same["classes"])
+
     @property
     def model(self) -> np.ndarray:
         """Numbers of their models."""

@@ -37,7 +37,7 @@ class Context:
     """What the server knows of the run.
 
     Attributes:
-        clients: Sizes of every client, by number.
+        clients: Sizes of every client, by number; the same for all where clients are hidden (`privacy.unit: client`).
         scored: Sizes of what every client is scored on: more where training sees training nodes alone.
         classes: Number of classes C.
         features: Width F of the features and of every hop.

@@ -23,7 +23,7 @@ class SCAFFOLD(FedAvg):
     The correction is the gradient of a linear term of the loss, (c - c_i) . w. After K steps from w_sent the client
     has c_i <- c_i - c + (w_sent - w_i) / (K lr), the paper's option II, and sends w_i and the change of c_i. The server
     takes w <- w + eta (mean w_i - w) and c <- c + (clients that sent) / N * mean change, so that c is the mean of all
-    c_i. N counts clients with training rows.
+    c_i. N counts clients with training rows; all, where clients are hidden.
 
     The distance is K lr times a mean gradient with SGD alone, weight decay within. `gradient` records the mean gradient
     of the loss in its place, which is the same under SGD without momentum and weight decay, and means the same under

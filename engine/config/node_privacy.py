@@ -6,6 +6,10 @@ features, label and edges of one node, and no node of either has more than D edg
 differentially private graph neural networks, 2021, bound rows in this way; they remove a node).
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, TO_COMPARE
 from shoal.algorithms.models.names import READ_HOPS
@@ -51,6 +55,20 @@ def require_bounded(config: Config, method: Algorithm) -> None:
         if not bounded:
             raise ShoalError(place, f"has no bound with privacy.unit=node: {why}")
     noise_of_node(config)
+
+
+def require_small_delta(config: Config, nodes: Sequence[int] | np.ndarray) -> None:
+    """Raises a ShoalError if delta is 1 / n or more, n the nodes of the largest client; `nodes` are by client.
+
+    To publish one node of n at random has that delta, with epsilon 0.
+    """
+    delta, largest = config.privacy.delta, int(np.argmax(nodes))
+    if config.privacy.unit == "node" and delta * nodes[largest] >= 1:
+        raise ShoalError(
+            "privacy.delta",
+            f"{delta:g} lets client {largest} publish one of its {nodes[largest]} nodes; take less than "
+            f"1/{nodes[largest]}",
+        )
 
 
 def _moved(config: Config) -> int:

@@ -301,8 +301,8 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     """The job of a config on its prepared store.
 
     Raises:
-        ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, or a file that a
-            model is to start from cannot be read.
+        ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, a file that a
+            model is to start from cannot be read, or `privacy.delta` is too large for the nodes of a client.
     """
     hops = config.kernel()
     method = describe(config.algorithm.name, config.algorithm.options)
@@ -340,7 +340,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         own_attack=own_among("attack.kind", [config.attack.kind]),
         aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
         privacy=_hidden_clients(config),
-        clipped_rows=_clipped_rows(config),
+        clipped_rows=_clipped_rows(config, store),
         secure=None if config.secure.kind == "none" else config.secure,
         digests=config.run.keep_digests,
         # Clients of a run that is not synchronous train one by one.
@@ -359,11 +359,12 @@ def _hidden_clients(config: Config) -> PrivacyOptions | None:
     return replace(private, noise=noise_at_clients(config), epsilon=None)
 
 
-def _clipped_rows(config: Config) -> tuple[float | None, float] | None:
+def _clipped_rows(config: Config, store: Store) -> tuple[float | None, float] | None:
     if config.privacy.unit != "node":
         return None
-    from shoal.engine.config.node_privacy import noise_of_node
+    from shoal.engine.config.node_privacy import noise_of_node, require_small_delta
 
+    require_small_delta(config, store.manifest.clients.count("nodes"))
     return config.privacy.clip, noise_of_node(config)
 
 

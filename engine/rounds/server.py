@@ -87,8 +87,9 @@ class Server:
         domains = Domains(records, self.graphs, job.metrics) if records else None
         self._scored = job.infos(store)
         self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics, plan.newcomers)
-        # As methods see them: a federation without newcomers has nothing of theirs.
+        # As methods see them: a federation without newcomers has nothing of theirs, one that hides clients no sizes.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
+        self._known = self._known if job.privacy is None else self._known.without_sizes()
         # A round without clients is public, as any other is.
         at_server = job.privacy is not None and job.privacy.where == "server"
         self._noise_alone = at_server and plan.participation.draw == "poisson"
@@ -295,8 +296,12 @@ class Server:
     def _set_up(self) -> Tree:
         try:
             self._hook = "setup"
+            context = self._context(0)
             with creating_on(self._device):
-                server = self.algorithm.setup(self._context(0))
+                if self.job.privacy is not None:
+                    # Sizes may end the run, and leave no trace in it.
+                    self.algorithm.setup(replace(context, clients=self.infos, scored=self._scored))
+                server = self.algorithm.setup(context)
             require_tree(server, "the server's state")
             self._require_initial_unchanged()
             self._hook = ""
@@ -315,7 +320,7 @@ class Server:
         scheduled = self.job.train.schedule is not None
         return Context(
             clients=self._known,
-            scored=self._scored,
+            scored=self._scored if self.job.privacy is None else self._known,
             classes=self.infos[0].classes,
             features=self._features,
             hops=self.job.hops,

@@ -18,6 +18,7 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import shown_name
+from shoal.engine.config.node_privacy import require_small_delta
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.messages.job import require_room_for_hops
@@ -200,6 +201,7 @@ def expected(plan: RunPlan) -> Expected:
     infos = [
         ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
     ]
+    require_small_delta(config, [info.nodes for info in infos])
     cohort = Schedule(plan.rounds, clients, config.seed).cohort(1)
     shape: dict[str, Any] = {
         "features": of.features,

@@ -46,8 +46,11 @@ def with_rows(received: Tree, entries: Tree) -> Tree:
 
 
 def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
-    """An upload that counts as one client, in each row, whatever it says: without weight as no change."""
-    entries, weights, sizes = dict(upload.entries), Tree(), dict(upload.upload_bytes)
+    """An upload that counts as one client, in each row, whatever it says: without weight as no change.
+
+    All of it is sent, so that its size says nothing either.
+    """
+    entries, weights, sizes = dict(upload.entries), Tree(), dict[str, int]()
     for name in (name for name, how in cell.up.items() if how is Reduce.MEAN):
         weight, value = upload.weight.get(name, 1.0), entries[name]
         if isinstance(weight, torch.Tensor) or not weight:
@@ -55,7 +58,7 @@ def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
             base = torch.zeros_like(value) if base is None else base.to(value.dtype)
             entries[name] = torch.where(torch.as_tensor(weight != 0, device=value.device), value, base)
         if isinstance(weight, torch.Tensor):
-            # All rows are sent.
+            # Weights are known.
             weights[name], sizes[name] = torch.ones_like(weight), value.nbytes
     return Upload(entries, weights, sizes)
 

@@ -121,14 +121,16 @@ class HostileUploads:
     def attacked(
         self, client: int, upload: Upload, received: Tree, cell: Cell, rng: Callable[[str], torch.Generator]
     ) -> Upload:
-        """What a client sends: as it is, or changed if it is hostile."""
-        if client not in self._attacks:
-            return upload
+        """What a client sends: as it is, or changed if it is hostile; where clients are hidden it counts once."""
         entries = dict(upload.entries)
-        for name, (base, change) in changes(upload, received, cell).items():
+        for name, (base, change) in changes(upload, received, cell).items() if client in self._attacks else ():
             drawn = self._change(change, self._scale, rng(f"attack/{cell.phase}/{name}"))
             entries[name] = (base + drawn).to(upload.entries[name].dtype)
-        return Upload(entries, upload.weight, upload.upload_bytes)
+        upload = Upload(entries, upload.weight, upload.upload_bytes)
+        if self._hidden is not None:
+            # Before it is compressed, so that no size is of its weights.
+            upload = self._hidden.once(upload, self._hidden.with_rows(received, entries), cell)
+        return upload
 
     def bounded(self, upload: Upload, received: Tree, cell: Cell, random: Callable[[str], int]) -> Upload:
         """What the server reduces: a change of an l2 norm above the bound is scaled down to it, or has noise, too.
@@ -138,7 +140,6 @@ class HostileUploads:
         """
         if self._hidden is not None:
             received = self._hidden.with_rows(received, upload.entries)
-            upload = self._hidden.once(upload, received, cell)
         if self._noisy is not None:
             noisy: Upload = self._noisy.sent(upload, received, cell, random)
             return noisy

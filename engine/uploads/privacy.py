@@ -3,8 +3,7 @@
 That is DP-FedAvg (McMahan et al., Learning differentially private recurrent language models, ICLR 2018, algorithm 1)
 with cohorts of a fixed size m: the server releases w + (sum_i clip(w_i - w, C) + N(0, (z C)^2)) / m once a round. Two
 federations are neighbours if they differ in all data of one client, so that their sums differ by 2 C at most. Epsilon
-is that of m of n clients drawn without replacement (Wang, Balle, Kasiviswanathan, Subsampled Renyi differential
-privacy and analytical moments accountant, AISTATS 2019, theorem 27), as the package dp-accounting computes it.
+is that of m of n clients drawn without replacement; `shoal.engine.config.accounting` has it, and its sources.
 
 With `participation.draw: poisson` cohorts are as in the paper, and the sum is divided by m = q n all the same.
 Neighbours have one client more or less: sums differ by C (Mironov, Talwar, Zhang, Renyi differential privacy of the

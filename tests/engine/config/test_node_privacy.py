@@ -20,7 +20,7 @@ from shoal.algorithms.models.decoupled.fixed_hops import SGC
 from shoal.algorithms.rng import key
 from shoal.algorithms.training.clipped_rows import ClippedRows
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.config.node_privacy import epsilon_of_node, moved_by, noise_of_node
+from shoal.engine.config.node_privacy import epsilon_of_node, moved_by, noise_of_node, require_small_delta
 from shoal.engine.past.ledger import OF_ROWS, ledger
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -222,6 +222,24 @@ def test_what_has_no_bound_is_refused_before_data_is_read(make_config: Callable[
         with refused(place, says=says):
             plan(without, **keys)
     plan()
+
+
+def test_a_delta_that_means_nothing_is_refused(start: Start, make_config: Callable[..., Config]) -> None:
+    """All clients have 30 nodes; of a block model of 400 nodes five have 80 in the mean."""
+    for delta in (0.5, 1 / 30):
+        with refused("privacy.delta", says=f"{delta:g} lets client 0 publish one of its 30 nodes; take less than 1/30"):
+            start({**PLAIN, **HIDDEN, "privacy.delta": delta})
+    start({**PLAIN, **HIDDEN, "privacy.delta": 0.99 / 30})
+    keys: dict[str, Any] = {"privacy__unit": "node", "privacy__noise": 9.0, "model__name": "mlp"}
+    keys["engine__backend"] = "local"
+    with refused("privacy.delta", says="one of its 80 nodes"):
+        expected(RunPlan.of(make_config(**keys, privacy__delta=1 / 80)))
+    expected(RunPlan.of(make_config(**keys, privacy__delta=1 / 81)))
+    sizes = [3, 50, 7]
+    with refused("privacy.delta", says="client 1 publish one of its 50 nodes"):
+        require_small_delta(make_config(**keys, privacy__delta=0.02), sizes)
+    of_clients = {"privacy__unit": "client", "privacy__noise": 9.0}
+    require_small_delta(make_config(**of_clients, privacy__delta=0.1), sizes)
 
 
 def test_bound_is_shown_with_its_unit(make_config: Callable[..., Config]) -> None:
