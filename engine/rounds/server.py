@@ -102,10 +102,11 @@ class Server:
             self._door = Door(job.attack, job.aggregation, name)
             self._door.secure, self._door.seed = job.secure, job.seed
             if job.privacy is not None:
-                from shoal.engine.uploads.privacy import Release
+                from shoal.engine.uploads.privacy import Release, draws_hide
 
                 hidden = plan.participation, len(self.infos), plan.rounds
-                self._door.release = Release(job.privacy, *hidden, job.seed, name, self.algorithm)
+                forget = draws_hide(job.train)
+                self._door.release = Release(job.privacy, *hidden, job.seed, name, self.algorithm, forget)
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -434,6 +435,8 @@ class Exchange:
         replies, held = combine(answered, from_clients, cells[0].sent if cells else ask.up, sums)
         self._held.update(held)
         if self._door is not None and self._door.release is not None:
+            for outcome in outcomes:
+                self._door.release.require_forgotten(outcome)
             replies = self._door.release.of(replies, ask, next_state.round, next_state.release)
         return replies
 

@@ -27,10 +27,11 @@ from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree
 from shoal.algorithms.rng import key
+from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.accounting import epsilon_after, noise_of, releases, require_noise
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
-from shoal.engine.messages.cell import WITHIN
+from shoal.engine.messages.cell import WITHIN, Outcome
 from shoal.engine.uploads import adaptive_clip, banded
 from shoal.engine.uploads.compression import like
 from shoal.engine.uploads.hidden_uploads import norms_of, with_rows
@@ -46,11 +47,26 @@ def drawn_of(config: Config) -> tuple[int, int]:
     return min(config.participation.size(clients), clients), clients
 
 
-def counted_as(participation: ParticipationOptions, clients: int, rounds: int) -> tuple[int, int, int, bool]:
-    """Clients of a round, of so many, rounds, and if each is drawn on its own, of which rounds have the epsilon."""
+def counted_as(
+    participation: ParticipationOptions, clients: int, rounds: int, forget: bool = True
+) -> tuple[int, int, int, bool]:
+    """Returns the clients drawn for a round, all, rounds, and if each is drawn on its own: what epsilon is of.
+
+    Draws count where clients `forget` alone, see `draws_hide`.
+    """
     if participation.draw == "cyclic":
         return 1, 1, -(-rounds // participation.groups(clients)), False
-    return min(participation.size(clients), clients), clients, rounds, participation.draw == "poisson"
+    drawn = min(participation.size(clients), clients) if forget else clients
+    return drawn, clients, rounds, participation.draw == "poisson"
+
+
+def draws_hide(train: TrainOptions) -> bool:
+    """Returns whether draws of cohorts count: clients keep nothing between rounds, `train.opt_state: reset`.
+
+    What a client keeps can tell in which rounds it took part, which the bound of drawn cohorts takes as unknown. Other
+    runs have the epsilon of a client that takes part in all rounds, which holds whatever it keeps.
+    """
+    return train.opt_state == "reset"
 
 
 def bands_of(options: PrivacyOptions, participation: ParticipationOptions, clients: int) -> int:
@@ -157,6 +173,7 @@ def bound_of(config: Config, rounds: int) -> str:
         + f", clip {options.clip}"
         + (f" at first, then near quantile {options.quantile:g} of norms" if options.quantile is not None else "")
         + f"{', on each upload' * at_clients}{', sent once' * once}"
+        + (", draws not counted (train.opt_state: keep)" if _could_be_drawn(config) else "")
     )
 
 
@@ -168,7 +185,14 @@ def _counted(config: Config, rounds: int) -> tuple[int, int, int, bool]:
     rounds = releases(config, rounds)
     if config.privacy.where == "client":
         return 1, 1, rounds, False
-    return counted_as(config.participation, config.partition.clients, rounds)
+    return counted_as(config.participation, config.partition.clients, rounds, draws_hide(config.train))
+
+
+def _could_be_drawn(config: Config) -> bool:
+    """Returns whether epsilon would be less if clients kept nothing."""
+    drawn, clients = drawn_of(config)
+    is_drawn = drawn < clients and config.participation.draw != "cyclic" and config.privacy.where == "server"
+    return is_drawn and not draws_hide(config.train)
 
 
 class Release:
@@ -190,12 +214,18 @@ class Release:
         seed: int,
         method: str,
         algorithm: Algorithm = PLAIN,
+        forget: bool = True,
     ) -> None:
-        """Of a run; raises as `noise_of`, `norms_of`, `bands_of` and `adaptive_clip.split`."""
+        """Finds the noise of a run, `forget` as of `counted_as`.
+
+        Raises ShoalError: as `noise_of`, `norms_of`, `bands_of` and `adaptive_clip.split`.
+        """
         self._once, self._has_norms = algorithm.sends_once, overrides(algorithm, "norms")
         # Of uploads with noise of their own; None: means get it here.
         self._norms = norms_of(algorithm) if options.where == "client" else None
-        self.noise = noise_of(options, *counted_as(participation, clients, min(rounds, 1) if self._once else rounds))
+        counted = counted_as(participation, clients, min(rounds, 1) if self._once else rounds, forget)
+        self.noise = noise_of(options, *counted)
+        self._forget = options.where == "server" and counted[0] < counted[1]
         self._of_changes, self._of_bits = self.noise, 0.0
         self._seed, self._drawn, self._method = seed, min(participation.size(clients), clients), method
         if options.quantile is not None:
@@ -227,6 +257,18 @@ class Release:
                     f"client counts one sum of changes a round, and {self._method} {what}; take privacy.unit=none, "
                     "or a method of one mean a round",
                 )
+
+    def require_forgotten(self, outcome: Outcome) -> None:
+        """Raises a ShoalError if a client keeps something after its visit, and epsilon counts draws."""
+        if not self._forget:
+            return
+        keeping = [client for client, state in outcome.states.items() if state] + list(outcome.kept)
+        if keeping:
+            raise ShoalError(
+                f"client {min(keeping)}",
+                f"keeps something of {self._method} after its visit, and epsilon counts draws of clients that keep "
+                "nothing; take train.opt_state=keep, with which draws do not count, or participation.ratio=1",
+            )
 
     def _require_bounded(self, ask: Ask) -> None:
         for entry, how in ask.up.items():

@@ -26,7 +26,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.uploads.privacy import Release
+from shoal.engine.uploads.privacy import Release, bound_of, epsilon_of
 from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]
@@ -303,9 +303,43 @@ def test_what_has_no_epsilon_is_refused_before_data_is_read(
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     # Cohorts that are not drawn need no package.
     with refused("privacy.epsilon", says="pip install 'shoal[privacy]'"):
-        plan(privacy__epsilon=1.5, participation__count=2)
+        plan(privacy__epsilon=1.5, participation__count=2, train__opt_state="reset")
+    plan(privacy__epsilon=1.5, participation__count=2)
     plan(privacy__epsilon=1.5)
     plan(privacy__noise=1.0, participation__count=2)
+
+
+@pytest.mark.parametrize("draw", ["fixed", "poisson"])
+def test_draws_count_where_clients_keep_nothing_alone(make_config: Callable[..., Config], draw: str) -> None:
+    """What a client keeps can tell in which rounds it took part, so that its epsilon is that of all rounds."""
+    keys = {"privacy__unit": "client", "privacy__noise": 4.0, "participation__count": 2, "participation__draw": draw}
+    kept, forgotten = (make_config(**keys, train__opt_state=state) for state in ("keep", "reset"))
+    for number in (1, 5):
+        surely = epsilon_after(4.0, 1e-5, 5, 5, number, draw == "poisson")
+        drawn = epsilon_after(4.0, 1e-5, 2, 5, number, draw == "poisson")
+        assert epsilon_of(kept, number) == surely > drawn == epsilon_of(forgotten, number)
+    assert bound_of(kept, 5).endswith(", draws not counted (train.opt_state: keep)")
+    assert "draws" not in bound_of(forgotten, 5)
+    # The server adds the noise that is counted.
+    options = PrivacyOptions(unit="client", epsilon=2.0)
+    participation = ParticipationOptions(count=2, draw=draw)  # type: ignore[arg-type]
+    less, more = (Release(options, participation, 5, 5, 0, "Mine", forget=forget).noise for forget in (True, False))
+    assert less == noise_of(options, 2, 5, 5, draw == "poisson") < more == noise_of(options, 5, 5, 5, draw == "poisson")
+
+
+def test_a_client_that_keeps_something_is_refused_where_draws_count(start: Start, hosts: list[Any]) -> None:
+    keys = {**PLAIN, **HIDDEN, "participation.count": 2, "train.opt_state": "reset"}
+    start({**keys, "algorithm.name": "fedavg"}).round()
+    server = start({**keys, "algorithm.name": "scaffold"})
+    with refused(f"client {server.cohort(1)[0]}", says="keeps something of SCAFFOLD after its visit"):
+        server.round()
+    # Where a client's state stays on its host, too.
+    pool = RayPool(hosts, replace(server.job, id="kept elsewhere"), 60.0, 4)
+    pool.require_data(range(6))
+    with refused(says="take train.opt_state=keep, with which draws do not count, or participation.ratio=1"):
+        Server(replace(server.job, id="kept elsewhere"), server.plan, pool).round()
+    start({**keys, "algorithm.name": "scaffold", "train.opt_state": "keep"}).round()
+    start({**keys, "algorithm.name": "scaffold", "participation.count": 6}).round()
 
 
 def test_trace_is_refused(make_config: Callable[..., Config], tmp_path: Path) -> None:
