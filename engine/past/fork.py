@@ -24,7 +24,7 @@ from shoal.storage.store.store import Store
 LOCAL = ("train.epochs", "train.batch_size")
 UNCOUNTED = (
     *("train.lr", "train.weight_decay", "train.dropout", "train.schedule"),
-    *("evaluation.every", "evaluation.clients", "evaluation.domains"),
+    *("evaluation.every", "evaluation.clients", "evaluation.last", "evaluation.domains"),
     *("callbacks", "engine", "resources"),
 )
 CHANGEABLE = (
@@ -59,7 +59,6 @@ def begin(past: PastRun, plan: RunPlan, number: int) -> None:
     plan.bring()
     if not number:
         return
-    require_scored(past, plan.config, number)
     of = {"run": past.place, "round": number}
     if not (started(plan.folder) or finished(plan.folder)):
         found = past.after(number)
@@ -109,17 +108,6 @@ def require_changeable(parent: Config, config: Config) -> None:
                 f"cannot change after a round ({old.get(key)} -> {new.get(key)}); shoal run begins with it, and a fork "
                 f"may change {', '.join(list_changeable(parent))}",
             )
-
-
-def require_scored(past: PastRun, config: Config, number: int) -> None:
-    """Raises ShoalError: evaluations of the first rounds have not what a fork chooses by, or records."""
-    old, new = past.config.evaluation.metrics, config.evaluation.metrics
-    if any("scopes" in line for line in past.lines[:number]) and (new[0] != old[0] or not set(new) <= set(old)):
-        raise ShoalError(
-            "evaluation.metrics",
-            f"{', '.join(new)}, and rounds 1 to {number} were evaluated by {', '.join(old)}, of which {old[0]} chooses "
-            "the best; keep them, or fork after an earlier round",
-        )
 
 
 def require_same_state(plan: RunPlan, parent: RunPlan, store: Store, kept: Tree | None = None) -> None:

@@ -10,7 +10,6 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.names import read_all
 from shoal.engine.config.round_sections import is_csv
 from shoal.engine.config.run_identity import steering
-from shoal.engine.records.graphs import digest_of_graphs
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own
@@ -31,6 +30,9 @@ def of_stores(clients: str, graphs: str, training: str, keep: str) -> dict[str, 
 
 def contents(config: Config) -> dict[str, str]:
     """Digests of the files, user code for one, that keys of a config name. Raises ShoalError: one cannot be read."""
+    # It loads kernels and formats of graphs, and who lists or shows runs reads no graph.
+    from shoal.engine.records.graphs import digest_of_graphs
+
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
         "data.path": partial(digest_of_graphs, config),

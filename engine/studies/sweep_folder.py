@@ -28,7 +28,7 @@ from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
-from shoal.storage.files.disk import locked
+from shoal.storage.files.disk import LOCK, locked
 from shoal.storage.files.names import place_in
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import path_fault
@@ -57,8 +57,17 @@ def root_of(config: Config) -> Path:
 def lock_study(folder: Path) -> Iterator[None]:
     """Holds the lock of the folder of a study. Raises BusyError: another process is at work on it."""
     busy = BusyError(folder, "another process is at work on this study; wait for it, the same command then goes on")
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
     with locked(folder, "run.root", busy):
-        yield
+        try:
+            yield
+        finally:
+            # A study that was refused leaves nothing.
+            with suppress(OSError):
+                if new and [path.name for path in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink()
+                    for place in new:
+                        place.rmdir()
 
 
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:

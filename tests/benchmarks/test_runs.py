@@ -32,6 +32,8 @@ SMALLEST: dict[str, Sequence[str]] = {
     "uploads.py": ["--nodes=400", "--degree=5", "--repeats=1"],
     "visits.py": ["--clients=4", "--rows=5", "--hidden=0", "--optimizers=sgd", "--rounds=1"],
 }
+# These take more than three seconds even so.
+LONG = ("asynchronous.py", "attack.py", "computed_hops.py", "fast_paths.py")
 # Each starts processes, which import and compile for themselves and take longer than a test may.
 OF_PROCESSES: dict[str, Sequence[str]] = {
     "floor.py": ["--only=linear-20", "--pairs=1", "--folder=FOLDER"],
@@ -54,7 +56,9 @@ def run_smallest(script: str, arguments: Sequence[str], folder: Path, seconds: f
     assert printed or script == "page_figures.py"
 
 
-@pytest.mark.parametrize("script", SMALLEST)
+@pytest.mark.parametrize(
+    "script", [pytest.param(script, marks=[pytest.mark.slow] * (script in LONG)) for script in SMALLEST]
+)
 def test_a_benchmark_runs_in_its_smallest_form(script: str, tmp_path: Path) -> None:
     run_smallest(script, SMALLEST[script], tmp_path, 120.0)
 

@@ -45,7 +45,7 @@ RESUMED = [
 # A round of many messages, and rounds in which what acts beside the method keeps something at clients or the server.
 KILLED = [
     f"{SPLIT}per_client_avg",
-    "uploads topk",
+    pytest.param("uploads topk", marks=pytest.mark.slow),
     pytest.param("privacy client, adaptive clip", marks=pytest.mark.slow),
     pytest.param("schedule fedbuff", marks=pytest.mark.slow),
     pytest.param("attack sign_flip, masks", marks=pytest.mark.slow),

@@ -159,7 +159,7 @@ def records_of(file: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_wandb_has_all_rounds_at_the_end_of_the_command(tmp_path: Path, closes: bool) -> None:
     """Its own process writes them, also those of a run that is left to its exit hook."""
     pytest.importorskip("wandb", reason="the extra wandb is not installed")

@@ -57,7 +57,7 @@ def test_examples_are_accepted_and_change_their_key() -> None:
         ("data.options.scale", ["data.options.scale: number; default 1.0"]),
         ("scores", [ABOUT_SCORES.replace("`", "").splitlines()[0]]),
         ("algorithm", ["algorithm: name, or mapping with name; no default"]),
-        (None, ["evaluation: every, clients, domains, metrics, newcomer_epochs."]),
+        (None, ["evaluation: every, clients, last, domains, metrics, newcomer_epochs."]),
     ],
 )
 def test_lines_of_an_explanation(asked: str | None, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ KINDS: list[tuple[str, list[Any]]] = [
         "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit privacy.where "
         "privacy.mechanism secure.kind participation.draw participation.selection schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "
-        "engine.on_client_error engine.verify run.log_format",
+        "engine.on_client_error engine.verify run.log_format evaluation.last",
         ["another", True],
     ),
 ]

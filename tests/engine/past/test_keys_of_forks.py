@@ -74,6 +74,7 @@ RIGHT: dict[str, list[str]] = {
     "aggregation.root": ["aggregation={kind: fltrust, root: 1}"],
     "evaluation.every": ["evaluation.every=2"],
     "evaluation.clients": ["evaluation.clients=2"],
+    "evaluation.last": ["evaluation.clients=2", "evaluation.last=sample"],
     "evaluation.domains": ["evaluation.domains=false"],
     "engine.threads": ["engine.threads=2"],
     "engine.trainer": ["engine.trainer=analytic"],

@@ -101,6 +101,7 @@ def test_next_start_names_round_and_client_of_a_lost_process(tmp_path: Path, how
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_processes_that_a_method_forks_end_as_they_want(tmp_path: Path) -> None:
     done = shoal("run", config(tmp_path, "forks"))
     assert done.returncode == 0, done.stderr
@@ -126,6 +127,7 @@ def test_place_is_kept_while_a_run_is_at_work_alone(tmp_path: Path) -> None:
     assert not (run_path(stopped) / NAME).exists()
 
 
+@pytest.mark.slow
 def test_run_of_a_sweep_that_was_lost_is_a_row_with_its_place(tmp_path: Path) -> None:
     sweep = Sweep(Study(str(config(tmp_path, "forks")), ("algorithm.how=forks,crashes,leaves",)), at_once=3)
     assert not sweep.go()

@@ -116,6 +116,7 @@ def test_started_and_finished(folder: RunFolder, config_of: MakeConfig) -> None:
 
 def test_unreadable_folder_is_not_missing(config_of: MakeConfig) -> None:
     folder = RunFolder(run_path(config_of()))
+    folder.begin(config_of())
     folder.close()
     for name in (SUMMARY, METRICS):
         (folder.path / name).symlink_to(name)

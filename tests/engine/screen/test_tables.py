@@ -37,6 +37,8 @@ def summary(seconds: float = 0.25, best: dict[str, Any] | None = None, **scopes:
 def written(folder: Path, found: dict[str, Any], model: Any = None, **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "summary.json").write_text(sealed(found))
+    rounds = range(1, found["rounds"] + 1)
+    (folder / "metrics.jsonl").write_text("".join(sealed({"round": number}) + "\n" for number in rounds))
     config = {"name": "a", "data": {"dataset": "cora"}, "algorithm": "fedavg", "model": model or {"name": "sgc"}}
     config |= more
     (folder / "config.yaml").write_text(with_seal(yaml.safe_dump(config)))

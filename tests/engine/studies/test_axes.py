@@ -34,7 +34,7 @@ def test_options_of_one_method_are_no_options_of_others() -> None:
     ]
     overrides = [yaml.safe_load(choice.overrides[0].partition("=")[2]) for choice in found]
     assert overrides[1] == {"name": "fedgta", "eps": 0.9, "orders": 3}
-    assert overrides[2:] == [{"name": "my.py:Mine"}, {"name": "fedavg"}]
+    assert overrides[2:] == ["my.py:Mine", "fedavg"]
 
 
 def test_joint_keys_vary_in_pairs() -> None:

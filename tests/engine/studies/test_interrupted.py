@@ -106,6 +106,7 @@ def test_sigterm_in_the_last_round_of_a_process(tmp_path: Path, config: Path) ->
     assert f"continue with: shoal {' '.join(map(str, words[:-1]))}" in said
 
 
+@pytest.mark.slow
 def test_sigterm_in_the_last_round_of_a_run_of_several_at_once(tmp_path: Path, config: Path) -> None:
     status, said = ended("sweep", config, "seed=0,1,2,3,4,5", "--at-once", "2", "--no-report", who="parent")
     assert status == 128 + signal.SIGTERM, said

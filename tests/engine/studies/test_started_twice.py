@@ -115,7 +115,7 @@ def test_a_trial_of_which_a_run_is_locked_never_fails(tmp_path: Path, alone: Sea
     assert again.parts[0].plain() == alone.parts[0].plain()
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_locked_run_of_a_sweep_waits_and_the_others_go_on(
     tmp_path: Path, at_once: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def changed(options: DataSource) -> set[str]:
         "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
         "base": "cora", "padding": "random", "shots": 9, "user_options": {"nodes": 9}, "title": "mine",
         "made": MadeFeatures("random"), "edge_weights": "drop", "beside": ("/f.npy",),
+        "noted": ("/n.npy",),
     }  # fmt: skip
     found = set()
     for field in dataclasses.fields(options):
