@@ -84,7 +84,12 @@ def test_os_exit_of_a_method_is_one_line(tmp_path: Path, how: str, status: int, 
 
 
 @pytest.mark.parametrize(
-    ("how", "status"), [("leaves", 0), ("crashes", -signal.SIGSEGV), ("is killed", -signal.SIGKILL)]
+    ("how", "status"),
+    [
+        ("leaves", 0),
+        pytest.param("crashes", -signal.SIGSEGV, marks=pytest.mark.slow),
+        pytest.param("is killed", -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 def test_next_start_names_round_and_client_of_a_lost_process(tmp_path: Path, how: str, status: int) -> None:
     path = config(tmp_path, how)
