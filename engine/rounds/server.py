@@ -96,17 +96,9 @@ class Server:
         # What checks uploads and reduces them where clients may be hostile.
         self._door: Any = None
         if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
-            from shoal.engine.uploads.robust import Door
+            from shoal.engine.uploads.robust import open_door
 
-            name = type(self.algorithm).__name__
-            self._door = Door(job.attack, job.aggregation, name)
-            self._door.secure, self._door.seed = job.secure, job.seed
-            if job.privacy is not None:
-                from shoal.engine.uploads.privacy import Release, draws_hide
-
-                hidden = plan.participation, len(self.infos), plan.rounds
-                forget = draws_hide(job.train)
-                self._door.release = Release(job.privacy, *hidden, job.seed, name, self.algorithm, forget)
+            self._door = open_door(job, self.algorithm, plan.participation, len(self.infos), plan.rounds)
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.

@@ -17,9 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.algorithms.base import Algorithm
 from shoal.algorithms.protocol import Reduce, Replies, Tree
-from shoal.engine.config.round_sections import AggregationOptions, AttackOptions, SecureOptions
+from shoal.engine.config.round_sections import (
+    AggregationOptions,
+    AttackOptions,
+    ParticipationOptions,
+    SecureOptions,
+)
 from shoal.engine.messages.cell import Outcome
+from shoal.engine.messages.job import Job
 from shoal.engine.uploads.compression import like
 from shoal.engine.uploads.reduction import TILE, require_one_shape
 from shoal.storage.errors import ShoalError
@@ -118,6 +125,19 @@ class Door:
         assert self._aggregation is not None
         totals = {entry: torch.stack(torch.broadcast_tensors(*of)).sum(0) for entry, of in weights.items()}
         return Replies(sorted(ids), reduce_rows(self._aggregation, rows, weights, sorted(ids), shared), totals)
+
+
+def open_door(job: Job, algorithm: Algorithm, participation: ParticipationOptions, clients: int, rounds: int) -> Door:
+    """Makes the door of a run of so many clients and rounds; raises a ShoalError as `Release`."""
+    name = type(algorithm).__name__
+    door = Door(job.attack, job.aggregation, name)
+    door.secure, door.seed = job.secure, job.seed
+    if job.privacy is not None:
+        from shoal.engine.uploads.privacy import Release, draws_hide
+
+        forget = draws_hide(job.train)
+        door.release = Release(job.privacy, participation, clients, rounds, job.seed, name, algorithm, forget)
+    return door
 
 
 def reduce_rows(

@@ -1,10 +1,12 @@
-"""A graph of ours beside the same one as PyG reads it; a file that must not be opened."""
+"""A graph of ours beside the same one as PyG reads it; three graphs of PyG; a file that must not be opened."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
+from torch_geometric.data import Data
 
 from shoal.storage.graph.graph import Graph
 
@@ -37,3 +39,12 @@ class Trap:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.path,)
+
+
+def three() -> list[Data]:
+    """An edge, a node alone, and a path of three nodes given one way."""
+    return [
+        Data(torch.tensor([[1.0, 0], [0, 1]]), torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([2])),
+        Data(torch.tensor([[5.0, 6]]), torch.empty(2, 0, dtype=torch.int64), y=torch.tensor([[0]])),
+        Data(torch.tensor([[1.0, 1], [2, 2], [3, 3]]), torch.tensor([[0, 2], [1, 1]]), y=1),
+    ]
