@@ -439,7 +439,7 @@ HARMLESS = (
 CASES = [(kind, what) for kind, crafts in NOTES.items() for what in crafts]
 
 
-@pytest.mark.exhaustive(3)
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize(("kind", "what"), CASES, ids=[f"{kind}: {what}" for kind, what in CASES])
 def test_a_name_from_outside_touches_nothing_outside(
     kind: str, what: str, world: World, monkeypatch: pytest.MonkeyPatch

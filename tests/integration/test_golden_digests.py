@@ -30,9 +30,8 @@ SPLIT = "graphs fedgpl away "
 ON_HOSTS = [
     "fedsage_plus gcn", "fedgta stacked", f"{SPLIT}frozen", "edges fedavg gcn", "fml several models",
     "fedavg inductive gcn", "fedpg attention", "fggp participation 0.3", "adafgl gcn",
-    "uploads topk", "attack scaled, int8, norm_bound", "attack sign_flip, multi_krum", "masks", "homomorphic",
-    "privacy client, adaptive clip", "privacy at client", "privacy node", "schedule fedbuff", "schedule tiers",
-    "availability, deadline", "selection oort", "newcomers", "cross edges one_hop",
+    "uploads topk", "attack scaled, int8, norm_bound", "masks", "privacy client, adaptive clip", "privacy node",
+    "schedule fedbuff", "availability, deadline", "newcomers", "cross edges one_hop",
 ]  # fmt: skip
 # What a method would keep beside its state is lost.
 RESUMED = [
