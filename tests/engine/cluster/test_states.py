@@ -1,5 +1,6 @@
 """States of clients that stay with hosts: the bits of one process, also after a host is killed and after a resume."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.uploads.reduction import Mixed
+from shoal.storage.files.places import COPIES, cache_folder
 
 # 80 kB of parameters, with two moments of Adam.
 LARGE = {"model.name": "mlp", "model.hidden": 2000, "participation.ratio": 0.7, "rounds": 6, "evaluation.every": 2}
@@ -132,16 +134,20 @@ class Stranger:
 
 
 def test_states_are_sent_to_the_address_of_a_run(
-    hosts: list[Any], start: Callable[..., Server], tmp_path: Path
+    hosts: list[Any], start: Callable[..., Server], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     here = start({**LARGE, "algorithm.name": "local", "participation.ratio": 1.0})
     here.round()
     kept = handed_over(dict(here.state.clients))
     assert kept
     states = {f"client/{i}/{name}": t for i, one in kept.items() for name, t in ray.get(one.ref).items()}
-    (tmp_path / ADDRESS).write_text(f"file://{tmp_path}/there")
+    # Copies of runs at addresses lie in the cache alone.
+    copy = cache_folder() / COPIES[1] / f"{tmp_path.parent.name}-{tmp_path.name}" / "run"
+    copy.mkdir(parents=True)
+    request.addfinalizer(lambda: shutil.rmtree(copy.parent))
+    (copy / ADDRESS).write_text(f"file://{tmp_path}/there")
     # No host has this folder.
-    folder, objects = tmp_path / CHECKPOINTS / "round-000001", tmp_path / "there" / OBJECTS
+    folder, objects = copy / CHECKPOINTS / "round-000001", tmp_path / "there" / OBJECTS
     found = write_in_parallel(folder, FederationState(kept=kept), dict(enumerate(hosts)), 60.0)
     assert sorted(found.values()) == sorted(path.name for path in objects.iterdir())
     require_same({name: t for path in objects.iterdir() for name, t in load_file(path).items()}, states)
