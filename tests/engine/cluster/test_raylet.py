@@ -123,7 +123,9 @@ def test_two_runs_at_once_on_a_busy_machine(tmp_path: Path, short: Path) -> None
         env = {**os.environ, "RAY_TMPDIR": str(short)}
         command = [sys.executable, "-m", "shoal", "run", str(config(tmp_path)), "run.checkpoint_every=1"]
         pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": env, "text": True}
-        runs = [subprocess.Popen([*command, f"seed={seed}"], **pipes) for seed in (0, 1)]
+        # One store for both would be prepared by one of them alone.
+        own = [[f"seed={seed}", f"data.store={tmp_path / f'store-{seed}'}"] for seed in (0, 1)]
+        runs = [subprocess.Popen([*command, *keys], **pipes) for keys in own]
         for process in runs:
             _, errors = process.communicate(timeout=500)
             assert "Traceback" not in errors
