@@ -23,8 +23,8 @@ PACKAGES = {
 LISTED = {
     "shoal": "shoal",
     "engine": """
-        engine cli clock past pages studies runs preparing cluster screen callbacks hosts records rounds
-        participation uploads simulation messages config
+        engine cli clock past pages studies runs preparing cluster screen callbacks hosts records schedules rounds
+        uploads simulation messages config
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods

@@ -43,7 +43,7 @@ Table = Annotated[str, BeforeValidator(lambda name: absolute(name) if is_csv(nam
 
 @dataclass(frozen=True, config=CLOSED)
 class AvailabilityOptions(WithShortForm):
-    """When clients are online (`shoal.engine.participation.availability`). A kind alone stands for the section.
+    """When clients are online (`shoal.engine.schedules.availability`). A kind alone stands for the section.
 
     Attributes:
         kind: In all rounds (`always`); each client in the same part of every period, from a place of its own on
@@ -82,7 +82,7 @@ class ParticipationOptions:
         over_selection: So many times the clients are drawn, rounded up; those that finish first take part.
         dropout: Chance that a drawn client drops out of the round.
         selection: How clients are drawn: uniformly (`random`), by `loss`, `oort`, `power_of_choice`, or by
-            `my_file.py:Select`; see `shoal.engine.participation.selection`.
+            `my_file.py:Select`; see `shoal.engine.schedules.selection`.
         candidates: Clients among which `power_of_choice` chooses; null: twice as many as it chooses.
     """
 

@@ -23,11 +23,11 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
-from shoal.engine.participation.sampling import Drawn, Group, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.costs import MISSING, Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
-from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
+from shoal.engine.rounds.sampling import Group, Plan, cell_size_of, evaluation_cell, form_cells
+from shoal.engine.rounds.state import IN_BLOCK, PRIVACY, SELECTION, FederationState, ScoreTable
 from shoal.engine.uploads.protocol_checks import (
     checks_always,
     require_generator,
@@ -39,7 +39,6 @@ from shoal.engine.uploads.protocol_checks import (
 from shoal.engine.uploads.reduction import Sums, Uploads, combine, require_finite
 from shoal.engine.uploads.secure_round import UNREAD, SecureRound, TooFewAnswers
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.store import Store
 
 TreeT = TypeVar("TreeT")
 # Scope, client, part, and predicted classes and labels `[2, items]`.
@@ -78,8 +77,6 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
-        # That of another kind of server is another one.
-        self._exchange: Callable[..., Exchange] = Exchange
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
         self._batched = BATCHED in trainers
         self._cell_size = cell_size_of(plan.cell_size, trainers)
@@ -107,21 +104,12 @@ class Server:
         # Code of the user's trains.
         self._own = bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
         self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
-        self.schedule = Schedule(plan, len(self.infos), job.seed, self._draw_of(store))
+        self.schedule = plan.schedule(plan, job, store, self.algorithm, self._built[MODEL])
+        self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
         return self.schedule.cohort(round_number)
-
-    def _draw_of(self, store: Store) -> Callable[[int, Tree, bool], Drawn] | None:
-        """What says who takes part, where it is not the uniform draw alone; raises a ShoalError if no client can."""
-        if not self.plan.participation.simulates:
-            return None
-        from shoal.engine.participation.participation import Participation, unknown
-
-        if self.plan.participation.selection != "random":
-            self.state.known = self.state.known or unknown(len(self.infos))
-        return Participation(self.plan, self.job, store, self.algorithm, self._built[MODEL]).draw
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
         """Runs and commits one round, and gives its line of metrics.jsonl; if it raises, the state is as before.
@@ -135,7 +123,8 @@ class Server:
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:
             # 1. The cohort, and a copy of the state that the round may change.
-            drawn, next_state = self.schedule.draw(number, self.state.known), self.state.next_state(number)
+            drawn = self.schedule.begin(number, self.state.extras.get(SELECTION, {}))
+            next_state = self.state.next_state(number)
             cohort = drawn.cohort
             meter = Meter(number, self.infos, self._pool, watch)
             exchange = self._exchange(
@@ -151,7 +140,7 @@ class Server:
             try:
                 if cohort or self._noise_alone:
                     context = self._context(number, records if self.plan.keep_records else None)
-                    self.run_method(exchange, context, partial(self.schedule.is_last_visit, round_number=number))
+                    self.run_method(exchange, context, partial(self.schedule.is_last_visit, number=number))
                     meter.note(context.notes)
                 elif secure is not None:
                     secure.require_any()
@@ -175,10 +164,8 @@ class Server:
                     self._welcome(next_state, meter)
                 scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
-            if next_state.known:
-                from shoal.engine.participation.participation import noted
-
-                next_state.known = noted(drawn.state, meter.losses, exchange.cohort, number)
+            known = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)
+            next_state.extras[SELECTION] = known
             self.state = next_state
         except BaseException as error:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
@@ -405,7 +392,7 @@ class Exchange:
             self._door.require_means(ask.up)
             if self._door.release is not None:
                 self._door.release.require_counted(ask, self.reply is None, next_state.round, self.cohort)
-                self.clip = self._door.release.clip(next_state.release) if ask.up else None
+                self.clip = self._door.release.clip(next_state.extras.setdefault(PRIVACY, {})) if ask.up else None
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
@@ -429,7 +416,7 @@ class Exchange:
         if self._door is not None and self._door.release is not None:
             for outcome in outcomes:
                 self._door.release.require_forgotten(outcome)
-            replies = self._door.release.of(replies, ask, next_state.round, next_state.release)
+            replies = self._door.release.of(replies, ask, next_state.round, next_state.extras.setdefault(PRIVACY, {}))
         return replies
 
     def skip(self) -> FederationState:

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.round_sections import CommunicationOptions
-from shoal.engine.participation.sampling import evaluation_cell
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.uploads import compression

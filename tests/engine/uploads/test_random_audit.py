@@ -28,7 +28,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.node_privacy import epsilon_of_node
 from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.participation.sampling import draw_cohort
+from shoal.engine.rounds.sampling import draw_cohort
 from shoal.engine.rounds.server import Server
 from shoal.engine.uploads.hidden_uploads import NoisyUploads
 from shoal.engine.uploads.privacy import Release
