@@ -170,7 +170,7 @@ RULES = (
         lambda c: c.participation.devices or c.participation.availability.kind in ("periodic", "weibull"),
     ),
     _one_of("participation.candidates", "participation.selection", "power_of_choice"),
-    _one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS),
+    _one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS, OWN),
     Rule(
         (*(f"participation.{key}" for key in PARTICIPATION[2:]), "communication.upload", "attack.kind",
          "aggregation.kind", "privacy.unit", "secure.kind", "data.newcomers", "engine.on_client_error"),
@@ -178,7 +178,7 @@ RULES = (
     ),
     Rule(
         ("schedule.name",), "algorithm.name", f"{', '.join(AVERAGE_ONE_MODEL)} or {OWN}",
-        lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name),
+        lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name) or is_own(c.schedule.name),
     ),
     Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
     _one_of("schedule.devices schedule.network schedule.seed", "schedule.name", FEDASYNC, "fedbuff", TIERS),

@@ -22,12 +22,12 @@ from shoal.storage.options.types import (
 )
 
 
-def _or_own(*words: str, table: bool = False) -> AfterValidator:
-    """One of some words, or a function of the user's, or as a `table` a CSV."""
+def _or_own(*words: str, table: bool = False, own: str = "my_function") -> AfterValidator:
+    """One of some words, or a function or class of the user's, or as a `table` a CSV."""
 
     def check(name: str) -> str:
         if name not in words and not (is_csv if table else is_own)(name):
-            raise ValueError(f"expected {', '.join(words)} or {'my_file.csv' if table else 'my_file.py:my_function'}")
+            raise ValueError(f"expected {', '.join(words)} or {'my_file.csv' if table else f'my_file.py:{own}'}")
         return name
 
     return AfterValidator(check)
@@ -131,7 +131,8 @@ class ScheduleOptions(WithShortForm):
 
     Attributes:
         name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), with every
-            `buffer` uploads (`fedbuff`), or with those of a cohort of one of `tiers`, which come in simulated time.
+            `buffer` uploads (`fedbuff`), or with those of a cohort of one of `tiers`, which come in simulated time; or
+            as `my_file.py:Mine` says.
         concurrency: Clients that train at a time.
         buffer: Uploads of a step of `fedbuff`.
         tiers: Groups of clients of about one speed, the fastest first; sizes differ by one client at most.
@@ -146,7 +147,7 @@ class ScheduleOptions(WithShortForm):
     """
 
     short: ClassVar[str] = "name"
-    name: Literal["synchronous", "fedasync", "fedbuff", "tiers"] = "synchronous"
+    name: Annotated[Name, _or_own("synchronous", "fedasync", "fedbuff", TIERS, own="MySchedule")] = "synchronous"
     concurrency: Positive = 10
     buffer: Positive = 10
     tiers: Positive = 5

@@ -218,8 +218,9 @@ class Schedule:
         foreseen: Whether `draw` reads nothing of earlier rounds, so that any round is known now.
         exchange: Makes the exchanges of its rounds; None: clients of a round train from the newest model.
         clients: Number of all clients.
-        rounds: Of the run.
-        seed: Of the run.
+        count: Clients of a round where all are online, as `participation` has it.
+        rounds: Rounds of the run; with a resume there may be more later.
+        seed: Seed of the run.
     """
 
     name = "synchronous"
@@ -230,6 +231,7 @@ class Schedule:
         """Prepares the schedule of a run with so many clients."""
         self._plan, self.clients, self.rounds, self.seed = plan, clients, plan.rounds, seed
         self._members = np.delete(np.arange(clients), plan.newcomers)
+        self.count = plan.participation.size(len(self._members))
         # The newest round that was drawn, and what came of it.
         self._newest = 0, Drawn([])
         # The last of the drawn rounds from `first` to `reached` in which a client takes part, none behind `end`.
@@ -276,7 +278,7 @@ class Schedule:
         """Returns what the line of a round has beside its costs; clients that failed are not in the cohort."""
         return {}
 
-    # What follows from these, and is not overridden.
+    # The rest follows from these methods, and a schedule does not override it.
 
     def begin(self, number: int, known: Tree) -> Drawn:
         """Draws the next round, from what the server knows before it."""

@@ -225,7 +225,7 @@ class FederationState:
         self.inboxes.setdefault(client, {})[entry] = value
         self.touched[client] = False
 
-    def deploy(self, model: Tree, clients: Sequence[int], needed: Sequence[int] = ()) -> None:
+    def deploy(self, model: Tree, clients: Sequence[int], needed: Collection[int] = ()) -> None:
         """Some clients are given the server's model of this round, if there is one; those of `needed` rounds stay."""
         if not model:
             return

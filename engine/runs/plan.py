@@ -13,7 +13,7 @@ from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among
-from shoal.engine.config.round_sections import TIERS, ParticipationOptions
+from shoal.engine.config.round_sections import FEDASYNC, ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
@@ -145,7 +145,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
     schedule = make_of(config, participation)
-    if not config.schedule.synchronous and config.schedule.name != TIERS:
+    if config.schedule.name in (FEDASYNC, "fedbuff"):
         participation = ParticipationOptions(count=config.schedule.in_step)
     keeps = config.run.keep_records
     return Plan(

@@ -15,6 +15,8 @@ SCHEDULES: Mapping[str, str] = {
     "fedasync": "shoal.engine.schedules.asynchronous:make_asynchronous",
     "tiers": "shoal.engine.schedules.asynchronous:make_asynchronous",
 }
+# The same of a user's class.
+OWN = "shoal.engine.schedules.own:make_own"
 
 
 def make_of(config: Config, participation: ParticipationOptions) -> MakeSchedule:
@@ -25,6 +27,6 @@ def make_of(config: Config, participation: ParticipationOptions) -> MakeSchedule
     name = config.schedule.name
     if name == SYNCHRONOUS and not participation.simulates:
         return Schedule.of
-    module, _, function = SCHEDULES[name].partition(":")
+    module, _, function = SCHEDULES.get(name, OWN).partition(":")
     make: Callable[[Config, ParticipationOptions], MakeSchedule] = getattr(import_module(module), function)
     return make(config, participation)

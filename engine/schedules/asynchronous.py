@@ -27,7 +27,7 @@ from shoal.engine.messages.models import BuiltModel
 from shoal.engine.rounds.costs import SIMULATED
 from shoal.engine.rounds.sampling import Drawn, MakeSchedule, Plan, Schedule
 from shoal.engine.schedules.events import Timeline, tier_weights, timeline, weight
-from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits
+from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits, staleness_of
 from shoal.engine.simulation.schedule import DEVICES, Classes, Fleet, read_classes, read_network
 from shoal.engine.simulation.work import work_of
 from shoal.storage.errors import ShoalError
@@ -57,10 +57,8 @@ class Asynchronous(Schedule):
         return self._visits.needed_after(number)
 
     def columns(self, number: int, cohort: Sequence[int]) -> dict[str, Any]:
-        starts = self.starts(number)
-        stale = [number - 1 - starts[i] for i in cohort]
-        staleness = {"mean": sum(stale) / len(stale), "max": max(stale), "of_clients": stale}
-        return {SIMULATED: float(self._time.seconds[number - 1]), "staleness": staleness}
+        simulated = {SIMULATED: float(self._time.seconds[number - 1])}
+        return simulated | staleness_of(self.starts(number), number, cohort)
 
 
 class FedBuff(Asynchronous):

@@ -5,7 +5,7 @@ one by one, so that no bit depends on who trains together. What they give waits 
 after a resume it is made again. State and counts of a client are taken with its upload.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,12 @@ class Visits:
             place = self._by_start[slice(*self._bounds[start : start + 2])]
             both = sorted(zip(self._client[place].tolist(), self._round[place].tolist()))
             yield start, {i: at for i, at in both if at >= number}
+
+
+def staleness_of(starts: Mapping[int, int], number: int, cohort: Sequence[int]) -> dict[str, Any]:
+    """Returns what the line of a round has of the rounds since its clients began; some client took part."""
+    stale = [number - 1 - starts[i] for i in cohort]
+    return {"staleness": {"mean": sum(stale) / len(stale), "max": max(stale), "of_clients": stale}}
 
 
 class LateExchange(Exchange):
