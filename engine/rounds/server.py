@@ -164,8 +164,7 @@ class Server:
                     self._welcome(next_state, meter)
                 scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
-            known = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)
-            next_state.extras[SELECTION] = known
+            next_state.extras[SELECTION] = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)
             self.state = next_state
         except BaseException as error:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")

@@ -33,7 +33,7 @@ from shoal.engine.rounds.sampling import (
     require_selection,
     require_without,
 )
-from shoal.engine.schedules import make_of
+from shoal.engine.schedules import choose_schedule
 from shoal.storage.store.store import Store
 
 
@@ -144,7 +144,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
-    schedule = make_of(config, participation)
+    schedule = choose_schedule(config, participation)
     if config.schedule.name in (FEDASYNC, "fedbuff"):
         participation = ParticipationOptions(count=config.schedule.in_step)
     keeps = config.run.keep_records

@@ -19,7 +19,7 @@ SCHEDULES: Mapping[str, str] = {
 OWN = "shoal.engine.schedules.own:make_own"
 
 
-def make_of(config: Config, participation: ParticipationOptions) -> MakeSchedule:
+def choose_schedule(config: Config, participation: ParticipationOptions) -> MakeSchedule:
     """Returns what makes the schedule of a run on its server.
 
     Raises ShoalError: a key asks for more clients than there are, or a file that it names is wrong.
