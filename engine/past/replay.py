@@ -46,7 +46,7 @@ class Visited:
         steps: Loss and norm of the gradients of the client's models, of each step of local training.
         before: By part the counts of items by class (rows) and predicted class, int64 `[C, C]`, after the download.
         after: The same after local training.
-        digest: Of its upload; see `shoal.engine.uploads.reduction.upload_digest`.
+        digest: Of its upload; see `shoal.engine.rounds.reduction.upload_digest`.
     """
 
     phase: str
@@ -108,7 +108,7 @@ class _Stage(LocalBackend):
     def __init__(self, job: Job, number: int, client: int, visits: int, debug: bool) -> None:
         """`visits` are as many as the run recorded, after which the round need not go on; 0: it did not say."""
         super().__init__()
-        self.enter(replace(job, digests=True))
+        self.enter(replace(job, stages={**job.stages, "digests": True}))
         self._client, self._expected, self._debug = client, visits, debug
         # By autograd each step has a loss and gradients, equal but for last bits. The digest is by the run's way.
         self._watched = Host()
@@ -141,7 +141,7 @@ class _Stage(LocalBackend):
         if self._client in outcome.failures:
             line, detail = outcome.failures[self._client]
             raise ShoalError(line, detail=detail)
-        return Visited(cell.phase, loss, steps.found, before, after, outcome.digests[self._client])
+        return Visited(cell.phase, loss, steps.found, before, after, outcome.notes[self._client]["digest"])
 
 
 def _stop_in(visit: Visit, cell: Cell) -> None:

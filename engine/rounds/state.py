@@ -15,17 +15,17 @@ from torch import Tensor
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.sections import current_scopes
 from shoal.engine.messages.cell import Kept
-from shoal.engine.uploads.reduction import Inbox, Mixed, tree_bytes
+from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import ShoalError
 
 # Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
 DOWNLOADS_IN_MEMORY = 2**28
 # Bytes of such a file, but for one larger model: it stays until the last of its models goes.
 MODELS_A_FILE = 2**22
-# The parts of `FederationState.extras`: what the draw of clients reads, what hides later rounds, models of tiers.
-SELECTION, PRIVACY = "selection", "privacy"
+# The parts of `FederationState.extras`: what the draw of clients reads, what stages keep, models of tiers.
+SELECTION, STAGES = "selection", "stages"
 # How the names of their tensors begin in a file, as in checkpoints of before there were other parts; else `EXTRA`.
-KINDS, EXTRA = {SELECTION: "known", PRIVACY: "release", "tiers": "tier"}, "extra"
+KINDS, EXTRA = {SELECTION: "known", STAGES: "release", "tiers": "tier"}, "extra"
 # Where each tensor of such a file begins, for any type.
 ALIGNED = 64
 # Clients whose counts change one by one, before they join the columns; clients whose counts are laid out at a time.

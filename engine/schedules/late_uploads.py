@@ -14,9 +14,9 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Ask, Mix, Reduce, Replies, Tree, Upload
 from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds.reduction import Sums, combine, merge, reduce_cell
 from shoal.engine.rounds.sampling import Schedule, form_cells
 from shoal.engine.rounds.server import Exchange
-from shoal.engine.uploads.reduction import Sums, combine, merge, reduce_cell
 from shoal.storage.errors import ShoalError
 
 KEY = "schedule.name"
@@ -85,13 +85,14 @@ class LateExchange(Exchange):
         self._asked, ids, number = True, list(self.cohort), self.next_state.round
         if number == 1 and 0 in self._schedule.needed_after(1):
             self.next_state.downloads[0] = {"w": ask.shared["w"].clone()}
+        phase = self._before(ask, ids)
         if any(i not in self._trained for i in ids):
             self._train(ask)
         self.meter.sent(ask, ids)
         outcome = merge([self._trained.pop(i) for i in ids])
         self.meter.uploaded(outcome)
         self._take(ask, ids, [outcome])
-        return self._reduced(ask, ids, outcome)
+        return self._after(self._reduced(ask, ids, outcome), phase, [outcome])
 
     def mix(self, mix: Mix) -> Tensor | None:
         """Raises a ShoalError: such rounds take means alone."""
@@ -111,7 +112,7 @@ class LateExchange(Exchange):
             private = {} if start == number - 1 else dict.fromkeys(ids, self._model_of(start))
             for group in form_cells(ids, self._infos, 1):
                 cell = self._cell(replace(ask, private=private), start + 1, group, score, again)
-                cells.append(replace(cell, rows=True))
+                cells.append(replace(cell, stages=replace(cell.stages, rows=True)))
         self._ahead = True
         outcomes, _, _ = self._run(cells, ask.shared)
         self._ahead = False

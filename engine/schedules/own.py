@@ -17,10 +17,10 @@ from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
+from shoal.engine.rounds.protocol_checks import named, require_tree, same_bits
 from shoal.engine.rounds.sampling import Drawn, MakeSchedule, Plan, Schedule
 from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits, staleness_of
 from shoal.engine.schedules.selection import is_whole
-from shoal.engine.uploads.protocol_checks import named, require_tree, same_bits
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 

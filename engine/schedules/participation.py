@@ -55,7 +55,7 @@ class Participation(Schedule):
         self._alone = np.ones(self.clients)
         self._deadline = math.inf if self._options.deadline is None else self._options.deadline
         if fleet is not None:
-            work, how = work_of(job, store, algorithm, models, "participation.devices"), job.communication
+            work, how = work_of(job, store, algorithm, models, "participation.devices"), job.stages.get("communication")
             plain = fleet.seconds(work.train) + fleet.seconds(work.upload)
             self._compute = plain, plain + fleet.seconds(work.evaluate)
             parameters = np.array([float(len(built.flat.w)) for built in models])[list(job.model_of)]
