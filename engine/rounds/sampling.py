@@ -31,12 +31,12 @@ IN_LARGE_CELLS, SMALL_CELLS = 0.75, 4
 
 
 def cell_size_of(size: int | str, trainers: Sequence[str]) -> int | str:
-    """The size of cells as `Plan` has it, larger where clients are trained in batches on a processor."""
+    """Returns the size of cells as `Plan` has it, larger where clients are trained in batches on a processor."""
     return SMALL_IN_BATCHES if size == ONE_BY_ONE and BATCHED in trainers else size
 
 
 def draw_newcomers(share: float, clients: int, seed: int) -> tuple[int, ...]:
-    """Clients that never take part, `share` of all rounded down, uniform, ascending, keyed by the run's seed alone.
+    """Draws clients that never take part, `share` of all rounded down, uniform, ascending, keyed by the run's seed.
 
     Raises ShoalError: the share is less than one client.
     """
@@ -57,15 +57,15 @@ def draw_cohort(
     online: np.ndarray | None = None,
     newcomers: Sequence[int] = (),
 ) -> list[int]:
-    """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
+    """Draws `count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online.
 
     With `options.draw: poisson` each takes part with the probability of such a cohort. With `cyclic` each is in one
     group, keyed by the seed alone, and groups take part by turns: each client once in any `options.groups` rounds.
 
     Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
 
-    Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all drawn, fewer than
-    `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: everybody is.
+    Returns them ascending. Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all
+    drawn, fewer than `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: all are.
     """
     size, present = options.size(clients - len(newcomers)), np.arange(clients)
     if online is not None:
@@ -204,7 +204,9 @@ class Drawn:
 
 
 class Schedule:
-    """Says who takes part in each round, and from which model they train. This one draws uniformly, round by round.
+    """A schedule: it says who takes part in each round, and from which model they train.
+
+    This one draws uniformly, round by round.
 
     The server asks `draw` for the clients of a round. They train from the newest model, unless `exchange` makes
     rounds of another kind: then `starts` says from which model each trains, `needed_after` which models stay, `counted`
@@ -286,15 +288,15 @@ class Schedule:
         return self._newest[1]
 
     def cohort(self, number: int) -> list[int]:
-        """The clients of a round, ascending; where rounds are not foreseen, of the newest one alone."""
+        """Returns the clients of a round, ascending; where rounds are not foreseen, of the newest one alone."""
         return self._newest[1].cohort if number == self._newest[0] else self.draw(number, {}).cohort
 
     def evaluates(self, number: int) -> bool:
-        """Whether a round ends with an evaluation."""
+        """Returns whether a round ends with an evaluation."""
         return number == self._next_evaluation(number)
 
     def sample(self, number: int) -> list[int] | None:
-        """The clients that are evaluated at the end of a round, ascending, keyed by (seed, round); None: all."""
+        """Returns the clients that a round evaluates at its end, ascending, keyed by (seed, round); None: all."""
         which = self._plan.evaluated
         if which in ("all", len(self._members)) or (self._plan.last == "all" and number == self.rounds):
             return None
@@ -304,7 +306,7 @@ class Schedule:
         return sorted(rng.choice(self._members, size=int(which), replace=False).tolist())
 
     def is_last_visit(self, client: int, number: int) -> bool:
-        """Whether a client takes no part in a later round up to the next evaluation, or only these rounds tell."""
+        """Returns whether a client takes no part again up to the next evaluation, or later rounds are not foreseen."""
         end = self._next_evaluation(number)
         if end > self.rounds:
             # No evaluation follows.
@@ -327,7 +329,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the round loop needs of a config.
+    """A plan: what the round loop needs of a config.
 
     Attributes:
         cell_size: Clients of a cell, see `form_cells`.
@@ -362,7 +364,7 @@ def evaluation_cell(
     kept: Mapping[int, Kept] | None = None,
     private: Mapping[int, Tree] = {},
 ) -> Cell:
-    """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
+    """Makes a cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
     models = {i: {name: t for name, t in states[i].items() if not only_trains(name)} for i in ids if i in states}
     elsewhere = {i: kept[i] for i in ids if i in kept} if kept else {}
     return Cell(
@@ -381,7 +383,7 @@ def evaluation_cell(
 
 
 class Group(NamedTuple):
-    """Clients of a cell, ascending, and their places; the last cell of a model has the empty ones behind it, too."""
+    """The clients of a cell, ascending, and their places; a model's last cell has the empty ones behind it, too."""
 
     ids: list[int]
     places: range
@@ -411,7 +413,7 @@ def form_cells(
 
 
 def automatic_sizes(name: str, clients: int, hosts: int) -> tuple[int, int]:
-    """Clients of the first cells and of the last ones, powers of two, so that a cell sends one sum.
+    """Returns the sizes of the first cells and of the last ones, powers of two, so that a cell sends one sum.
 
     A cell whose clients train in a batch has last bits of its own, so that it depends on the clients alone. Of others
     every host has some large ones, and small ones so that hosts end together.

@@ -37,13 +37,13 @@ NO_CLIENT, NO_ROWS = np.empty(0, np.int64), csr_array((0, 0), dtype=np.uint8)
 
 
 class ScoreTable(Mapping[int, np.ndarray]):
-    """Counts by client, int64 `[parts, kinds, C]`, in a sparse matrix with a row a client, clients ascending.
+    """The counts by client, int64 `[parts, kinds, C]`, in a sparse matrix with a row a client, clients ascending.
 
     A copy shares the matrix; what changes for single clients waits beside it.
     """
 
     def __init__(self, counts: Mapping[int, np.ndarray] | Iterable[tuple[int, np.ndarray]] = ()) -> None:
-        """Of counts of one shape, none of them negative."""
+        """Takes counts of one shape, none of them negative."""
         self._changed: dict[int, np.ndarray | None] = dict(counts)
         self._shape: tuple[int, ...] = (0, 0, 0)
         self._client, self._rows = NO_CLIENT, NO_ROWS
@@ -51,7 +51,7 @@ class ScoreTable(Mapping[int, np.ndarray]):
 
     @classmethod
     def of(cls, counts: Mapping[int, np.ndarray]) -> "ScoreTable":
-        """Counts as a table."""
+        """Returns counts as a table."""
         return counts if isinstance(counts, ScoreTable) else cls(counts)
 
     @property
@@ -61,13 +61,13 @@ class ScoreTable(Mapping[int, np.ndarray]):
         return self._client
 
     def copy(self) -> "ScoreTable":
-        """A table that may change while this one stays."""
+        """Returns a table that may change while this one stays."""
         table = ScoreTable()
         vars(table).update(vars(self), _changed=dict(self._changed))
         return table
 
     def only(self, client_B: np.ndarray, others: bool = False) -> "ScoreTable":
-        """The counts of those of some clients that have any, or of all the others."""
+        """Returns the counts of those of some clients that have any, or of all the others."""
         table = self.copy()
         keep = np.isin(table.clients, client_B, invert=others)
         if not keep.all():
@@ -75,7 +75,7 @@ class ScoreTable(Mapping[int, np.ndarray]):
         return table
 
     def with_counts(self, *tables: "ScoreTable") -> "ScoreTable":
-        """These counts and those of tables of different clients, which replace those of before."""
+        """Returns these counts and those of tables of different clients, which replace those of before."""
         found = [table for table in tables if len(table)]
         if not found:
             return self.copy()
@@ -87,12 +87,12 @@ class ScoreTable(Mapping[int, np.ndarray]):
         return joined
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """The counts of all clients, int64 `[B, parts, kinds, C]`, in blocks that follow each other."""
+        """Yields the counts of all clients, int64 `[B, parts, kinds, C]`, in blocks that follow each other."""
         for first in range(0, len(self), IN_BLOCK):
             yield self._rows[first : first + IN_BLOCK].toarray().astype(np.int64).reshape(-1, *self._shape)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """The columns by name, for a file."""
+        """Returns the columns by name, for a file."""
         self._merge()
         rows, values = self._rows, np.int32 if self._rows.dtype.itemsize < 4 else np.int64
         columns = (self._client, rows.indptr, rows.indices, rows.data.astype(values), np.array(self._shape))
@@ -100,7 +100,7 @@ class ScoreTable(Mapping[int, np.ndarray]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any]) -> "ScoreTable":
-        """The inverse of `to_tensors`."""
+        """Makes a table of the columns that `to_tensors` gives."""
         table = cls()
         table._client, start, place, count, shape = (np.array(tensors[name]) for name in COLUMNS)
         table._shape = tuple(shape.tolist())
@@ -144,7 +144,7 @@ COLUMNS = ("client", "start", "place", "count", "shape")
 
 
 def _narrow(value: np.ndarray) -> np.ndarray:
-    """The same numbers, none of them negative, in the smallest type that has them all."""
+    """Returns the same numbers, none of them negative, in the smallest type that has them all."""
     return value.astype(np.min_scalar_type(int(value.max(initial=0))))
 
 
@@ -153,7 +153,7 @@ Scores = dict[str, ScoreTable]
 
 @dataclass
 class FederationState:
-    """State after a committed round.
+    """The state after a committed round.
 
     Attributes:
         round: Number of the last committed round; 0 before the first.
@@ -190,7 +190,7 @@ class FederationState:
     on_disk: frozenset[int] = frozenset()
 
     def next_state(self, round_number: int) -> "FederationState":
-        """A copy that a round may change while this state stays as it is."""
+        """Returns a copy that a round may change while this state stays as it is."""
         return replace(
             self,
             round=round_number,
@@ -208,7 +208,7 @@ class FederationState:
         )
 
     def keep(self, states: Mapping[int, Tree], kept: Mapping[int, Kept]) -> None:
-        """New states of clients, here or elsewhere."""
+        """Takes new states of clients, here or elsewhere."""
         for client in states.keys() | kept.keys():
             self.clients.pop(client, None)
             self.kept.pop(client, None)
@@ -226,7 +226,7 @@ class FederationState:
         self.touched[client] = False
 
     def deploy(self, model: Tree, clients: Sequence[int], needed: Collection[int] = ()) -> None:
-        """Some clients are given the server's model of this round, if there is one; those of `needed` rounds stay."""
+        """Gives some clients the server's model of this round, if there is one; those of `needed` rounds stay."""
         if not model:
             return
         content = tree_digest(model)
@@ -244,17 +244,17 @@ class FederationState:
             self._to_disk(earlier)
 
     def content(self, number: int) -> str:
-        """The digest of the server's model of a round that is among `downloads`."""
+        """Returns the digest of the server's model of a round that is among `downloads`."""
         if number not in self.contents:
             self.contents[number] = tree_digest(self.downloads[number])
         return self.contents[number]
 
     def models(self) -> dict[str, Tree]:
-        """Models of `downloads` by their digest."""
+        """Returns the models of `downloads` by their digest."""
         return {self.content(number): tree for number, tree in self.downloads.items()}
 
     def without_models(self, digests: Collection[str]) -> "FederationState":
-        """The same without the models of these digests, which a checkpoint has."""
+        """Returns the same without the models of these digests, which a checkpoint has."""
         left = {number: tree for number, tree in self.downloads.items() if self.content(number) not in digests}
         return replace(self, downloads=left)
 
@@ -265,7 +265,7 @@ class FederationState:
         self.on_disk = (self.on_disk | trees.keys()) & self.downloads.keys()
 
     def restore(self, client: int, before: "FederationState") -> None:
-        """A client is as it was before the round, whatever it did in it."""
+        """Puts a client back to where it was before the round, whatever it did in it."""
         self.kept.pop(client, None)
         if client in before.kept:
             self.kept[client] = before.kept[client]
@@ -280,7 +280,7 @@ class FederationState:
             self.scores["trained"].change({client: before.scores.get("trained", ScoreTable()).get(client)})
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
-        """The state as flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
+        """Returns flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
         for part, tree in self.extras.items():
             tensors |= {f"{KINDS.get(part, f'{EXTRA}/{part}')}/{name}": t for name, t in tree.items()}
@@ -306,8 +306,10 @@ class FederationState:
 
     @classmethod
     def from_tensors(cls, tensors: Tree, plain: dict[str, Any]) -> "FederationState":
-        """The inverse of `to_tensors`, with models as `model/<digest>/<name>` or, as they were kept before there were
-        digests, `download/<round>/<name>`; they are copied, into memory or a file.
+        """Makes the state of what `to_tensors` gives.
+
+        Models are `model/<digest>/<name>` or, as they were kept before there were digests, `download/<round>/<name>`;
+        they are copied, into memory or a file.
         """
         newest, touched = ({int(i): value for i, value in plain[name].items()} for name in ("newest", "touched"))
         state = cls(round=plain["round"], newest=newest, touched=touched)
@@ -344,7 +346,7 @@ class FederationState:
 
 
 def read_scores(tensors: Mapping[str, Any]) -> Scores:
-    """The newest counts by scope, of the tensors of a state."""
+    """Reads the newest counts by scope from the tensors of a state."""
     scopes = dict.fromkeys(name.split("/")[1] for name in tensors if name.startswith("scores/"))
     found = {}
     for scope in scopes:
@@ -357,7 +359,7 @@ def read_scores(tensors: Mapping[str, Any]) -> Scores:
 
 
 def tree_digest(tree: Tree) -> str:
-    """XXH3-128 of names, types, shapes and bytes of tensors, in hexadecimal."""
+    """Returns XXH3-128 of names, types, shapes and bytes of tensors, in hexadecimal."""
     hasher = xxhash.xxh3_128()
     for name in sorted(tree):
         t = tree[name].detach()
@@ -370,7 +372,7 @@ Name = TypeVar("Name", int, str)
 
 
 def on_disk(trees: Mapping[Name, Tree]) -> dict[Name, Tree]:
-    """The same models in files without names, mapped into memory; a file ends with the last of its models.
+    """Writes models into files without names and maps these into memory; a file ends with the last of its models.
 
     Raises ShoalError: the folder for temporary files has no room for them.
     """
@@ -405,5 +407,5 @@ def _in_one_file(trees: Mapping[Name, Tree]) -> dict[Name, Tree]:
 
 
 def _view(mapped: np.ndarray, begin: int, t: Tensor) -> Tensor:
-    """A tensor like another one, whose bytes are in a file from a place on."""
+    """Returns a tensor like another one, with its bytes in a file from a place on."""
     return torch.from_numpy(mapped[begin : begin + t.nbytes]).view(t.dtype).reshape(t.shape)

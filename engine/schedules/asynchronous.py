@@ -62,7 +62,7 @@ class Asynchronous(Schedule):
 
 
 class FedBuff(Asynchronous):
-    """Steps with every buffer of uploads, whose changes from their own base are added to the newest model."""
+    """A schedule that steps with every buffer of uploads; their changes are added to the newest model."""
 
     def counted(self, upload: Upload, base: Tree, newest: Tree, staleness: int) -> Upload:
         share = weight(self._options, staleness)
@@ -70,7 +70,7 @@ class FedBuff(Asynchronous):
 
 
 class FedAsync(Asynchronous):
-    """Steps with every upload, which is mixed into the newest model."""
+    """A schedule that steps with every upload, which is mixed into the newest model."""
 
     def counted(self, upload: Upload, base: Tree, newest: Tree, staleness: int) -> Upload:
         share = weight(self._options, staleness)
@@ -84,7 +84,7 @@ def _as_change(upload: Upload, base: Tree, newest: Tree, share: float) -> Upload
 
 
 class Tiers(Asynchronous):
-    """Steps with a cohort of one tier; `kept` has the models of all tiers, by number and name."""
+    """A schedule that steps with a cohort of one tier; `kept` has the models of all tiers, by number and name."""
 
     def columns(self, number: int, cohort: Sequence[int]) -> dict[str, Any]:
         return {**super().columns(number, cohort), "tier": int(self._time.group[number - 1]) + 1}

@@ -15,7 +15,7 @@ HEADS = ("client", "from", "to")
 
 
 def online_of(options: AvailabilityOptions, clients: int, rounds: int, seed: int) -> np.ndarray:
-    """Who is online, bool `[T, B]`; drawn by (seed, client), and the same for the first of more rounds.
+    """Returns who is online, bool `[T, B]`; drawn by (seed, client), and the same for the first of more rounds.
 
     Sessions and pauses of Weibull lengths follow each other; a round counts where it begins within a session.
     Raises ShoalError: the file of sessions is missing or wrong.
@@ -43,13 +43,13 @@ def _of_file(file: str, clients: int, rounds: int) -> np.ndarray:
         table = pa.csv.read_csv(file, convert_options=whole)
         session_S3 = np.stack([table[name].to_numpy() for name in HEADS], 1)
     except (OSError, ValueError, KeyError) as error:
-        found = " ".join(str(error).split())
-        raise ShoalError(Path(file), f"no CSV with whole numbers {', '.join(HEADS)}: {found}") from error
+        reason = " ".join(str(error).split())
+        raise ShoalError(Path(file), f"no CSV with whole numbers {', '.join(HEADS)}: {reason}") from error
     client_S, first_S, last_S = session_S3.T
     right_S = (client_S >= 0) & (client_S < clients) & (first_S >= 1) & (first_S <= last_S)
     if not right_S.all():
-        found = ", ".join(f"{value:g}" for value in session_S3[right_S.argmin()])
-        raise ShoalError(Path(file), f"a client must be below {clients}, rounds count from 1; found {found}")
+        row = ", ".join(f"{value:g}" for value in session_S3[right_S.argmin()])
+        raise ShoalError(Path(file), f"a client must be below {clients}, rounds count from 1; found {row}")
     online_TB = np.zeros((rounds, clients), dtype=bool)
     for client, first, last in session_S3.tolist():
         online_TB[first - 1 : last, client] = True

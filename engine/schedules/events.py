@@ -37,20 +37,21 @@ class Timeline:
 
 
 def tiers_of(count: int, alone: np.ndarray) -> list[np.ndarray]:
-    """Clients in so many groups by the seconds of a visit alone, float64 `[B]`: the fastest first, ascending in each,
-    of sizes that differ by one at most.
+    """Divides clients into so many groups by the seconds of a visit alone, float64 `[B]`: the fastest first, ascending
+    in each, of sizes that differ by one at most.
     """
     return [np.sort(group) for group in np.array_split(np.argsort(alone, kind="stable"), count)]
 
 
 def tier_weights(updates: np.ndarray) -> np.ndarray:
-    """Weights of tiers, float64 `[M]`, by their updates so far, int64 `[M]`: T_(M+1-m) / T for the one with the m-th
-    most (Chai et al., 2021, equation 4), so that the one with the fewest counts most. Of equals the faster is first.
+    """Returns the weights of tiers, float64 `[M]`, by their updates so far, int64 `[M]`: T_(M+1-m) / T for the one with
+    the m-th most (Chai et al., 2021, equation 4), so that the one with the fewest counts most. Of equals the faster is
+    first.
     """
     order = np.argsort(-updates, kind="stable")
-    found = np.empty(len(updates))
-    found[order] = updates[order[::-1]] / updates.sum()
-    return found
+    share = np.empty(len(updates))
+    share[order] = updates[order[::-1]] / updates.sum()
+    return share
 
 
 def timeline(
@@ -121,8 +122,8 @@ def timeline(
 
 
 def weight(options: ScheduleOptions, staleness: int) -> float:
-    """The weight of an upload by the steps since its client began, 1 for none (Xie et al., 2019,
-    section 5.2: polynomial and hinge; FedBuff's is polynomial with a = 1/2). With fedasync `mixing` times it.
+    """Returns the weight of an upload by the steps since its client began, 1 for none (Xie et al., 2019, section 5.2:
+    polynomial and hinge; FedBuff's is polynomial with a = 1/2). With fedasync `mixing` times it.
     """
     later = max(staleness - options.b, 0)
     forms = {"constant": 1.0, "polynomial": (1.0 + staleness) ** -options.a, "hinge": 1 / (options.a * later + 1)}

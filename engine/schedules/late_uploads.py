@@ -23,7 +23,7 @@ KEY = "schedule.name"
 
 
 class Visits:
-    """All visits of a run whose clients are known ahead: who trains from the model of which round, and for which."""
+    """The visits of a run whose clients are known ahead: who trains from the model of which round, and for which."""
 
     def __init__(
         self, client: Sequence[np.ndarray], start: Sequence[np.ndarray], unfinished: np.ndarray | Sequence[int] = ()

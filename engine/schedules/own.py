@@ -125,26 +125,26 @@ class OwnSchedule(Schedule):
         # A copy is compared with what the user's code leaves, since a write would change the model of others.
         before = {name: t.clone() for name, t in newest.items()}, {name: t.clone() for name, t in base.items()}
         with self._code.at_work(KEY):
-            found = self._own.counted(upload, base, newest, staleness)
-            if isinstance(found, Upload):
-                require_tree(found.entries, "the upload of counted")
+            result = self._own.counted(upload, base, newest, staleness)
+            if isinstance(result, Upload):
+                require_tree(result.entries, "the upload of counted")
         for now, then in zip((newest, base), before):
             if not all(same_bits(t, then[name]) for name, t in now.items()):
                 raise self._code.fault(KEY, "counted writes into a model of the server; take a copy first")
-        if not isinstance(found, Upload):
-            raise self._code.fault(KEY, f"counted gives {named(found)}, expected a shoal.Upload")
-        shapes, wanted = ({name: (t.dtype, list(t.shape)) for name, t in u.entries.items()} for u in (found, upload))
+        if not isinstance(result, Upload):
+            raise self._code.fault(KEY, f"counted gives {named(result)}, expected a shoal.Upload")
+        shapes, wanted = ({name: (t.dtype, list(t.shape)) for name, t in u.entries.items()} for u in (result, upload))
         if shapes != wanted:
             raise self._code.fault(KEY, f"counted gives {shapes}, expected tensors as of the upload, {wanted}")
-        return found
+        return result
 
     def after(self, number: int, replies: Replies, newest: Tree, kept: Tree) -> Replies:
         with self._code.at_work(KEY):
-            found = self._own.after(number, replies, newest, kept)
+            result = self._own.after(number, replies, newest, kept)
             require_tree(kept, "what after keeps")
-        if not isinstance(found, Replies):
-            raise self._code.fault(KEY, f"after gives {named(found)}, expected shoal.Replies")
-        return found
+        if not isinstance(result, Replies):
+            raise self._code.fault(KEY, f"after gives {named(result)}, expected shoal.Replies")
+        return result
 
     def columns(self, number: int, cohort: Sequence[int]) -> dict[str, Any]:
         with self._code.at_work(KEY):

@@ -113,10 +113,10 @@ class Participation(Schedule):
             return np.array(drawn, dtype=np.int64), known
         state = {name: t.clone() for name, t in known.items()}
         loss, last = state.pop(LOSS).numpy(), state.pop(ROUND).numpy()
-        of = Known(number, present, self._items, loss, last, self._alone, options.candidates, state)
+        what = Known(number, present, self._items, loss, last, self._alone, options.candidates, state)
         rng = np.random.default_rng(key(self.seed, number, KEY))
-        found = self._select(of, min(count, len(present)), rng)
-        return np.sort(np.array(list(found), dtype=np.int64)), known | state
+        selected = self._select(what, min(count, len(present)), rng)
+        return np.sort(np.array(list(selected), dtype=np.int64)), known | state
 
     def note(self, number: int, known: Tree, losses: Mapping[int, float], cohort: Sequence[int]) -> Tree:
         """Returns what a selection knows, with the losses of the round's cohort; 0 where a client reports none."""

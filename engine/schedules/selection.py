@@ -47,19 +47,19 @@ Select = Callable[[Known, int, np.random.Generator], Iterable[int]]
 
 
 def _largest(clients: np.ndarray, value_B: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """The clients of largest values; of equal ones drawn ones."""
+    """Returns the clients of largest values; of equal ones drawn ones."""
     shuffled = rng.permutation(clients)
     return shuffled[np.argsort(-value_B[shuffled], kind="stable")[:count]]
 
 
 def _weighted(clients: np.ndarray, weight: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Clients drawn without replacement in proportion to their weights; those of weight zero never."""
+    """Draws clients without replacement in proportion to their weights; those of weight zero never."""
     able, weight = clients[weight > 0], weight[weight > 0]
     return rng.choice(able, min(count, len(able)), replace=False, p=weight / weight.sum()) if len(able) else able
 
 
 def power_of_choice(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Of candidates, drawn in proportion to their items, those of largest last loss.
+    """Draws candidates in proportion to their items, and returns those of largest last loss.
 
     Cho, Wang and Joshi, Client selection in federated learning, 2020 (arXiv 2010.01243), with the losses that the
     server has (rpow-d), infinite for clients that never trained.
@@ -69,7 +69,7 @@ def power_of_choice(known: Known, count: int, rng: np.random.Generator) -> np.nd
 
 
 def oort(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Clients of high utility, and some that never trained, the fast ones more often.
+    """Draws clients of high utility, and some that never trained, the fast ones more often.
 
     Lai et al., Oort, OSDI 2021, algorithm 1: the utility of a client is |B| times its loss, cut off at the 95th
     percentile, plus sqrt(0.1 log R / L) of round R and its last round L, times (T / t)^2 where its time t is above T.
@@ -80,15 +80,15 @@ def oort(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
     new, old = known.online[is_new], known.online[~is_new]
     explored = math.ceil(max(0.9 * 0.98 ** (known.round - 1), 0.2) * count - 1e-9)
     explored = min(max(explored, count - len(old)), len(new))
-    found = _weighted(new, 1 / known.seconds[new], explored, rng)
+    fresh = _weighted(new, 1 / known.seconds[new], explored, rng)
     exploited = min(count - explored, len(old))
     if exploited == 0:
-        return found
+        return fresh
     utility = known.items[old] * known.loss[old]
     utility = np.minimum(utility, np.quantile(utility, 0.95)) + np.sqrt(0.1 * math.log(known.round) / known.last[old])
     utility /= np.maximum(known.seconds[old] / np.median(known.seconds[known.online]), 1.0) ** 2
     high = utility >= 0.95 * np.sort(utility)[-exploited]
-    return np.concatenate([found, _weighted(old[high], utility[high], exploited, rng)])
+    return np.concatenate([fresh, _weighted(old[high], utility[high], exploited, rng)])
 
 
 # `loss`: the clients of largest last loss, at first those that never trained.
@@ -106,7 +106,7 @@ def is_whole(value: object) -> bool:
 
 
 def own_selection(code: UserCode) -> Select:
-    """The user's function, `def Select(known, count, rng)`, which gives different clients online, `count` at most.
+    """Returns the user's function, `def Select(known, count, rng)`: it gives different clients online, `count` at most.
 
     Raises ShoalError: it is none, or takes other arguments; when it is called, it fails or gives something else.
     """
@@ -118,9 +118,9 @@ def own_selection(code: UserCode) -> Select:
             require_tree(known.state, "known.state")
         if wrong := [client for client in given if not is_whole(client)]:
             raise code.fault(KEY, f"gives {wrong[0]!r}, expected whole numbers, of clients of known.online")
-        found = [int(client) for client in given]
-        if len(set(found)) < len(found) or len(found) > count or not np.isin(found, known.online).all():
-            raise code.fault(KEY, f"gives {found[:10]}, expected {count} different clients of known.online, or fewer")
-        return found
+        clients = [int(client) for client in given]
+        if len(set(clients)) < len(clients) or len(clients) > count or not np.isin(clients, known.online).all():
+            raise code.fault(KEY, f"gives {clients[:10]}, expected {count} different clients of known.online, or fewer")
+        return clients
 
     return select
