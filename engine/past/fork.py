@@ -16,6 +16,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import bring, run
 from shoal.engine.screen.progress import say
+from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -85,7 +86,7 @@ def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
 
 def list_changeable(config: Config) -> tuple[str, ...]:
     """Returns the keys and sections that a fork of a run may change: with privacy those that epsilon does not count."""
-    private = config.privacy
+    private = PRIVACY.of(config)
     if private.unit == "none":
         return CHANGEABLE
     rounds = ("rounds",) if private.epsilon is None else ()

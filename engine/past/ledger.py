@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Tree
-from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
 from shoal.engine.rounds.server import Server
 from shoal.engine.stages.privacy.privacy import bound_of, drawn_of, epsilon_of
+from shoal.engine.stages.privacy.section import PRIVACY, PrivacyOptions
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
@@ -158,7 +158,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     if not backend.found:
         raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
     # No fork changes what epsilon counts.
-    private, classes = past.config.privacy, past.store.manifest.classes
+    private, classes = PRIVACY.of(past.config), past.store.manifest.classes
     times, sizes = np.zeros(past.store.clients, np.int64), np.zeros(past.store.clients, np.int64)
     for line in past.lines:
         _add(line, times, sizes)
@@ -169,7 +169,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [(one, one.reveals(classes, private, source.config.secure.kind != "none")) for one in backend.found.values()],
+        [(one, one.reveals(classes, private, "secure" in source.job.stages)) for one in backend.found.values()],
         times,
         sizes,
         epsilons,

@@ -24,6 +24,7 @@ from shoal.engine.hosts.host import Visit
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen, visits_of
 from shoal.engine.screen.progress import progress
+from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
@@ -98,7 +99,7 @@ def membership(run: Path) -> Memberships:
         )
     pooled = tuple(np.concatenate(of, axis=-1) for of in zip(*found.values()))
     config, bound = load_config(run), ""
-    if config.privacy.unit != "none":
+    if PRIVACY.of(config).unit != "none":
         from shoal.engine.stages.privacy.privacy import bound_of
 
         bound = bound_of(config, opened.state.round)

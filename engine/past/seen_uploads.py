@@ -14,6 +14,7 @@ from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.server import Server
+from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
 
 UPLOAD, RELEASED = "upload", "released"
@@ -116,7 +117,7 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
             if weight.dim():
                 weights[entry] = weights[entry] + weight if entry in weights else weight
     hidden = "secure" in past.job.stages
-    private = past.config.privacy
+    private = PRIVACY.of(past.config)
     how = OF_UPLOADS[private.where if private.unit == "client" else private.unit]
     of_uploads = "not seen, sums are hidden" if hidden else how
     notes = f"{UPLOAD}: {of_uploads}", f"{RELEASED}: as anyone receives it, the same of all clients"

@@ -12,6 +12,8 @@ from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.graphs import sources
 from shoal.engine.screen.progress import say
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all, options_of
@@ -47,8 +49,9 @@ def require_fitting_data(config: Config, dataset: str, labels: str, classes: int
     require_task(config, dataset, labels)
     require_metric(config, dataset, classes)
     require_weights_used(config, dataset, weighted)
-    if config.attack.kind == "backdoor" and config.attack.target >= classes:
-        raise ShoalError("attack.target", f"{config.attack.target}, and classes of '{dataset}' are 0 to {classes - 1}")
+    for feature in SECTIONS:
+        if feature.checks_data and feature.is_on(config):
+            load_place(feature.checks_data)(config, dataset, classes)
 
 
 def require_task(config: Config, dataset: str, labels: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import read_all
-from shoal.engine.config.round_sections import is_csv
 from shoal.engine.config.run_identity import steering
+from shoal.engine.sections.words import is_csv
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own

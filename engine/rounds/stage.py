@@ -7,7 +7,6 @@ stage by its name. A run whose config asks for nothing has no stages, and nothin
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,9 +15,10 @@ import torch
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
-from shoal.engine.config.stage_order import STAGES
 from shoal.engine.messages.cell import Adder, Cell, Outcome
 from shoal.engine.messages.job import Job
+from shoal.engine.sections.section import load
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -187,14 +187,13 @@ def make_stages(job: Job, plan: "Plan | None" = None) -> list[Stage]:
 
     Raises ShoalError: as the stages do.
     """
+    features = [(feature.called or feature.name, feature) for feature in SECTIONS]
+    places = sorted((rank, name, place) for name, one in features if name in job.stages for rank, place in one.stages)
     stages = list[Stage]()
-    for section, place in STAGES:
-        if section in job.stages:
-            module, _, function = place.partition(":")
-            stage = getattr(import_module(module), function)(job, plan)
-            if stage is not None:
-                stage.name = stage.name or section
-                stages.append(stage)
+    for _, name, place in places:
+        stage: Stage = load(place)(job, plan)
+        stage.name = stage.name or name
+        stages.append(stage)
     return stages
 
 

@@ -17,7 +17,6 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
-from shoal.engine.config.names import shown_name
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.messages.job import require_room_for_hops
@@ -33,8 +32,8 @@ from shoal.engine.records.graphs import remote_of
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
-from shoal.engine.stages.compression.compression import sent_whole
-from shoal.engine.stages.privacy.node_privacy import require_small_delta
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -58,8 +57,6 @@ from shoal.storage.store.view import Cache, View
 SHARE_TO_MEASURE = 16
 # Of a store, in which labelled nodes and their neighbours are counted.
 COUNTED_CLIENTS = 4
-# Numbers of hostile clients that are shown.
-MOST_NAMED = 20
 # Multiplications of a layer in a step, in bfloat16 on a processor (`benchmarks/fast_paths.py`).
 PAYS_FROM = 2**24
 
@@ -201,7 +198,10 @@ def expected(plan: RunPlan) -> Expected:
     infos = [
         ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
     ]
-    require_small_delta(config, [info.nodes for info in infos])
+    features = [feature for feature in SECTIONS if feature.is_on(config)]
+    for feature in features:
+        if feature.checks_sizes:
+            load_place(feature.checks_sizes)(config, [info.nodes for info in infos])
     cohort = Schedule(plan.rounds, clients, config.seed).cohort(1)
     shape: dict[str, Any] = {
         "features": of.features,
@@ -249,10 +249,9 @@ def expected(plan: RunPlan) -> Expected:
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
     # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
     personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
-    unsent = config.communication.upload != "none" and config.communication.error_feedback
-    # Robust reductions have all uploads of a round, as what is mixed has.
-    held = mixes or config.aggregation.kind not in ("mean", "norm_bound")
-    states, share = moments + personal + unsent, len(cohort) / clients
+    of_features, held_of = ([feature.copies(feature.of(config))[place] for feature in features] for place in (0, 1))
+    held = mixes or any(held_of)
+    states, share = moments + personal + sum(of_features), len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
     on_ray = config.engine.backend == "ray"
@@ -264,6 +263,7 @@ def expected(plan: RunPlan) -> Expected:
     scratch, *made, exchange = (step * (1 + config.data.inductive) for step in of.disk)
     disk = sum(made)
     at_most = " at most" if of.what == "pair" and not prepared else ""
+    sizes_of_models = [len(model.w) for model in models]
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
         "dataset": "" if of.what == "node" else f"{of.items:,} {of.what}s{at_most}, {of.nodes:,} nodes",
@@ -280,8 +280,7 @@ def expected(plan: RunPlan) -> Expected:
         + f", {size(kept)} a checkpoint, {config.run.keep} kept",
         "hops": _computed_hops(config, mean.nodes, of, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
-        "hostile": "" if config.attack.kind == "none" else _hostile(config, clients),
-        "privacy": "" if config.privacy.unit == "none" else _private(config),
+        **{key: text for feature in features for key, text in feature.says_of(config, sizes_of_models).items()},
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
         + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}"),
@@ -289,7 +288,6 @@ def expected(plan: RunPlan) -> Expected:
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),
         "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
-        "compression": sent_whole(config.communication, [len(model.w) for model in models]),
         "memory": f"{size(kept)} of client state in the end, {size(peak)} in a round beside what the method adds, "
         f"{size(disk)} of files mapped once, 0.3 GiB a process",
         "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), of.values is not None)
@@ -299,22 +297,6 @@ def expected(plan: RunPlan) -> Expected:
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)
-
-
-def _hostile(config: Config, clients: int) -> str:
-    """How many clients attack, how, and the first of them."""
-    from shoal.engine.stages.hostile.hostile import hostile_clients
-
-    found = sorted(hostile_clients(config.attack, clients, config.seed))
-    first = ", ".join(map(str, found[:MOST_NAMED]))
-    return f"{len(found)} of {clients} clients, by {shown_name(config.attack.kind)}: {first}"
-
-
-def _private(config: Config) -> str:
-    """Epsilon after all rounds, with its unit."""
-    from shoal.engine.stages.privacy.privacy import bound_of
-
-    return bound_of(config, config.rounds)
 
 
 def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:

@@ -33,6 +33,8 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
 from shoal.engine.rounds.measures import measures_of
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.store.store import Store
 
 
@@ -70,10 +72,9 @@ class RunPlan:
         device = device_choice(config)
         require_known(config)
         rounds = plan_of(config, algorithm.centralized or not trains)
-        if config.privacy.unit == "node":
-            from shoal.engine.stages.privacy.node_privacy import require_bounded
-
-            require_bounded(config, algorithm)
+        for feature in SECTIONS:
+            if feature.checks_method and feature.is_on(config):
+                load_place(feature.checks_method)(config, algorithm)
         return cls(config, method, algorithm, device, callbacks, rounds)
 
     @cached_property
@@ -126,24 +127,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         require_cohorts(participation, clients, config.rounds, members)
         require_selection(participation, clients)
         require_sample(config.evaluation.clients, clients)
-        if config.attack.kind != "none" or config.aggregation.kind != "mean":
-            from shoal.engine.stages.hostile.hostile import require_possible
-
-            everybody = config.partition.clients
-            cohort = draw_cohort(everybody, participation, config.seed, 1, None, newcomers)
-            require_possible(config, len(cohort))
-        if config.privacy.unit == "client":
-            from shoal.engine.stages.privacy import privacy
-
-            privacy.require_possible(config)
-        if config.secure.kind != "none":
-            from shoal.engine.stages.secure import answers as secure_round
-
-            secure_round.require_possible(config)
-        if config.secure.kind == "homomorphic":
-            from shoal.engine.stages.secure.homomorphic import require_tenseal
-
-            require_tenseal()
+        if features := [one for one in SECTIONS if one.checks and one.is_on(config)]:
+            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, newcomers))
+            for feature in features:
+                load_place(feature.checks)(config, cohort)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"

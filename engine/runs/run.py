@@ -37,6 +37,7 @@ from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.head import show, shown_path
 from shoal.engine.screen.progress import say
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.types import is_own
@@ -121,11 +122,11 @@ def run(
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if of_samples := _chosen_on_samples(config):
             say(of_samples)
-        if config.communication.upload != "none":
-            from shoal.engine.stages.compression.compression import sent_whole
-
-            if whole := sent_whole(config.communication, [len(model.w) for model in models]):
-                say(whole)
+        for feature in SECTIONS:
+            lines = feature.says_of(config, [len(model.w) for model in models]) if feature.warns else {}
+            for subject in feature.warns:
+                if lines.get(subject):
+                    say(lines[subject])
         if fresh:
             folder.clear()
             if remote is not None:
@@ -314,8 +315,8 @@ def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
     config = plan.config
     if run_path(config.model_copy(update={"rounds": rounds}), plan.inputs) != other:
         return "train.schedule, a file that it reads, or the version of Shoal is another"
-    if config.privacy.epsilon is not None:
-        return "the noise for privacy.epsilon is that of all rounds"
+    if whole := next(filter(None, (one.of_all_rounds(one.of(config)) for one in SECTIONS if one.is_on(config))), ""):
+        return whole
     modules = [sys.modules[cls.__module__] for cls in type(plan.algorithm).__mro__ if cls.__module__ in sys.modules]
     texts = [inspect.getsource(module) for module in modules if module.__name__.startswith(OF_METHODS)]
     code = plan.method.code

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import COMPRESSION, Upload
-from shoal.engine.config.round_sections import CommunicationOptions
+from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import like
 from shoal.engine.rounds.stage import AtClient, Stage
+from shoal.engine.stages.compression.section import COMPRESSION as COMPRESSION_SECTION
+from shoal.engine.stages.compression.section import CommunicationOptions
 
 if TYPE_CHECKING:
     from shoal.engine.participation.sampling import Plan
@@ -86,6 +88,11 @@ def compressed_bytes(options: CommunicationOptions, numbers: int, itemsize: int)
     if options.upload == "topk":
         return max(1, int(options.ratio * numbers + 1e-9)) * (itemsize + PLACE)
     return numbers + itemsize
+
+
+def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
+    """Returns a line where no model is compressed."""
+    return {"compression": sent_whole(COMPRESSION_SECTION.of(config), parameters)}
 
 
 def sent_whole(options: CommunicationOptions, parameters: Sequence[int]) -> str:

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Replies, Tree, Upload
-from shoal.engine.config.round_sections import AggregationOptions
+from shoal.engine.config.config import Config
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import bound_norm, changes_of, like
 from shoal.engine.rounds.reduction import TILE, require_one_shape
 from shoal.engine.rounds.stage import AtClient, Phase, Stage, require_means
+from shoal.engine.stages.robust.section import ROBUST, AggregationOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -50,6 +51,20 @@ def require_enough(options: AggregationOptions, clients: int) -> None:
             "aggregation.kind",
             f"{options.kind} against {f} hostile of {clients} clients needs {times * f + more} in a round or more; "
             "lower aggregation.share, raise participation, or take median",
+        )
+
+
+def require_possible(config: Config, cohort: int) -> None:
+    """Raises a ShoalError if a cohort is too small for a reduction, or lacks the client that it trusts."""
+    options, clients = ROBUST.of(config), config.partition.clients
+    require_enough(options, cohort)
+    if options.kind != "fltrust":
+        return
+    if not options.root < clients:
+        raise ShoalError("aggregation.root", f"client {options.root} is none of 0 to {clients - 1}; trust another one")
+    if cohort < clients:
+        raise ShoalError(
+            "aggregation.kind", f"fltrust trusts client {options.root} in every round; take participation.ratio=1"
         )
 
 
