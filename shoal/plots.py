@@ -28,7 +28,7 @@ class Plot(Figure):
         return file.getvalue()
 
 
-def drawn(lines: Sequence[Mapping[str, Any]], figure: str, by: str) -> Plot:
+def draw_plot(lines: Sequence[Mapping[str, Any]], figure: str, by: str) -> Plot:
     """The figure of `Run.plot`; `lines` are those of `metrics_table`."""
     one_of("by", by, *AXES)
     figure, points = current_name(figure), []

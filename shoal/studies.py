@@ -61,7 +61,7 @@ class Sweep:
 
     @property
     def search(self) -> TextTable:
-        """Of a search: trials, rounds, and the options that validation chose, by combination of the axes."""
+        """Reads a search: trials, rounds, and the options that validation chose, by combination of the axes."""
         from shoal.engine.pages.search_page import chosen_table, read_search
 
         if (plain := read_search(self.path)) is None:
@@ -237,7 +237,7 @@ def report(runs: Runs, out: str | PathLike[str] | None = None) -> Path:
 
 
 def compare(left: str | PathLike[str] | Run, right: str | PathLike[str] | Run) -> list[TextTable]:
-    """What differs between two runs, each a `Run` or its folder; what is equal is left out.
+    """Compares two runs, each a `Run` or its folder, and lists what differs.
 
     Returns:
         Tables of keys of the config, inputs, environment and results; of unfinished runs the first one, and which run

@@ -38,18 +38,18 @@ def by_file(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
         raise ShoalError(
             where,
             f"clients must be 0 to {options.clients - 1} (partition.clients is {options.clients}), "
-            f"found {_listed(np.unique(given[outside]))}",
+            f"found {_shorten(np.unique(given[outside]))}",
         )
     empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
     if len(empty):
         raise ShoalError(
             where,
-            f"no {graph.item_name} for {_listed(empty)} of the {options.clients} clients: lower partition.clients",
+            f"no {graph.item_name} for {_shorten(empty)} of the {options.clients} clients: lower partition.clients",
         )
     return given.astype(np.int32)
 
 
-def _listed(ids: np.ndarray) -> str:
+def _shorten(ids: np.ndarray) -> str:
     """The first ten ids, and how many more there are."""
     shown = ", ".join(str(i) for i in ids[:10].tolist())
     return shown if len(ids) <= 10 else f"{shown} and {len(ids) - 10} more"

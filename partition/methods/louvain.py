@@ -11,7 +11,7 @@ from shoal.storage.graph.graph import Graph
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much load a client should have, and how much of a community it takes in one step.
+    """A limit on the load of a client, and on the part of a community that a client takes in one step.
 
     FedPG's code cuts communities to `cap - 20` and lets a client exceed `cap`, the load of an average client, by less
     than 20; below a cap of 60 that would cut every community, so the margin `delta` shrinks to a tenth of the cap.
@@ -74,7 +74,7 @@ def cut(communities: np.ndarray, load_N: np.ndarray, chunk: int, chunk_nodes: in
     load = load_N[order]
     load_before = np.cumsum(load) - load
     ahead = load_before - np.repeat(load_before[starts], sizes)
-    # Without load of its own a node belongs to the loaded node before it, not to the next chunk.
+    # A node without load belongs to the loaded node before it, not to the next chunk.
     loaded_chunk = np.maximum(ahead + load - 1, 0) // chunk
     position_chunk = (np.arange(len(order)) - np.repeat(starts, sizes)) // chunk_nodes
     has_load = np.repeat(np.add.reduceat(load, starts) > 0, sizes)
@@ -146,7 +146,7 @@ def communities(graph: Graph, resolution: float, seed: int) -> np.ndarray:
     One thread, in an order drawn from the seed: the same seed gives the same communities. NetworKit's
     generator is global: later calls in this process get its changed seed.
     """
-    # Importing it takes a second, which other methods need not wait for.
+    # The import takes a second, which other methods need not wait for.
     import networkit
 
     rows = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
@@ -159,7 +159,7 @@ def communities(graph: Graph, resolution: float, seed: int) -> np.ndarray:
         networkit.setSeed(seed, False)
         # par="none" visits nodes by their number, whatever the seed.
         louvain = networkit.community.PLM(undirected, gamma=resolution, par="none randomized")
-        found = louvain.run().getPartition().getVector()
+        community_N = louvain.run().getPartition().getVector()
     finally:
         networkit.setNumberOfThreads(threads)
-    return np.unique(np.asarray(found, dtype=np.int64), return_inverse=True)[1]
+    return np.unique(np.asarray(community_N, dtype=np.int64), return_inverse=True)[1]

@@ -54,7 +54,7 @@ def part_graph(
 
 
 def _in_own_process(compute: Callable[[], np.ndarray], length: int) -> np.ndarray:
-    """What a function returns, int32 `[length]`, from a fork, which sees the graph where it lies."""
+    """Runs a function in a fork, which shares the graph's memory; returns its result, int32 `[length]`."""
     with mmap.mmap(-1, max(4 * length, 1)) as shared:
         parent = os.getpid()
         child = os.fork()
@@ -69,12 +69,12 @@ def _in_own_process(compute: Callable[[], np.ndarray], length: int) -> np.ndarra
 
 
 def _child(compute: Callable[[], np.ndarray], shared: mmap.mmap, parent: int) -> NoReturn:
-    """Never comes back into the code that it was forked from."""
+    """Computes in the fork and ends the process: control never returns to the code that was forked."""
     try:
         if not ends_with(parent, signal.SIGKILL):
             os._exit(1)
-        found = compute()
-        shared[: found.nbytes] = found.tobytes()
+        part_N = compute()
+        shared[: part_N.nbytes] = part_N.tobytes()
         os._exit(0)
     except BaseException:
         traceback.print_exc()

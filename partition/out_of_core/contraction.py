@@ -157,10 +157,10 @@ def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entri
             merged[1].tofile(to_weights)
             del merged
     np.cumsum(indptr, out=indptr)
-    return Level(indptr, mapped(folder / "indices", indptr[-1]), mapped(folder / "weights", indptr[-1]), weight_C)
+    return Level(indptr, map_int32(folder / "indices", indptr[-1]), map_int32(folder / "weights", indptr[-1]), weight_C)
 
 
-def mapped(path: Path, length: int) -> np.ndarray:
+def map_int32(path: Path, length: int) -> np.ndarray:
     """The int32 values in a file, as a memory map if there are any: an empty file cannot be mapped."""
     if length == 0:
         return np.empty(0, dtype=np.int32)
@@ -215,7 +215,7 @@ def _between(
                 records[to, 1] = other
                 if weights is not None:
                     records[to, 2] = weights[e]
-    # Where bucket b was written to is where it ends; the last place is the total.
+    # `at[b]` has moved to the end of bucket b; the last place is the total.
     return records, at[:-1]
 
 
