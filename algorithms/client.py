@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
     from shoal.algorithms.models.items.client_graphs import ClientGraphs, ClientPairs
 
-# In float32.
+# A line of the cache holds so many numbers of float32.
 CACHE_LINE = 16
 
 
@@ -121,7 +121,7 @@ class FlatModel:
 
     @property
     def classifier(self) -> slice:
-        """Where weight, row by row, and bias of the last linear layer lie in `w`, `[C H + C]`; then `Head.messages`.
+        """Finds weight, row by row, and bias of the last linear layer in `w`, `[C H + C]`; then `Head.messages`.
 
         The weight lies column by column where the model has no body and features are sparse.
         """
@@ -191,7 +191,7 @@ class FlatModel:
         return torch.autocast(self.w.device.type, torch.bfloat16, enabled=self.bfloat16)
 
 
-# What a processor makes of its rows stays in the cache; a GPU is given more at once.
+# Outputs of so many rows stay in a processor's cache; a GPU is given more at once.
 ROWS_AT_A_TIME = 4096
 ROWS_ON_GPU = 65_536
 
@@ -281,7 +281,7 @@ class ClientModel:
 
     def _replace(self, w: Tensor, is_own: bool) -> None:
         self.pattern.require_shape(w)
-        # What travels in half the bytes is computed with as all parameters are.
+        # Parameters may travel in half the bytes; products are computed with all of them in one type.
         self._waiting, self._is_own = w.to(self.pattern.w.dtype), is_own
         self.received = True
         self._logits = None
@@ -295,12 +295,12 @@ class ClientModel:
         self.items = augmented
         self._logits = None
 
-    def changed(self) -> None:
+    def drop_logits(self) -> None:
         """Drops logits of the parameters before they changed in place."""
         self._logits = None
 
     def gathered(self, part: str, dtype: torch.dtype = torch.float32) -> Inputs:
-        """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
+        """Gathers what the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
         A decoupled model reads these rows of its hops, float32, contiguous, kept on the host; a coupled one the whole
         graph, or for training the part that training rows depend on. Where items are graphs or pairs, it reads these
@@ -329,8 +329,8 @@ class ClientModel:
         """Logits of all items in evaluation mode, float32 `[items, C]`; computed once for the current parameters."""
         if self._logits is None:
             hops = self._smoothed_hops(self.data.nodes)
-            found = self.outputs() if hops is None else [self.output(hops)]
-            self._logits = torch.cat([out.logits_NC for out in found])
+            outputs = self.outputs() if hops is None else [self.output(hops)]
+            self._logits = torch.cat([out.logits_NC for out in outputs])
         return self._logits
 
     def logits_of(self, part: str) -> Tensor:
@@ -380,7 +380,7 @@ class ClientModel:
         return lambda: self.flat(inputs)
 
     def some(self, rows: Tensor) -> Inputs:
-        """What the model reads to answer for some items in training; neighbours are drawn where it draws them."""
+        """Gathers what the model reads to answer for some items in training; draws neighbours if it samples."""
         if self.items is not None:
             return self.items.some(rows)
         if (coupled := self.coupled) is None:
@@ -391,7 +391,7 @@ class ClientModel:
         return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
 
     def standalone(self, x_NF: Tensor) -> Inputs:
-        """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
+        """Makes what the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
         if self.items is not None:
             return self.items.standalone(x_NF)
         if (coupled := self.coupled) is not None:
@@ -401,7 +401,7 @@ class ClientModel:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client, too.
+    """The sizes of a client that the server knows, too.
 
     Attributes:
         client: Number of the client.
@@ -428,7 +428,7 @@ class ClientInfo:
 
     @cached_property
     def items(self) -> int:
-        """How many predictions it has: its rows, its graphs, or its pairs."""
+        """The number of predictions: rows, graphs, or pairs."""
         return count_of_items(self.nodes, self.graphs, self.pairs)
 
     @property
@@ -443,10 +443,10 @@ class ClientTable(Sequence[ClientInfo]):
     def __init__(
         self, columns: Mapping[str, Sequence[int] | np.ndarray], classes: int, graphs_of_node: int | None = None
     ) -> None:
-        """Of columns by the names of `ClientInfo`, all that differ; `graphs` and `pairs` where clients have them."""
+        """Takes columns by the names of `ClientInfo`, all that differ; `graphs` and `pairs` where clients have them."""
         self._same: dict[str, Any] = {"classes": classes, "graphs_of_node": graphs_of_node}
         self._columns = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
-        # Of those that were asked for last: made anew at each visit they took 2 % of a round of Cora.
+        # Those that were asked for last are kept: made anew at each visit they took 2 % of a round of Cora.
         self._made: dict[int, ClientInfo] = {}
 
     @classmethod
@@ -489,12 +489,12 @@ class ClientTable(Sequence[ClientInfo]):
 
     @cached_property
     def items(self) -> np.ndarray:
-        """How many predictions they have."""
+        """The number of predictions of every client."""
         return next(self._columns[name] for name in ("pairs", "graphs", "nodes") if name in self._columns)
 
     @cached_property
     def cost(self) -> np.ndarray:
-        """How much work a visit is beside others, float64 `[N]`."""
+        """The work of a visit, relative to other clients', float64 `[N]`."""
         nodes, train = self._columns["nodes"], self._columns["train"]
         return nodes + 10 * train * nodes / np.maximum(self.items, 1)
 

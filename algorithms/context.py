@@ -34,7 +34,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Context:
-    """What the server knows of the run.
+    """The run as the server knows it.
 
     Attributes:
         clients: Sizes of every client, by number; the same for all where clients are hidden (`privacy.unit: client`).

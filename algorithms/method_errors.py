@@ -1,4 +1,4 @@
-"""What a method's code did wrong: one line with the file and the line in it, for a method of ours or a user's own."""
+"""Faults of a method's code, ours or a user's, in one line with the file and its line."""
 
 import sys
 import traceback
@@ -15,7 +15,7 @@ from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.tracebacks import in_words, raised_by_itself
 
 OURS = "shoal."
-# By class, what its objects have by no such name, and what to write instead.
+# By class: names that its objects lack, and what to write instead.
 SCORES = 'client.model.logits_of("test")'
 ELSEWHERE = {
     "Client": {
@@ -38,7 +38,7 @@ ELSEWHERE = {
 
 
 class ProtocolError(Exception):
-    """What a hook of a method gave is not what the protocol asks of it; `code_of` adds where the hook stands."""
+    """The result of a hook does not follow the protocol; `code_of` adds where the hook stands."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
 
 
 def _elsewhere(error: BaseException) -> str:
-    """Where that is which a method's author looked for at a client, its model, its data or the context."""
+    """Says what to write for a name that a client, its model, its data or the context does not have."""
     known = ELSEWHERE.get(type(getattr(error, "obj", None)).__name__)
     if not isinstance(error, AttributeError) or known is None:
         return ""
@@ -88,7 +88,7 @@ def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: 
 
 
 def yield_place(method: Algorithm, steps: Any) -> str:
-    """Where the generator of `round` stands: the innermost `yield` in the method's files, a user's own first."""
+    """Finds the innermost `yield` at which `round` stands, in the method's files; a user's own file first."""
     lines = []
     while isinstance(steps, GeneratorType) and steps.gi_frame is not None:
         lines.append((steps.gi_code.co_filename, steps.gi_frame.f_lineno))
@@ -98,24 +98,24 @@ def yield_place(method: Algorithm, steps: Any) -> str:
 
 def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str | None:
     """The innermost of some lines that lies in some files, as `file.py, line 7`; those of a user come first."""
-    found = [(file, line) for file, line in lines if file in files]
-    own = [(file, line) for file, line in found if shown(file) == file]
-    if not found:
+    places = [(file, line) for file, line in lines if file in files]
+    own = [(file, line) for file, line in places if short_path(file) == file]
+    if not places:
         return None
-    file, line = (own or found)[-1]
-    return f"{shown(file)}, line {line}"
+    file, line = (own or places)[-1]
+    return f"{short_path(file)}, line {line}"
 
 
 def file_of(cls: type) -> str:
     """The file of a method's class, as `shown`."""
-    return shown(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
+    return short_path(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
 
 
-def shown(file: str) -> str:
-    """A file of ours below the root of the packages, any other as it is."""
-    before, found, rest = file.rpartition("/algorithms/")
+def short_path(file: str) -> str:
+    """Shortens the path of a file of ours to that below the root of the packages; leaves any other as it is."""
+    before, is_below, rest = file.rpartition("/algorithms/")
     ours = sys.modules[Algorithm.__module__].__file__ or ""
-    return f"algorithms/{rest}" if found and ours.startswith(f"{before}/algorithms/") else file
+    return f"algorithms/{rest}" if is_below and ours.startswith(f"{before}/algorithms/") else file
 
 
 def _files(cls: type) -> frozenset[str]:
@@ -131,14 +131,14 @@ def _files(cls: type) -> frozenset[str]:
 
 
 def _definition(method: Algorithm, hook: str) -> str:
-    """Where a hook of a method is defined; only the file if the method has none of its own."""
+    """Finds the line at which a method defines a hook; only the file if the method has none of its own."""
     own = getattr(type(method), hook, None)
     place = line_of(own) if own is not getattr(Algorithm, hook, None) else None
     return place or file_of(type(method))
 
 
 def line_of(function: object) -> str | None:
-    """Where a function is defined, as `file.py, line 7`; None for anything else."""
+    """Returns the place of a function's definition, as `file.py, line 7`; None for anything else."""
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
-    return f"{shown(code.co_filename)}, line {code.co_firstlineno}" if code else None
+    return f"{short_path(code.co_filename)}, line {code.co_firstlineno}" if code else None

@@ -28,7 +28,7 @@ class CompletedGraph(NamedTuple):
         return len(self.indptr) - 1
 
 
-def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, device: torch.device) -> CompletedGraph:
+def complete_graph(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, device: torch.device) -> CompletedGraph:
     """Adds an edge from every node to each of its `nearest` ones (int32, -1 where there is none) to A, given as CSR.
 
     The pairs are put on `device`. Raises a `ShoalError` if A' has more entries than int32 can count.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
-from shoal.algorithms.graphs.pairs import PairDots, compiled, cross_dots, symmetric_rows
+from shoal.algorithms.graphs.pairs import PairDots, cross_dots, on_processor, symmetric_rows
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.storage.graph.propagation import propagate
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -22,7 +22,7 @@ Similarity = Literal["cosine", "max", "sigmoid"]
 
 @dataclass(frozen=True)
 class EdgeOptions:
-    """How likely an edge is, and how it is drawn.
+    """Options of the probability of an edge, and of its draw.
 
     Attributes:
         random_pairs: Random pairs of every node that may become edges beside those of A'; `all`, as eq. 7 is written.
@@ -126,9 +126,9 @@ class DrawnOperator(SparseMatrix):
         """Makes the graph once, for all layers, of candidates i < j, int32, ascending; `kept_S` is a, float32."""
         self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
         found_S = kept_S.detach() > 0.5
-        if compiled(kept_S):
+        if on_processor(kept_S):
             self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(pairs_2S[:, found_S].numpy(), nodes)
-            # With loops.
+            # The degree counts a loop at every node.
             self._degree_N = torch.from_numpy(np.diff(self._rows[0]) + 1).float()
         else:
             self._degree_N, self._matrix = _by_torch(pairs_2S, found_S, nodes)
@@ -150,12 +150,12 @@ class DrawnOperator(SparseMatrix):
             return _Product.apply(dense.float(), self._kept_S, self)
 
     def to_dense(self) -> Tensor:
-        matrix = operator_over("symmetric", *self._rows) if compiled(self._kept_S) else self._matrix
+        matrix = operator_over("symmetric", *self._rows) if on_processor(self._kept_S) else self._matrix
         return matrix.to_dense()
 
     def product(self, x_NH: Tensor) -> Tensor:
         """P x, without gradients."""
-        if not compiled(x_NH):
+        if not on_processor(x_NH):
             return self._matrix @ x_NH
         out_NH = torch.empty(x_NH.shape)
         propagate(*self._rows, x_NH.contiguous().numpy(), 0.5, out_NH.numpy())

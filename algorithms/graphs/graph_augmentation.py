@@ -44,7 +44,7 @@ class SmallGraphs:
         """Some graphs in the order asked for, numbers int64 `[g]`."""
         sizes = self.sizes[chosen]
         first = np.concatenate([[0], np.cumsum(sizes)])
-        # How far the nodes of a graph move up.
+        # Chosen graphs lie closer together, so their nodes move up.
         moved = np.repeat(self.first[chosen] - first[:-1], sizes)
         node = np.arange(first[-1]) + moved
         degree = np.diff(self.indptr)[node]
@@ -85,7 +85,7 @@ def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGr
 def without_nodes(graphs: SmallGraphs, share: float, rng: np.random.Generator) -> SmallGraphs:
     """Every graph without a share in [0, 1) of its nodes, drawn uniformly; others keep their order."""
     lost_G = _share_of(share, graphs.sizes)
-    kept_N = ~_drawn(graphs.sizes, lost_G, rng)
+    kept_N = ~_draw_elements(graphs.sizes, lost_G, rng)
     source, number_N = graphs.source, np.cumsum(kept_N) - 1
     kept_E = kept_N[source] & kept_N[graphs.indices]
     degree = np.bincount(source[kept_E], minlength=len(kept_N))[kept_N]
@@ -110,7 +110,7 @@ def with_other_edges(graphs: SmallGraphs, share: float, rng: np.random.Generator
     edges_G = np.bincount(graph_N[source], minlength=len(graphs))
     changed_G = _share_of(share, edges_G)
     # Edges are ordered by their graphs.
-    kept = ~_drawn(edges_G, changed_G, rng)
+    kept = ~_draw_elements(edges_G, changed_G, rng)
     # A graph that has an edge has two nodes.
     size, start = (np.repeat(of, changed_G) for of in (graphs.sizes, graphs.first[:-1]))
     one = rng.integers(size)
@@ -125,8 +125,8 @@ def _share_of(share: float, counts: np.ndarray) -> np.ndarray:
     return np.floor(share * counts + 1e-9).astype(np.int64)
 
 
-def _drawn(sizes_G: np.ndarray, counts_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Which elements of groups behind one another are drawn, bool `[sum of sizes]`: uniformly, so many of each."""
+def _draw_elements(sizes_G: np.ndarray, counts_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draws elements of groups that lie behind one another, uniformly, so many of each: bool `[sum of sizes]`."""
     group = np.repeat(np.arange(len(sizes_G)), sizes_G)
     order = np.lexsort((rng.random(len(group)), group))
     rank = np.arange(len(group)) - np.repeat(np.cumsum(sizes_G) - sizes_G, sizes_G)

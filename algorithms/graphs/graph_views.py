@@ -43,7 +43,7 @@ class GraphViews:
         """
         data, coupled = self._data, self._model.coupled
         kept_F = (self._rand(data.features) >= features).float()
-        indptr, indices = self._thinned(edges)
+        indptr, indices = self._drop_edges(edges)
         if coupled is not None:
             matrix = operator_over(coupled.operator, indptr, indices).to(data.device)
             return Neighbourhood(AlteredFeatures(data.whole(0), kept_F), (matrix,) * coupled.depth)
@@ -57,8 +57,8 @@ class GraphViews:
     def _rand(self, count: int) -> Tensor:
         return torch.rand(count, generator=self._rng, device=self._data.device)
 
-    def _thinned(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Row starts and columns of what is left of the adjacency."""
+    def _drop_edges(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Drops a share of the edges; returns row starts and columns of the rest of the adjacency."""
         indptr, indices = self._data.csr
         kept_M = (self._rand(len(indices) // 2) >= share).cpu().numpy()
         pair_E = self._data.cache("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()

@@ -24,7 +24,7 @@ AHEAD, LINE = 12, 16
 FAST = {"reassoc", "contract", "nsz"}
 
 
-def compiled(tensor: Tensor) -> bool:
+def on_processor(tensor: Tensor) -> bool:
     """Whether the compiled loops take a tensor: it is on the processor."""
     return tensor.device.type == "cpu"
 
@@ -35,18 +35,18 @@ class PairDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NH: Tensor, pairs_2S: Tensor) -> Tensor:
         ctx.save_for_backward(x_NH, pairs_2S)
-        if compiled(x_NH):
+        if on_processor(x_NH):
             out_S = torch.empty(pairs_2S.shape[1])
             _dots(*_arrays(*pairs_2S, x_NH), out_S.numpy())
             return out_S
-        return _joined(x_NH, [(x_NH[i] * x_NH[j]).sum(1) for i, j in _blocks(pairs_2S)])
+        return _join(x_NH, [(x_NH[i] * x_NH[j]).sum(1) for i, j in _blocks(pairs_2S)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         x_NH, pairs_2S = ctx.saved_tensors
         (weight_S,) = gradients
         out_NH = torch.zeros_like(x_NH, memory_format=torch.contiguous_format)
-        if compiled(x_NH):
+        if on_processor(x_NH):
             _add_rows(*_arrays(*pairs_2S, weight_S, x_NH), out_NH.numpy())
             return out_NH, None
         for (i, j), w in zip(_blocks(pairs_2S), weight_S.split(BLOCK)):
@@ -57,18 +57,18 @@ class PairDots(torch.autograd.Function):
 
 def cross_dots(x_NH: Tensor, y_NH: Tensor, pairs_2S: Tensor) -> Tensor:
     """<x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
-    if compiled(x_NH):
+    if on_processor(x_NH):
         out_S = torch.empty(pairs_2S.shape[1])
         _cross_dots(*_arrays(*pairs_2S, x_NH, y_NH), out_S.numpy())
         return out_S
-    return _joined(x_NH, [(x_NH[i] * y_NH[j] + x_NH[j] * y_NH[i]).sum(1) for i, j in _blocks(pairs_2S)])
+    return _join(x_NH, [(x_NH[i] * y_NH[j] + x_NH[j] * y_NH[i]).sum(1) for i, j in _blocks(pairs_2S)])
 
 
 def _blocks(pairs_2S: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     return ((block[0], block[1]) for block in pairs_2S.split(BLOCK, dim=1))
 
 
-def _joined(like: Tensor, parts: list[Tensor]) -> Tensor:
+def _join(like: Tensor, parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if parts else like.new_empty(0)
 
 

@@ -1,4 +1,4 @@
-"""How a model learns from what another one, or itself, says of the same nodes.
+"""Losses by which a model learns from the answers of another one, or of itself, for the same nodes.
 
 Axes: N nodes, C classes, H width of the embeddings.
 """
@@ -14,7 +14,7 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 
-def distilled(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:
+def distillation_loss(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:
     """Mean over rows of KL(softmax(teacher) || softmax(student)), from logits; a detached teacher gets no gradient."""
     log_p_NC = (teacher_NC.detach() if detach else teacher_NC).log_softmax(1)
     return F.kl_div(student_NC.log_softmax(1), log_p_NC, reduction="batchmean", log_target=True)

@@ -9,7 +9,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.protocol import Tree
 
-# Where the server's state holds the network's parameters.
+# The server's state holds the network's parameters under this name.
 STATE = "generator"
 
 

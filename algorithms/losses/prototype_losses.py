@@ -150,7 +150,7 @@ class NodeAlignment:
     """Sum over classes that have rows and a target of the mean of |z_v - t_c|^2 over the same rows in every step."""
 
     def __init__(self, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> None:
-        """Of rows with these labels; arguments as for `mean_square`."""
+        """Takes rows with these labels; arguments as for `mean_square`."""
         counts_C = torch.bincount(y_N, minlength=len(target_CH))
         self._weight_N = (present_C / counts_C.clamp_min(1))[y_N]
         self._target_NH = target_CH[y_N]

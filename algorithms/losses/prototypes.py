@@ -82,9 +82,9 @@ def bits(present: Tensor) -> Tensor:
 def from_bits(sent: Tensor, *shape: int) -> Tensor:
     """The mask of `bits`, of this shape, on the device of the bits."""
     if sent.device.type == "cpu":
-        found = np.unpackbits(sent.numpy(), count=math.prod(shape)).astype(bool)
-        return torch.from_numpy(found).view(shape)
-    # There and back would be two waits.
+        mask = np.unpackbits(sent.numpy(), count=math.prod(shape)).astype(bool)
+        return torch.from_numpy(mask).view(shape)
+    # The way to the processor and back would be two waits.
     entries = (sent[:, None] >> torch.arange(7, -1, -1, dtype=torch.uint8, device=sent.device)) & 1
     return entries.flatten()[: math.prod(shape)].view(shape).bool()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Forms, Mix, Output, Requests, Trainer, Tree, Upload
 from shoal.algorithms.graphs.graph_views import GraphViews
-from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
+from shoal.algorithms.losses.distillation import distillation_loss, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
 from shoal.algorithms.protocol import MODEL, Reduce, Replies
@@ -20,7 +20,7 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.options.types import Count, NotNegative, ShareBelowOne
 from shoal.storage.store.view import View
 
-# How much a copilot knows (eqs. 7 to 9): see `knowledge`.
+# The clarity of a copilot's knowledge (eqs. 7 to 9), see `knowledge`.
 Clarity = Literal["literal", "margin_mean"]
 Term = Literal["strength", "clarity", "smoothness"]
 TERMS: tuple[Term, ...] = ("strength", "clarity", "smoothness")
@@ -159,7 +159,7 @@ class FedGKC(WithCopilot):
         if self.mutual == "none":
             return Shares(self.alpha, 0.0, 0.0)
         neighbours = self.beta if self.mutual == "full" else 0.0
-        # What rounding leaves of 1 - 0.8 - 0.2 is no weight.
+        # Rounding leaves a little of 1 - 0.8 - 0.2, which is no weight.
         rest = round(1 - self.alpha - self.beta, 12)
         return Shares(self.alpha, ramp * neighbours, ramp * rest)
 
@@ -168,7 +168,7 @@ class FedGKC(WithCopilot):
 
     def train(self, client: Client, received: Shares, trainer: Trainer, phase: str) -> float:
         if not client.info.nodes:
-            # Where training sees training nodes alone, a client may have nothing that a model could answer for.
+            # A client may have no node to answer for where training sees training nodes alone.
             return float("nan")
         if not received.taught and COPILOT in client.models:
             trainer.fit(client, received, COPILOT)
@@ -197,7 +197,7 @@ class FedGKC(WithCopilot):
         return weighted_sum(
             (received.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
             (received.neighbours, from_neighbours),
-            (received.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
+            (received.scores, lambda: distillation_loss(outputs[teacher].logits_NC, own.logits_NC)),
         )
 
     def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
@@ -206,7 +206,7 @@ class FedGKC(WithCopilot):
             weak = client.model(views.draw(*self.weak))
         strong = client.model(views.draw(*self.strong))
         distance = embedding_distance(weak.embedding_NH, strong.embedding_NH, self.self_mse)
-        return distance + distilled(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
+        return distance + distillation_loss(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
 
     def upload(self, client: Client, received: Shares, phase: str) -> Upload:
         if self.mutual == "none":

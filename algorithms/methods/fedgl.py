@@ -12,7 +12,7 @@ from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import NotNegative, Share
 
-# Where a client's state holds the parameters that its last training left, `[P]`.
+# A client's state holds the parameters of its last training under this name, `[P]`.
 PREVIOUS = "previous"
 
 

@@ -43,8 +43,8 @@ def _in_pairs(data: View) -> tuple[Tensor, Tensor, Tensor]:
     degree = np.diff(indptr).astype(np.int64)
     row = np.repeat(np.arange(data.nodes, dtype=np.int32), degree)
     upper = indices > row
-    found = np.stack([row[upper], indices[upper]]), pairs(indptr, indices).astype(np.int64), degree
-    ends_2S, pair_E, degree_N = (torch.from_numpy(part).to(data.device) for part in found)
+    arrays = np.stack([row[upper], indices[upper]]), pairs(indptr, indices).astype(np.int64), degree
+    ends_2S, pair_E, degree_N = (torch.from_numpy(part).to(data.device) for part in arrays)
     return ends_2S, pair_E, degree_N
 
 

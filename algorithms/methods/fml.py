@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Trainer, Upload
-from shoal.algorithms.losses.distillation import distilled
+from shoal.algorithms.losses.distillation import distillation_loss
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly, weighted_sum
@@ -59,7 +59,7 @@ class FML(TaughtRows):
         out = outputs[learner]
         return weighted_sum(
             (labels * bool(client.info.train), lambda: label_loss(client, out, self.taught(client))),
-            (1 - labels, lambda: distilled(outputs[teacher].logits_NC, out.logits_NC)),
+            (1 - labels, lambda: distillation_loss(outputs[teacher].logits_NC, out.logits_NC)),
         )
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:

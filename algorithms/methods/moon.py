@@ -13,7 +13,7 @@ from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import AboveZero, NotNegative
 
-# Where a client's state holds the parameters that it had after its last training, `[P]`.
+# A client's state holds the parameters of its last training under this name, `[P]`.
 PREVIOUS = "previous"
 
 

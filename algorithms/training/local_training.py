@@ -151,7 +151,7 @@ class LocalTrainer:
         if kept := kept_moments(client.state, self._moments[model]):
             optimizer.state[w] = kept
         yield optimizer
-        own.changed()
+        own.drop_logits()
         if self.options.opt_state == "keep":
             keep_moments(client.state, self._moments[model], optimizer.state[w])
 

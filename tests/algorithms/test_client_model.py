@@ -36,7 +36,7 @@ def test_logits_are_those_of_the_module_without_dropout(client: Client, monkeypa
         expected = client.model.module([client.data.hop(k) for k in range(3)]).logits_NC
     assert torch.equal(whole, expected)
     monkeypatch.setattr(module_under_test, "ROWS_AT_A_TIME", 7)
-    client.model.changed()
+    client.model.drop_logits()
     torch.testing.assert_close(client.model.logits(), expected)
 
 

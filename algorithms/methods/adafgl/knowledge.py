@@ -1,4 +1,4 @@
-"""What the common model knows of a client's graph, and what the client's own labels say of it (AdaFGL, phase 2).
+"""Predictions of the common model, and homophily of a client's own labels (AdaFGL, phase 2).
 
 Axes: N nodes, C classes, F features, K steps of propagation.
 """
@@ -16,7 +16,7 @@ from shoal.algorithms.losses.prototypes import unit
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
 
-# Of the label propagation that measures homophily, as in the authors' code.
+# Steps and weight of the label propagation that measures homophily, as in the authors' code.
 LP_STEPS, LP_SEED_WEIGHT = 10, 0.5
 UNKNOWN = 0.5
 # Rows of S that others are written as, and pairs of nodes whose likeness is held at a time: 2 MB stay in a cache.
@@ -51,11 +51,11 @@ class Likeness(NamedTuple):
 
     @property
     def tile(self) -> int:
-        """How many rows are made at a time."""
+        """The number of rows that are made at a time."""
         return max(PAIRS_AT_A_TIME // len(self.direction_NC), 1)
 
-    def factored(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Left, `[N, B]`, right, `[B, N]`, and places `[2, E]` and values `[E]` of a rest; S = left right + rest.
+    def factor(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Factors S = left right + rest: `[N, B]`, `[B, N]`, and the rest's places `[2, E]` and values `[E]`.
 
         Nodes of like probabilities have like rows. So a row is one of a few examples, or none, and where it differs.
         """
@@ -67,7 +67,7 @@ class Likeness(NamedTuple):
         left, places, values = [], [], []
         for rows in self.nodes.split(self.tile):
             similar_RN = self.rows(rows)
-            # |a - b| summed, of ones and zeros, but for the sum of a.
+            # |a - b| is summed over ones and zeros; the sum of a, the same for all, is left out.
             differing_RB = right_BN.sum(1) - 2 * similar_RN @ right_BN.T
             best_R = differing_RB.argmin(1)
             rest_RN = similar_RN - right_BN[best_R]
@@ -110,7 +110,7 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
     of X itself by weights, and of these by P~ K times, are cheaper. S is the `Likeness` of P^; K are the steps.
     """
     likeness, x_NF = Likeness(unit(p_NC), cut), data.whole(0)
-    left_NB, right_BN, places, values = likeness.factored()
+    left_NB, right_BN, places, values = likeness.factor()
     total = left_NB.sum(0).double() @ right_BN.sum(1).double() + values.double().sum()
     mixing = _mixing(data, alpha, left_NB, right_BN, places, values)
     known = Knowledge(p_NC, likeness, float(total), mixing, p_NC.new_empty(0, 0))
@@ -152,16 +152,16 @@ class Rows(NamedTuple):
     hops_RG: Tensor
 
 
-def propagated(
+def propagate_weighted(
     known: Knowledge, x_NF: Features, weights: Sequence[Tensor], asked: Rows | None = None
 ) -> tuple[Tensor, ...]:
-    """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each.
+    """Multiplies [X, P~ X, …, P~^K X] by W^T, for weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each.
 
     With rows that are asked for, the product of the last weight is of these alone, `[R, H]`. A backward pass writes the
     gradients of the weights into their `grad`, which must be there: they are most of what a step writes.
     """
-    found: tuple[Tensor, ...] = _Propagated.apply(known, x_NF, asked, *weights)
-    return found
+    products: tuple[Tensor, ...] = _Propagated.apply(known, x_NF, asked, *weights)
+    return products
 
 
 class _Propagated(torch.autograd.Function):
@@ -192,7 +192,7 @@ class _Propagated(torch.autograd.Function):
         if asked is not None:
             last = torch.zeros_like(others[0]).index_add_(0, asked.rows, last)
         product = torch.cat([*others, last], dim=1)
-        # By column, as products give them; only a whole matrix is turned fast.
+        # Products give columns, which are collected: only a whole matrix is transposed fast.
         turned = [torch.empty(weight.shape[::-1], device=weight.device) for weight in ctx.weights]
         for number, of_hop in enumerate(zip(*(of_weight.split(x_NF.shape[1]) for of_weight in turned))):
             if number:
@@ -205,7 +205,7 @@ class _Propagated(torch.autograd.Function):
 
 
 def _hops_read(known: Knowledge, asked: Rows | None, weights: int) -> list[Tensor]:
-    """What is written out, as each weight reads it."""
+    """Returns the hops that are written out, as each weight reads them."""
     return [known.hops_NG] * (weights - 1) + [known.hops_NG if asked is None else asked.hops_RG]
 
 
@@ -223,7 +223,7 @@ def homophily(data: View, rng: torch.Generator) -> float:
     seed_NC = torch.full((data.nodes, data.classes), 1 / data.classes, device=data.device)
     seed_NC[data.train[known]] = F.one_hot(data.train_label[known], data.classes).float()
     *_, label_NC = propagate_labels(data, seed_NC, LP_STEPS, LP_SEED_WEIGHT)
-    found, truth = label_NC[data.train[asked]], data.train_label[asked]
-    own = found.gather(1, truth[:, None])
-    others = found.scatter(1, truth[:, None], -torch.inf)
+    predicted_RC, truth = label_NC[data.train[asked]], data.train_label[asked]
+    own = predicted_RC.gather(1, truth[:, None])
+    others = predicted_RC.scatter(1, truth[:, None], -torch.inf)
     return float((own[:, 0] > others.max(1).values).float().mean())

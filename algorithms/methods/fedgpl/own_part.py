@@ -21,13 +21,13 @@ IN_ROUND = OWN, BATCH, LOSS, OF_HEAD = "own", "batch", "loss", "of_head"
 
 
 def own_entries(flat: FlatModel) -> Tensor:
-    """Which entries of `w` are the prompt's and classifier's, bool `[P]`; a ShoalError says that there is no prompt."""
+    """Marks the prompt's and classifier's entries of `w`, bool `[P]`; raises a ShoalError without a prompt."""
     if not isinstance(flat.module, Prompted):
         raise ShoalError(
             "model.prompt", "fedgpl cuts the model between prompt and GNN; give vpg, or none for classifiers alone"
         )
     own = torch.zeros(len(flat.w), dtype=torch.bool, device=flat.w.device)
-    # Those of the prompt come first.
+    # The prompt's parameters come first.
     own[: sum(p.numel() for p in flat.module.prompt.parameters())] = True
     own[flat.classifier] = True
     return own
@@ -53,8 +53,8 @@ class OwnPart:
             for name in kept_moments(state, moments_key(OWN)):
                 del state[f"{OWN}.opt.{name}"]
 
-    def prompted(self) -> PlainGraphs:
-        """The graphs of the batch, with the prompt."""
+    def add_prompt(self) -> PlainGraphs:
+        """Adds the prompt to the graphs of the batch."""
         client = self.client
         client.model.module.train()
         assert client.model.items is not None
@@ -85,7 +85,7 @@ class OwnPart:
         gradient = flat.w.grad
         assert gradient is not None
         gradient.zero_()
-        sent = self.prompted()
+        sent = self.add_prompt()
         if sent.x_NF.requires_grad:
             sent.x_NF.backward(of_x_NF)
         part = nn.Parameter(client.state[OWN].clone())
@@ -111,11 +111,11 @@ class OwnPart:
 def hold(client: Client, own: Tensor) -> None:
     """Makes these the client's prompt and head, float32 `[Q]`."""
     client.state[OWN] = own
-    put(client, own, own_entries(client.model.flat))
+    load_part(client, own, own_entries(client.model.flat))
 
 
-def put(client: Client, part: Tensor, where: Tensor) -> None:
-    """Makes these the entries of the client's model that `where`, bool `[P]`, marks."""
+def load_part(client: Client, part: Tensor, where: Tensor) -> None:
+    """Replaces the entries of the client's model that `where`, bool `[P]`, marks."""
     w = client.model.w.clone()
     if len(part) != int(where.sum()):
         raise ProtocolError(f"a part of {len(part)} parameters, the model has {int(where.sum())} there")

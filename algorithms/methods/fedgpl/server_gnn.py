@@ -60,21 +60,21 @@ class ServerGNN:
         The seed is that of dropout in the first pass; the next ones count on.
         """
         groups = _groups(sent, self.most_rows)
-        self._passes = [_joined(sent, clients, seed + number) for number, clients in enumerate(groups)]
-        found: dict[int, Tensor] = {}
+        self._passes = [_join(sent, clients, seed + number) for number, clients in enumerate(groups)]
+        answers: dict[int, Tensor] = {}
         for one in self._passes:
             with torch.set_grad_enabled(not self.recompute):
                 answer_GH = self._answer(one)
             one.answer_GH = None if self.recompute else answer_GH
-            found.update(zip(one.clients, answer_GH.detach().tensor_split(one.answers[1:-1])))
-        return found
+            answers.update(zip(one.clients, answer_GH.detach().tensor_split(one.answers[1:-1])))
+        return answers
 
     def backward(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Gradients of the features that clients sent, `[nodes, F]`, from those of the answers, `[B, H]`.
 
         The gradient of the GNN is added to the ones before. Clients without a gradient have none to come back.
         """
-        found: dict[int, Tensor] = {}
+        of_clients: dict[int, Tensor] = {}
         passes, self._passes = self._passes, []
         for one in passes:
             answer_GH = self._answer(one) if one.answer_GH is None else one.answer_GH
@@ -86,9 +86,9 @@ class ServerGNN:
             of_x_NF = one.graphs.x_NF.grad
             assert of_x_NF is not None
             parts = zip(one.clients, of_x_NF.tensor_split(one.rows[1:-1]))
-            found.update({client: part for client, part in parts if client in gradients})
-        self.count += len(found)
-        return found
+            of_clients.update({client: part for client, part in parts if client in gradients})
+        self.count += len(of_clients)
+        return of_clients
 
     def step(self, lr: float) -> None:
         """One step of Adam on the mean gradient over batches since the last step; none without a batch."""
@@ -128,8 +128,8 @@ def _groups(sent: Mapping[int, PlainGraphs], most_rows: int) -> Iterator[list[in
         yield group
 
 
-def _joined(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _Pass:
-    """Graphs of some clients behind one another."""
+def _join(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _Pass:
+    """Joins the graphs of some clients behind one another."""
     parts = [sent[client] for client in clients]
     rows = [*accumulate((len(part.x_NF) for part in parts), initial=0)]
     answers = [*accumulate((len(part.first) - 1 for part in parts), initial=0)]

@@ -15,7 +15,7 @@ from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
-# Of the exchange, and of the state that a client keeps from one step to the next.
+# Entries of the exchange, and of the state that a client keeps from one step to the next.
 SUMS, PLACE, RECEIVED = "sums", "place", "received"
 SEED, LABELS, MOMENTS = "seed", "labels", "moments"
 SKETCH = {"h": Reduce.STACK, "m": Reduce.STACK}
@@ -82,7 +82,7 @@ class CrossGraph:
         self._sent = SparseMatrix.of(starts, row[order], weight[order], data.nodes).to(data.device)
 
     def sums(self, y_NC: Tensor) -> Tensor:
-        """What the client sends of its labels: sums over its neighbours of others' rows, float32 `[S, C]`."""
+        """Sums the client's labels over its neighbours, for each row of others: float32 `[S, C]`, which are sent."""
         return self._sent @ (y_NC * self.degree_N.rsqrt()[:, None])
 
     def smooth(self, y_NC: Tensor, received: Tree) -> Tensor:

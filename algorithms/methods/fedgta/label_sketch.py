@@ -12,14 +12,14 @@ from shoal.algorithms.losses.label_propagation import propagate_labels, row_stoc
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.store.view import View
 
-# Of rows and their powers at a time, on a GPU: 256 MB.
+# A GPU holds so many rows and powers of them at a time: 256 MB.
 NUMBERS_AT_A_TIME = 2**26
-# Of the softmax that the authors' program takes the confidence of.
+# The authors' program takes the confidence of a softmax with this temperature.
 TEMPERATURE = 20.0
 
 
 class SketchForm(NamedTuple):
-    """What a sketch is made of; see `shoal.algorithms.methods.fedgta.fedgta.FedGTA` for the names and their choices."""
+    """The parts of a sketch; see `shoal.algorithms.methods.fedgta.fedgta.FedGTA` for the names and their choices."""
 
     lp_steps: int
     lp_seed_weight: float
@@ -88,14 +88,14 @@ def sketch_by_softmax(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 def sketch_by_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
     """`sketch_labels` by the passes of `label_tiles`, in memory of three tiles and some columns."""
     steps = range(1, form.lp_steps + 1) if form.moment_steps == "all" else [form.lp_steps]
-    found: dict[int, list[np.ndarray]] = {step: [] for step in steps}
+    tiles_of: dict[int, list[np.ndarray]] = {step: [] for step in steps}
     negative_entropy_N = np.zeros(data.nodes)
     for step, tile in propagate_tiles(data, seed_NC, form):
-        if step in found:
-            found[step].append(moments_of_tile(tile, form))
+        if step in tiles_of:
+            tiles_of[step].append(moments_of_tile(tile, form))
         if step == form.lp_steps:
             add_negative_entropies(tile, negative_entropy_N, form)
-    rows_SC = np.concatenate([np.concatenate(tiles, 1) for tiles in found.values()])[:, : data.classes]
+    rows_SC = np.concatenate([np.concatenate(tiles, 1) for tiles in tiles_of.values()])[:, : data.classes]
     h = of_entropies(torch.from_numpy(negative_entropy_N), data.classes, data.degree, form.confidence)
     return Sketch(torch.from_numpy(rows_SC.astype(np.float32)), float(h))
 

@@ -137,7 +137,7 @@ def add_negative_entropies(z: np.ndarray, scales: np.ndarray, out: np.ndarray) -
         out[row] += total
 
 
-# Of vectors as LLVM has them: numba makes code of scalars of loops as short as these.
+# The functions below are made of LLVM's vectors: numba makes code of scalars of loops as short as these.
 
 
 @intrinsic(prefer_literal=True)
@@ -208,7 +208,7 @@ def _add_powers(
     order: Any,
     sums: Any,
 ) -> Any:
-    """Of lanes from `column` on of rows in first:stop: sums[order], sums[order + 1], … = Σ (scale row - origin)^….
+    """Sums powers of rows first:stop, from lane `column` on: sums[order + i] = Σ (scale row - origin)^(order + i + 1).
 
     There are `count` of these sums, and `powers` are those that the rows have after lower orders; they grow.
     """

@@ -68,8 +68,8 @@ class Reach(NamedTuple):
     literal: bool
     raw: bool = False
 
-    def scaled(self, embedding_RH: Tensor) -> Tensor:
-        """Returns embeddings as prototypes are of them."""
+    def scale(self, embedding_RH: Tensor) -> Tensor:
+        """Scales embeddings as those are that prototypes are means of."""
         return embedding_RH if self.raw else unit(embedding_RH)
 
 
@@ -101,7 +101,7 @@ def by_node(client: Client, reach: Reach) -> Alignment:
         of_means = NodeAlignment(mean_class, target_LCH[1], present_LC[1])
 
     def term(embedding_RH: Tensor) -> Tensor:
-        z_RH = reach.scaled(embedding_RH)
+        z_RH = reach.scale(embedding_RH)
         total = of_centres(z_RH[centres])
         if hops >= 1:
             total = total + of_means(means @ z_RH)
@@ -118,7 +118,7 @@ def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) ->
     class_R = reach.nodes.class_N[reach.rows]
 
     def term(embedding_RH: Tensor) -> Tensor:
-        proto_LCH = hop_prototypes(reach.scaled(embedding_RH), class_R, weights(), client.info.classes)
+        proto_LCH = hop_prototypes(reach.scale(embedding_RH), class_R, weights(), client.info.classes)
         return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
 
     return term
@@ -130,7 +130,7 @@ def attended_weights(client: Client, reach: Reach, lr: float) -> Callable[[], Te
     scorer = client.state.get(SCORER)
     if scorer is None:
         first = torch.randn(hops, WIDTH, z_NH.shape[1], generator=client.rng("attention")) / math.sqrt(z_NH.shape[1])
-        # With a v of zeros all neighbours weigh the same.
+        # A v of zeros weighs all neighbours the same.
         scorer = torch.cat([first, torch.zeros(hops, WIDTH, 1)], dim=2)
     client.state[SCORER] = scorer.requires_grad_()
 

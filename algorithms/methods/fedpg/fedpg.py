@@ -124,7 +124,7 @@ def draw_queries(
 
     `known_LC` are the anchors that have ever had an upload; a class without one at a level is not drawn for it.
     """
-    found = []
+    queries = []
     for level in range(len(known_LC)):
         here_BC = present_BLC[:, level]
         own = int(here_BC.sum())
@@ -135,8 +135,8 @@ def draw_queries(
         other = elsewhere_BLC.nonzero()
         drawn = other[torch.randperm(len(other), generator=generator)[: int(share * own)]]
         proto_QH = torch.cat([proto_BLCH[:, level][here_BC], proto_BLCH[tuple(drawn.T)]])
-        found.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), own))
-    return found
+        queries.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), own))
+    return queries
 
 
 class Received(NamedTuple):
@@ -345,9 +345,9 @@ class FedPG(Algorithm):
     def _fit(self, client: Client, received: Received, trainer: Trainer) -> float:
         """Trains on the loss and the alignment; where a step reads the whole graph, by one pass over it for both."""
         of_labels = summed_labels if self.cross_entropy == "sum" else None
-        if (found := self._alignment(client, received.targets)) is None:
+        if (alignment_of_rows := self._alignment(client, received.targets)) is None:
             return trainer.fit(client, received, loss=of_labels)
-        (rows, alignment), model = found, client.model
+        (rows, alignment), model = alignment_of_rows, client.model
         coupled = model.coupled if model.items is None else None
         if coupled is None or coupled.fanouts or trainer.options.batch_size is not None:
             forward = model.forward(rows)
@@ -367,7 +367,7 @@ class FedPG(Algorithm):
         if not self.mu or targets is None or not client.info.train:
             return None
         annotated, forms = (
-            self._annotated(client, len(targets[0]) - 1),
+            self._annotate(client, len(targets[0]) - 1),
             (self.hop_mean == "eq2", self.embedding == "raw"),
         )
         if (reach := reach_of(annotated, targets, *forms)) is None:
@@ -380,11 +380,11 @@ class FedPG(Algorithm):
             alignment = by_prototype(client, reach, weights)
         return reach.rows, alignment
 
-    def _annotated(self, client: Client, hops: int) -> Annotated:
+    def _annotate(self, client: Client, hops: int) -> Annotated:
         return annotate(client, self.pseudo_centres, self.similar if hops else 0, self.embedding == "raw")
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        class_N, centre_N, z_NH, graph = self._annotated(client, received.hops)
+        class_N, centre_N, z_NH, graph = self._annotate(client, received.hops)
         scorer = client.state.get(SCORER)
         g_HN = None if scorer is None else attention_weights(scorer.detach(), z_NH)
         weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, received.hops, g_HN, self.hop_mean == "eq2")

@@ -30,14 +30,14 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.graphs.completed_graph import completed
+from shoal.algorithms.graphs.completed_graph import complete_graph
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_sums, unit
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 MOST_HOPS = 4
-# Of centres whose walks are counted at a time.
+# The walks of so many centres are counted at a time.
 ROWS_AT_A_TIME = 256
 
 
@@ -59,7 +59,7 @@ def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
     if data.items_are_rows:
         return ItemGraph(data.classes, data.items, data.edges)
     no_edges = np.zeros(data.items + 1, dtype=np.int32), np.empty(0, dtype=np.int32)
-    indptr, indices, _ = completed(*no_edges, nearest(z_NH, min(similar, data.items - 1)), data.device)
+    indptr, indices, _ = complete_graph(*no_edges, nearest(z_NH, min(similar, data.items - 1)), data.device)
     return ItemGraph(data.classes, data.items, (indptr.to(data.device), indices.to(data.device)))
 
 
@@ -178,7 +178,9 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
         pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
         steps.append((owner, pair_E, steps[-1][3] if steps else count, len(pairs)))
         last = _to_own_class(graph, annotation_N, pairs)
-        returning_S = torch.bincount(owner, minlength=count).double() if hop == 2 else _closed(graph, centres, hop)
+        returning_S = (
+            torch.bincount(owner, minlength=count).double() if hop == 2 else _count_returns(graph, centres, hop)
+        )
         yield Walks([*steps, last], centres, returning_S)
         if hop < hops:
             owner, near = _neighbours(graph, pairs // classes)
@@ -188,17 +190,17 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
 def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
     """The nodes at a distance of one step, then of two, as many as `hops`, that are annotated like their centre."""
     adjacency, class_N = _adjacency(graph), annotation_N.cpu().numpy()
-    found: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
+    pairs_at: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
     for first, some in enumerate(centres.cpu().split(ROWS_AT_A_TIME)):
         own = np.arange(len(some)), some.numpy()
         seen = ends = csr_matrix((np.ones(len(some), np.bool_), own), shape=(len(some), graph.items))
-        for pairs in found:
+        for pairs in pairs_at:
             ends = ends @ adjacency > seen
             seen = seen + ends
             row, column = ends.nonzero()
             same = class_N[column] == class_N[own[1]][row]
             pairs.append(np.stack([row[same] + first * ROWS_AT_A_TIME, column[same]]))
-    for pairs in found:
+    for pairs in pairs_at:
         row, column = torch.from_numpy(np.concatenate(pairs, axis=1).astype(np.int64)).to(centres.device)
         step = row, column, len(centres), graph.items
         yield Walks([step], centres, torch.zeros(len(centres), dtype=torch.float64, device=centres.device))
@@ -219,16 +221,16 @@ def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step
     return place[same], near[same], len(pairs), graph.items
 
 
-def _closed(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
-    """How many walks of so many steps, two at least, lead from every centre back to it, float64 `[S]`."""
+def _count_returns(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
+    """Counts the walks of so many steps, two at least, that lead from every centre back to it, float64 `[S]`."""
     adjacency = _adjacency(graph).astype(np.float64)
-    found = [torch.zeros(0, dtype=torch.float64)]
+    walks = [torch.zeros(0, dtype=torch.float64)]
     for some in centres.cpu().split(ROWS_AT_A_TIME):
         near = ends = adjacency[some.numpy()]
         for _ in range(steps - 2):
             ends = ends @ adjacency
-        found.append(torch.from_numpy(np.asarray(ends.multiply(near).sum(1))).flatten())
-    return torch.cat(found).to(centres.device)
+        walks.append(torch.from_numpy(np.asarray(ends.multiply(near).sum(1))).flatten())
+    return torch.cat(walks).to(centres.device)
 
 
 def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:

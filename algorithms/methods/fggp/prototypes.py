@@ -19,7 +19,7 @@ from shoal.algorithms.protocol import Tree
 
 Vote = Literal["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
 Clusters = Literal["finch", "none", "mean", "kmeans", "dbscan"]
-# Of `dbscan`: a prototype within `eps` of another is in its cluster.
+# `dbscan` takes a prototype within `eps` of another into its cluster.
 MEMBERS = 2
 
 
@@ -53,7 +53,7 @@ def existing(class_N: Tensor, mass_C: Tensor, least: float) -> Tensor:
 
 
 def contrast_of_views(own_JH: Tensor, other_JH: Tensor, temperature: float, literal: bool = False) -> Tensor:
-    """How badly prototypes of two views of a graph find each other, a scalar; 0 of fewer than two classes.
+    """Measures how badly prototypes of two views of a graph find each other, a scalar; 0 for fewer than two classes.
 
     By default the cross-entropy of cos(c_j, c'_l) / t with the own class as target, from either side, averaged.
     Equation 8 (`literal`) leaves the own class out of the denominators: it may be negative, and of two classes it is
@@ -77,13 +77,13 @@ class Bank(NamedTuple):
     proto_BH: Tensor
     class_B: Tensor
 
-    def sent(self) -> Tree:
-        """As a part of a download: 4 (H + 1) bytes an entry."""
+    def to_download(self) -> Tree:
+        """Returns the bank's part of a download: 4 (H + 1) bytes an entry."""
         return {"bank": self.proto_BH, "bank.class": self.class_B.int()}
 
     @classmethod
-    def read(cls, tree: Tree) -> "Bank | None":
-        """What `sent` gave; None of a tree without it."""
+    def from_download(cls, tree: Tree) -> "Bank | None":
+        """Reads the result of `to_download`; None if a download has none."""
         return cls(tree["bank"], tree["bank.class"].long()) if "bank" in tree else None
 
 
@@ -177,13 +177,13 @@ def summed_up(
 
 def _by_kmeans(proto_PH: Tensor, clusters: int, seed: int) -> Tensor:
     """The cluster of every prototype, numbered without gaps."""
-    # Half a second of every process that imports it.
+    # The import takes half a second of every process that has it.
     from sklearn.cluster import KMeans
 
     points = proto_PH.cpu().double().numpy()
     distinct = len(np.unique(points, axis=0))
-    found = KMeans(min(distinct, clusters), n_init=10, random_state=seed % 2**32).fit_predict(points)
-    return torch.from_numpy(np.unique(found, return_inverse=True)[1]).to(proto_PH.device)
+    cluster_P = KMeans(min(distinct, clusters), n_init=10, random_state=seed % 2**32).fit_predict(points)
+    return torch.from_numpy(np.unique(cluster_P, return_inverse=True)[1]).to(proto_PH.device)
 
 
 def _by_density(proto_PH: Tensor, eps: float) -> Tensor:
@@ -191,7 +191,7 @@ def _by_density(proto_PH: Tensor, eps: float) -> Tensor:
 
     direction = unit(proto_PH).cpu().double().numpy()
     apart = np.clip(1 - direction @ direction.T, 0, None)
-    found = DBSCAN(eps=eps, min_samples=MEMBERS, metric="precomputed").fit_predict(apart)
-    alone = found < 0
-    found[alone] = found.max() + 1 + np.arange(alone.sum())
-    return torch.from_numpy(found).to(proto_PH.device)
+    cluster_P = DBSCAN(eps=eps, min_samples=MEMBERS, metric="precomputed").fit_predict(apart)
+    alone = cluster_P < 0
+    cluster_P[alone] = cluster_P.max() + 1 + np.arange(alone.sum())
+    return torch.from_numpy(cluster_P).to(proto_PH.device)

@@ -12,12 +12,12 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, join_body
 from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.options.types import Count, NotNegative
 
-# Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
+# A client's state holds its classifier under this name, `[C H + C]`, if it is not shared.
 CLASSIFIER = "classifier"
 LONGEST = 1000
 
@@ -71,7 +71,7 @@ class GCFLPlus(FedAvg):
             require_body(model, ctx.models[MODEL][0], "GCFLPlus shares what lies below the classifier")
         clients = len(ctx.clients)
         return {
-            "models": self._shared(model, ctx.initial)[None].clone(),
+            "models": self._shared_part(model, ctx.initial)[None].clone(),
             "cluster": torch.zeros(clients, dtype=torch.int64),
             "norms": torch.zeros(clients, self.window),
             "known": torch.zeros(clients, dtype=torch.int64),
@@ -130,7 +130,7 @@ class GCFLPlus(FedAvg):
         w = down["w"] if "w" in down else down["models"][down["cluster"][client.info.client]]
         if self.share == "body":
             own = client.state.get(CLASSIFIER)
-            client.model.load(joined(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
+            client.model.load(join_body(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
         else:
             client.model.load(w)
         return {"w": w}
@@ -140,19 +140,19 @@ class GCFLPlus(FedAvg):
         if client.info.train:
             # The last step's gradient is in the model until the next client trains.
             assert flat.w.grad is not None
-            received["gradient"] = self._shared(flat, flat.w.grad).norm()
+            received["gradient"] = self._shared_part(flat, flat.w.grad).norm()
         return loss
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         flat = client.model.flat
         if self.share == "body":
             client.state[CLASSIFIER] = classifier_of(flat)
-        change = self._shared(flat, client.model.w) - received["w"]
+        change = self._shared_part(flat, client.model.w) - received["w"]
         n, none = change.new_tensor(self.weight_of(client)), change.new_zeros(())
         return Upload({"change": change, "n": n, "moved": change.norm(), "gradient": received.get("gradient", none)})
 
-    def _shared(self, flat: FlatModel, w: Tensor) -> Tensor:
-        """Of parameters `[P]`, or their gradient, what clients of a cluster share."""
+    def _shared_part(self, flat: FlatModel, w: Tensor) -> Tensor:
+        """Selects, from parameters `[P]` or their gradient, those that clients of a cluster share."""
         return body_of(flat, w) if self.share == "body" else w
 
 
@@ -163,7 +163,7 @@ def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
 
 
 def leaving_half(norms_BL: Tensor) -> Tensor:
-    """Which clients of a cluster leave it, bool `[B]`: the smaller side of the cut.
+    """Marks the clients that leave a cluster, bool `[B]`: the smaller side of the cut.
 
     Of two equal sides that one leaves which is without the first client. Nobody leaves if all series are equal.
     """
@@ -193,7 +193,7 @@ def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
     there_N = np.ones(count, dtype=bool)
     least, side_N = np.inf, merged_NN[0]
     for left in range(count, 1, -1):
-        # Of every node the weight to the set; those in the set are out of the question.
+        # Every node has its weight to the set; those in the set are out of the question.
         reach_N = np.where(there_N, 0.0, -np.inf)
         last = 0
         for _ in range(left):

@@ -70,7 +70,7 @@ class MethodSpec:
 
     @property
     def digest(self) -> str:
-        """Of the texts of a user's file and its helpers, 32 digits, wherever they lie; empty for a method of ours."""
+        """The digest of a user's file and its helpers, 32 digits, wherever they lie; empty for our methods."""
         return "" if self.code is None else self.code.digest
 
     @property
@@ -106,7 +106,7 @@ def load(spec: MethodSpec) -> Algorithm:
         with code_of(method, "__post_init__"):
             method.__init__(**values)  # type: ignore[misc]
     except ShoalError as error:
-        # So does a method refuse its hyper-parameters, and Python a missing one.
+        # Methods refuse their hyper-parameters by such an error, and Python a missing one.
         cause = error.__cause__
         if isinstance(cause, ValueError) or (isinstance(cause, TypeError) and "__init__()" in str(cause)):
             raise ShoalError("algorithm", spec.name, " ".join(str(cause).split()), detail=error.detail) from cause
@@ -181,9 +181,9 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
         place = f"{name}.client_models"
         raise ShoalError(where, place, f"expected one of {', '.join(known)}, got {cls.client_models!r}")
     if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED, NEWCOMERS}:
-        place, found = f"{name}.supports", cls.supports
+        place, got = f"{name}.supports", cls.supports
         wanted = "node, edge, graph, weighted and newcomers"
-        raise ShoalError(where, place, f"expected a frozenset of {wanted}, got {found!r}")
+        raise ShoalError(where, place, f"expected a frozenset of {wanted}, got {got!r}")
 
 
 def class_place(cls: Any, file: str, source: str) -> str:

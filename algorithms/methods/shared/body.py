@@ -17,8 +17,8 @@ def classifier_of(flat: FlatModel) -> Tensor:
     return flat.w.detach()[flat.classifier].clone()
 
 
-def joined(flat: FlatModel, body: Tensor, classifier: Tensor) -> Tensor:
-    """The parameters `[P]` of a model of this kind, from what the two above give."""
+def join_body(flat: FlatModel, body: Tensor, classifier: Tensor) -> Tensor:
+    """Joins the parameters `[P]` of a model of this kind, from what the two functions above give."""
     start = flat.classifier.start
     return torch.cat([body[:start], classifier, body[start:]])
 
