@@ -21,7 +21,7 @@ from shoal.algorithms.models.inputs.neighbourhood import (
     all_nodes,
     kept_rows,
     receptive_field,
-    sampled,
+    sample_neighbourhood,
     standalone,
 )
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -387,7 +387,7 @@ class ClientModel:
             return [self.data.rows(k, rows) for k in self.pattern.inputs]
         if coupled.fanouts:
             rng = np.random.default_rng(self.random("neighbours of some rows"))
-            return sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
+            return sample_neighbourhood(self.data, coupled.operator, coupled.fanouts, rows, rng)
         return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
 
     def standalone(self, x_NF: Tensor) -> Inputs:
@@ -508,12 +508,12 @@ class ClientTable(Sequence[ClientInfo]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[one] for one in range(len(self))[place]]
-        if (found := self._made.get(place)) is None:
+        if (info := self._made.get(place)) is None:
             if len(self._made) >= MOST_MADE:
                 self._made.clear()
-            found = ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
-            self._made[place] = found
-        return found
+            info = ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
+            self._made[place] = info
+        return info
 
 
 COLUMNS = ("client", "nodes", "train", "model", "graphs", "pairs", "domain")

@@ -31,7 +31,7 @@ def seed_default(device: torch.device, seed: int) -> None:
 
 
 class Stream:
-    """What a device's default generator draws from one seed: within each block it goes on where the last one ended."""
+    """The draws of a device's default generator from one seed: each block goes on where the last one ended."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         """Leaves the default generator as it is."""
@@ -57,10 +57,10 @@ def creating_on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def moved(tree: Tree, device: torch.device) -> Tree:
-    """The tensors on a device; those that lie there already are the same."""
+    """Moves the tensors to a device; those that lie there already are the same."""
     return {name: t.to(device) for name, t in tree.items()}
 
 
 def copied(tree: Tree, device: torch.device) -> Tree:
-    """Copies of the tensors on a device."""
+    """Copies the tensors to a device."""
     return {name: t.to(device, copy=True) for name, t in tree.items()}

@@ -1,4 +1,4 @@
-"""How a client trains in a round."""
+"""Options of a client's training in a round."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Named, Number, Positive
 from shoal.storage.suggestions import did_you_mean_name
 
-# Those whose options are numbers, and which change nothing but the rate.
+# These schedules take numbers as options, and change nothing but the rate.
 SCHEDULES = (
     "ConstantLR",
     "CosineAnnealingLR",
@@ -69,14 +69,14 @@ def possible(schedule: Named | None) -> Named | None:
 
 def rate(schedule: Named, lr: float, number: int) -> float:
     """The rate of a round, from 1; a ShoalError where it is not positive and finite."""
-    found = _rates(schedule.name, json.dumps(schedule.options), lr).of_round(number)
-    if not (math.isfinite(found) and found > 0):
+    lr_of_round = _rates(schedule.name, json.dumps(schedule.options), lr).of_round(number)
+    if not (math.isfinite(lr_of_round) and lr_of_round > 0):
         raise ShoalError(
             "train.schedule",
-            f"{schedule.name} gives round {number} the rate {found:g}, with which nothing is learnt; "
+            f"{schedule.name} gives round {number} the rate {lr_of_round:g}, with which nothing is learnt; "
             "change its options, or run fewer rounds",
         )
-    return found
+    return lr_of_round
 
 
 @lru_cache(maxsize=16)

@@ -53,7 +53,7 @@ class SmallGraphs:
         return SmallGraphs(first, indptr, self.indices[entry] - np.repeat(moved, degree), self.row[node])
 
     def batch(self, data: View, coupled: Coupled) -> GraphBatch:
-        """What a backbone reads of all of them; `data` has the features."""
+        """Builds the batch that a backbone reads of all of them; `data` has the features."""
         device = data.device
         first = torch.from_numpy(self.first).to(device)
         matrix = operator_over(coupled.operator, self.indptr, self.indices).to(device)

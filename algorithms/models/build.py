@@ -63,12 +63,12 @@ def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts
     if is_own(name):
         return user_model(_text("model.name", name, texts))
     if headless and name in HEADLESS:
-        return _imported(HEADLESS[name])
+        return _import(HEADLESS[name])
     require_backbone_name(name, task)
-    return _imported({**BACKBONES, **OF_GRAPHS}[name])
+    return _import({**BACKBONES, **OF_GRAPHS}[name])
 
 
-def _imported(place: str) -> type[nn.Module]:
+def _import(place: str) -> type[nn.Module]:
     module_name, _, cls_name = place.partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
 
@@ -198,7 +198,7 @@ def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Calla
     prompt = options.pop("name", None)
     if not isinstance(prompt, str) or prompt not in PROMPTS:
         raise ShoalError(f"model.{PROMPT}", f"there is no {quoted(prompt)}; name one of {', '.join(sorted(PROMPTS))}")
-    made = _imported(PROMPTS[prompt])
+    made = _import(PROMPTS[prompt])
     _require_values(f"model.{PROMPT}", prompt, _annotations(made), options)
     return lambda features: made(features, **options)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm, Loss, Received, Term
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.method_errors import fault
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sample_neighbourhood
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
@@ -28,7 +28,7 @@ Step = Callable[[], None]
 DIVERGED = 1e6
 
 
-# As torch has it, but not wrapped: the wrapper loads torch's compiler, which takes a second of every process.
+# The function is torch's, but not wrapped: the wrapper loads torch's compiler, which takes a second of every process.
 _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
@@ -110,7 +110,7 @@ class LocalTrainer:
                     step()
                     losses.append(value if chosen is None else value * (len(target) / count))
                 first = first or losses.copy()
-        # On a GPU a second number is a second wait; there losses are compared from round to round alone.
+        # A second number would be a second wait on a GPU; there losses are compared from round to round alone.
         return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
@@ -139,8 +139,8 @@ class LocalTrainer:
 
     def _require_scalar(self, value: Any, function: Callable[..., Any]) -> None:
         if not isinstance(value, Tensor) or value.numel() != 1:
-            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise fault(self._method, function, f"gives {found}, expected a scalar tensor")
+            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise fault(self._method, function, f"gives {got}, expected a scalar tensor")
 
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
@@ -169,12 +169,12 @@ def without_denormals() -> Iterator[None]:
 def bounded_loss(loss: float, first: float = math.inf) -> float:
     """The loss of a trained client; a ShoalError says that it is not finite, or 1e6 times max(`first`, 1), or more."""
     if not math.isfinite(loss):
-        found = "NaN" if math.isnan(loss) else "infinite"
+        fault = "NaN" if math.isnan(loss) else "infinite"
     elif loss > DIVERGED * max(first, 1.0):
-        found = f"{loss:.2g}, over a million times the first, {first:.2g}"
+        fault = f"{loss:.2g}, over a million times the first, {first:.2g}"
     else:
         return loss
-    raise ShoalError(f"the training loss is {found}; a smaller train.lr may help")
+    raise ShoalError(f"the training loss is {fault}; a smaller train.lr may help")
 
 
 def kept_moments(state: Tree, prefix: str) -> Tree:
@@ -203,7 +203,7 @@ def batches(
     if coupled is not None and coupled.fanouts:
         operator, fanouts = coupled.operator, coupled.fanouts
         rng = np.random.default_rng(own.random("neighbours"))
-        return lambda places: sampled(
+        return lambda places: sample_neighbourhood(
             data, operator, fanouts, data.train if places is None else data.train[places], rng
         )
     inputs = own.gathered("train", dtype)
@@ -222,14 +222,14 @@ def batches(
 
 
 def flat_step(optimizer: torch.optim.Optimizer, w: nn.Parameter) -> Step:
-    """What `optimizer.step` does to its one parameter, to the bit, with the moments and options that it has now.
+    """Builds `optimizer.step` for its one parameter, to the bit, with the moments and options that it has now.
 
     Torch's `step` looks for parameters, groups and hooks anew each time, which takes longer than a small client's step.
     The optimizer's state of `w`, `[P]`, is read, or begun, and kept up to date; the gradient keeps its memory.
     """
     group, state = optimizer.param_groups[0], optimizer.state[w]
     assert w.grad is not None
-    # Neither asks for gradients, so that nothing needs to be said about them in a step.
+    # The tensors ask for no gradients, so that nothing needs to be said about them in a step.
     return (_adam if isinstance(optimizer, torch.optim.Adam) else _sgd)(w.detach(), w.grad, group, state)
 
 

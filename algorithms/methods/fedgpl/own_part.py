@@ -68,7 +68,7 @@ class OwnPart:
         flat.w.grad.zero_()  # type: ignore[union-attr]
         flat.module.train()
         seed_default(client.data.device, client.model.random(f"head {int(client.state[BATCH])}"))
-        out = flat.module.backbone.classified(answer_GH)  # type: ignore
+        out = flat.module.backbone.classify_items(answer_GH)  # type: ignore
         loss = F.cross_entropy(out.logits_NC, client.data.label[client.data.train[graphs]])
         loss.backward()
         client.state[OF_HEAD] = flat.w.grad[own_entries(flat)]  # type: ignore[index]

@@ -120,7 +120,7 @@ def generate_neighbours(maker: Head, noisy_NH: Tensor, count_N: Tensor, most: in
 
 def root(maker: Head, noisy_NH: Tensor) -> Tensor:
     """Computes the inputs of a maker's last layer from the embeddings of nodes, and a 1 for its bias, `[N, H + 1]`."""
-    hidden_NH = maker.transformed(noisy_NH).relu()
+    hidden_NH = maker.first_layer(noisy_NH).relu()
     return torch.cat([hidden_NH, hidden_NH.new_ones(len(hidden_NH), 1)], dim=1)
 
 

@@ -27,7 +27,7 @@ class SIGN(nn.Module):
     def __init__(
         self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 64, layers: int = 1
     ) -> None:
-        """As for `FixedHops`; no hops make it an MLP.
+        """Takes the arguments of `FixedHops`, and two more; no hops make it an MLP.
 
         Args:
             features, classes, hops, dropout: As for `FixedHops`.

@@ -29,7 +29,7 @@ class GIN(Coupled):
     in_batches = True
 
     def __init__(self, *shape: Any, norm: Norm = "layer", **options: Any) -> None:
-        """As for `Coupled`.
+        """Takes the arguments of `Coupled`, and one more.
 
         Args:
             norm: `layer` normalises what a layer sums up, `none` keeps its size.

@@ -29,7 +29,7 @@ class Transformer(Coupled):
     def __init__(
         self, *shape: Any, hidden: int = 64, layers: int = 2, heads: int = 1, fanouts: list[int] | None = None
     ) -> None:
-        """As for `GAT`.
+        """Takes the arguments of `GAT`.
 
         Args:
             heads: Attention heads, which share the width of a layer.

@@ -1,4 +1,4 @@
-"""What backbones read: features, and one aggregation matrix a layer; of nodes, or of whole graphs or pairs."""
+"""Inputs of backbones: features, and one aggregation matrix a layer; of nodes, or of whole graphs or pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class ItemBatch:
 
     @property
     def beside(self) -> tuple[Tensor, ...]:
-        """What a coupled backbone reads of nodes beside features and matrices."""
+        """Inputs of a coupled backbone of nodes, beside features and matrices."""
         return ()
 
 
@@ -112,12 +112,12 @@ def _dense(x: Features) -> Tensor:
 def _places(data: View, rows: int, first: int = 0) -> SparseMatrix:
     """The matrix that takes so many rows from a first one on, `[rows, first + rows]`."""
 
-    def made() -> SparseMatrix:
+    def make() -> SparseMatrix:
         place = torch.arange(rows + 1, dtype=torch.int32)
         matrix = SparseMatrix.of(place, place[:-1] + first, torch.ones(rows), first + rows)
         return matrix.prepared().to(data.device)
 
-    matrix: SparseMatrix = data.cache(("places", rows, first), made)
+    matrix: SparseMatrix = data.cache(("places", rows, first), make)
     return matrix
 
 
@@ -164,24 +164,24 @@ def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
     if operator == "sum":
         return SparseMatrix(data.adjacency, data.adjacency, ones=data.edge_weight is None)
 
-    def made() -> SparseMatrix:
+    def make() -> SparseMatrix:
         return operator_over(operator, *data.csr, weight=data.edge_weight).to(data.device)
 
-    matrix: SparseMatrix = data.cache(("operator", operator), made)
+    matrix: SparseMatrix = data.cache(("operator", operator), make)
     return matrix
 
 
 def kept_rows(data: View, k: int, rows: Tensor, dtype: torch.dtype = torch.float32) -> Features:
     """Some rows of hop k, sparse ones float32, for many steps."""
-    found = data.rows(k, rows)
-    # Made now, while it is known that it stays: every step needs it.
-    return found.prepared() if isinstance(found, SparseMatrix) else found.to(dtype)
+    features = data.rows(k, rows)
+    # The transpose is made now, while it is known that the rows stay: every step needs it.
+    return features.prepared() if isinstance(features, SparseMatrix) else features.to(dtype)
 
 
-def sampled(
+def sample_neighbourhood(
     data: View, operator: Operator, fanouts: Sequence[int], rows: Tensor, rng: np.random.Generator
 ) -> Neighbourhood:
-    """Some rows, int64 `[n]`, each once, and neighbours drawn for them (GraphSAGE, Alg. 2).
+    """Draws neighbours for some rows, int64 `[n]`, each once (GraphSAGE, Alg. 2).
 
     Layers are drawn from the last to the first, as `fanouts` lie; -1 takes all neighbours. Where s of d were drawn, the
     entries of `sum` and `symmetric` are d/s times as large: the mean over draws is the whole graph's matrix.
@@ -260,7 +260,7 @@ def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.nda
     else:
         values, loops = np.ones(len(indices)), np.ones(n)
     if len(loops):
-        # Before the other entries of every row.
+        # Loops come before the other entries of every row.
         values, indices = np.insert(values, indptr[:-1], loops), np.insert(indices, indptr[:-1], np.arange(n))
         indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
     # Copies: what is kept of a matrix must not keep the map of a shard open.

@@ -47,8 +47,8 @@ def _returns(matrix: SparseMatrix, degree_N: Tensor, start_N: Tensor) -> Tensor:
     place = begins, start_N[begins]
     reached_NS = share_N1.new_zeros(len(start_N), STARTS)
     reached_NS[place] = 1
-    found = share_N1.new_zeros(len(start_N), STEPS)
+    chance_NS = share_N1.new_zeros(len(start_N), STEPS)
     for step in range(STEPS):
         reached_NS = matrix @ (share_N1 * reached_NS)
-        found[begins, step] = reached_NS[place]
-    return found
+        chance_NS[begins, step] = reached_NS[place]
+    return chance_NS

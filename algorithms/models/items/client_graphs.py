@@ -46,7 +46,7 @@ class ClientGraphs:
 
     @property
     def operator(self) -> Operator:
-        """What the matrices of a coupled backbone, or of its prompt, are."""
+        """The kind of the matrices of a coupled backbone, or of its prompt."""
         assert self.coupled is not None
         return "sum" if self.prompted else self.coupled.operator
 

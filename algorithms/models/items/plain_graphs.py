@@ -31,7 +31,7 @@ class PlainGraphs:
 
 
 def batch_of(graphs: PlainGraphs, coupled: Coupled) -> GraphBatch:
-    """What a coupled backbone reads of graphs: the matrix of all its layers is made here."""
+    """Builds the batch that a coupled backbone reads of graphs, with the matrix of all its layers."""
     nodes, device = len(graphs.x_NF), graphs.x_NF.device
     sender, receiver = (part.cpu().numpy() for part in graphs.pairs_2E.long())
     sender, receiver = np.concatenate([sender, receiver]), np.concatenate([receiver, sender])

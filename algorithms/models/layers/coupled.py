@@ -1,4 +1,4 @@
-"""What all coupled backbones share: layers of message passing, then a classifier."""
+"""Layers of message passing, then a classifier: the parts that all coupled backbones share."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,7 +14,7 @@ from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
-# What the classifier is: a linear layer, or one of message passing.
+# The classifier is a linear layer, or one of message passing.
 HeadKind = Literal["linear", "relu", "conv"]
 
 
@@ -148,7 +148,7 @@ class Coupled(nn.Module):
         """Output for the rows that a neighbourhood asks for."""
         if self.conv_head:
             return self._by_messages(around)
-        embedding_NH = _asked(self.embed(around.x_NF, around.operators), around.rows)
+        embedding_NH = _select_rows(self.embed(around.x_NF, around.operators), around.rows)
         read_NH = self.activate(embedding_NH) if self.relu_head else embedding_NH
         if self.head.drops_embedding:
             read_NH = self.drop(read_NH)
@@ -161,7 +161,7 @@ class Coupled(nn.Module):
         if self.head.drops_embedding:
             read_NH = self.drop(read_NH)
         logits_NC = self.classify(last, read_NH)
-        return Output(_asked(logits_NC, around.rows), _asked(embedding_NH[: len(last)], around.rows))
+        return Output(_select_rows(logits_NC, around.rows), _select_rows(embedding_NH[: len(last)], around.rows))
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Output of the last layer, `[n_L, H]`."""
@@ -172,11 +172,11 @@ class Coupled(nn.Module):
         return x
 
     def activate(self, x: Tensor) -> Tensor:
-        """What a hidden layer's output becomes before its dropout."""
+        """Activates a hidden layer's output, before its dropout."""
         return F.relu(x)
 
     def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
-        """What PyG's layer gives, `[n_l, H]`; weights come before the sums, which run over rows of width H."""
+        """Computes PyG's layer, `[n_l, H]`; weights come before the sums, which run over rows of width H."""
         raise NotImplementedError
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
@@ -193,5 +193,5 @@ class Coupled(nn.Module):
         return drop(x, self.dropout, self.training)
 
 
-def _asked(x_NH: Tensor, rows: Tensor | None) -> Tensor:
+def _select_rows(x_NH: Tensor, rows: Tensor | None) -> Tensor:
     return x_NH if rows is None else x_NH.index_select(0, rows)

@@ -43,14 +43,14 @@ def by_torch(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MH
     """`attend` on any device, with E x H x D numbers in memory."""
     rows, senders = _ends(pattern)
     score_EH = F.leaky_relu(receiver_NH[rows] + sender_MH[senders], slope)
-    return _weighted(pattern, score_EH, x_MHD)
+    return _weigh(pattern, score_EH, x_MHD)
 
 
 def products_by_torch(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
     """`attend_by_products` on any device, with E x H x D numbers in memory."""
     rows, senders = _ends(pattern)
     score_EH = (query_NHD[rows] * key_MHD[senders]).sum(-1) / math.sqrt(query_NHD.shape[-1])
-    return _weighted(pattern, score_EH, value_MHD)
+    return _weigh(pattern, score_EH, value_MHD)
 
 
 def _ends(pattern: SparseMatrix) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def _ends(pattern: SparseMatrix) -> tuple[Tensor, Tensor]:
     return torch.arange(len(pattern), device=indptr.device).repeat_interleave(indptr.diff()), indices
 
 
-def _weighted(pattern: SparseMatrix, score_EH: Tensor, x_MHD: Tensor) -> Tensor:
+def _weigh(pattern: SparseMatrix, score_EH: Tensor, x_MHD: Tensor) -> Tensor:
     from torch_geometric.utils import softmax  # imported by the models of PyG's layers alone, which takes seconds
 
     rows, senders = _ends(pattern)
@@ -83,7 +83,7 @@ class _Additive(torch.autograd.Function):
 def forward(
     pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float
 ) -> tuple[Tensor, Kept]:
-    """What `attend` gives on a processor, and what `backward` needs of it; arguments as there."""
+    """Computes the sums of `attend` on a processor, and what `backward` needs of it; arguments as there."""
     indptr, indices, _ = (part.numpy() for part in pattern.parts())
     receiver, sender, x = (tensor.detach().contiguous().numpy() for tensor in (receiver_NH, sender_MH, x_MHD))
     weight_EH = torch.empty(len(indices), receiver.shape[1])
@@ -98,8 +98,8 @@ def forward(
 def backward(kept: Kept, out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `receiver_NH`, `sender_MH` and `x_MHD` from that of the sums."""
     of_receiver, of_sender, of_x = (torch.zeros(x.shape) for x in kept[2:5])
-    found = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
-    _additive_gradients(kept, out_NHD.contiguous().numpy(), found)
+    gradients = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
+    _additive_gradients(kept, out_NHD.contiguous().numpy(), gradients)
     return of_receiver, of_sender, of_x
 
 
@@ -121,8 +121,8 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         of_query, of_key, of_value = (torch.zeros(x.shape) for x in ctx.kept[2:5])
-        found = of_query.numpy(), of_key.numpy(), of_value.numpy()
-        _product_gradients(ctx.kept, gradients[0].contiguous().numpy(), found)
+        into = of_query.numpy(), of_key.numpy(), of_value.numpy()
+        _product_gradients(ctx.kept, gradients[0].contiguous().numpy(), into)
         return of_query, of_key, of_value, None
 
 

@@ -12,7 +12,7 @@ from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
-# Of ReLU, for Xavier-uniform weights.
+# The gain of ReLU, for Xavier-uniform weights.
 GAIN = math.sqrt(2)
 
 
@@ -117,15 +117,15 @@ class Head(nn.Module):
     def forward(self, x_NF: Features) -> Output:
         """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
         x = x_NF.float() if isinstance(x_NF, FeatureMatrix) else x_NF.to(self.dtype)
-        return self.after_first(self.transformed(x), x)
+        return self.after_first(self.first_layer(x), x)
 
-    def transformed(self, x_NF: Features) -> Tensor:
-        """Output of the first linear layer, before its activation."""
+    def first_layer(self, x_NF: Features) -> Tensor:
+        """Computes the output of the first linear layer, before its activation."""
         first: Any = self.linears[0]
         return first(x_NF) if isinstance(x_NF, Tensor) else transform(x_NF, first.weight, first.bias)
 
     def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
-        """What becomes of the first layer's output; its input is the embedding where no other layer follows."""
+        """Computes the output from that of the first layer; its input is the embedding where no other layer follows."""
         for number, linear in enumerate(list(self.linears)[1:], start=2):
             embedding = F.relu(x) if self.prelu is None else self.prelu(x)
             drops = number < len(self.linears) or (self.drops_embedding and not self.pooled)

@@ -1,4 +1,4 @@
-"""What is put over a backbone of nodes: readouts of graphs, embeddings of pairs, and adapters to another width.
+"""Modules over a backbone of nodes: readouts of graphs, embeddings of pairs, and adapters to another width.
 
 Axes: N nodes of G graphs that lie behind one another, or of M pairs; H width of the embedding.
 """
@@ -60,8 +60,8 @@ class OverNodes(nn.Module):
     def reset_parameters(self) -> None:
         self.backbone.reset_parameters()
 
-    def classified(self, embedding: Tensor) -> Output:
-        """Output for items from their embeddings, a row each."""
+    def classify_items(self, embedding: Tensor) -> Output:
+        """Classifies items by their embeddings, a row each."""
         drops = self.head.drops_embedding
         read = drop(embedding, self.dropout, self.training) if drops else embedding
         return Output(self.head.linears[-1](read), embedding)
@@ -80,7 +80,7 @@ class PairEmbedding(OverNodes):
 
     def forward(self, batch: PairBatch) -> Output:
         """Output for every pair of a batch; the embedding is the product, `[M, H]`."""
-        return self.classified(self.join(embedded_nodes(self.backbone, batch), batch.ends))
+        return self.classify_items(self.join(embedded_nodes(self.backbone, batch), batch.ends))
 
     def join(self, z_NH: Tensor, ends_M2: Tensor) -> Tensor:
         """Embeddings of pairs, `[M, H]`, from those of nodes and the numbers of both ends, int64."""
@@ -115,10 +115,10 @@ class Readout(OverNodes):
 
     def forward(self, batch: GraphBatch) -> Output:
         """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        return self.classified(self.pooled(batch))
+        return self.classify_items(self.embed_graphs(batch))
 
-    def pooled(self, batch: GraphBatch) -> Tensor:
-        """Embeddings of the graphs of a batch, `[G, H]`."""
+    def embed_graphs(self, batch: GraphBatch) -> Tensor:
+        """Embeds the graphs of a batch, `[G, H]`."""
         return self.pool(embedded_nodes(self.backbone, batch), batch.first)
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
@@ -128,19 +128,19 @@ class Readout(OverNodes):
         if self.readout == "max":
             return _Highest.apply(z_NH, first)
         if self.gate is None:
-            return _reduced(z_NH, first, self.readout)
+            return _reduce(z_NH, first, self.readout)
         score_N1 = self.gate(z_NH)
-        highest_G1 = _reduced(score_N1.detach(), first, "max")
+        highest_G1 = _reduce(score_N1.detach(), first, "max")
         weight_N1 = (score_N1 - _spread(highest_G1, first)).exp()
-        return _reduced(weight_N1 * z_NH, first, "sum") / _reduced(weight_N1, first, "sum")
+        return _reduce(weight_N1 * z_NH, first, "sum") / _reduce(weight_N1, first, "sum")
 
 
-def _reduced(rows_NH: Tensor, first: Tensor, how: str) -> Tensor:
+def _reduce(rows_NH: Tensor, first: Tensor, how: str) -> Tensor:
     return torch.segment_reduce(rows_NH, how, offsets=first, axis=0)
 
 
 def _spread(z_GH: Tensor, first: Tensor) -> Tensor:
-    """What every node has of its graph, `[N, H]`."""
+    """Gives every node the row of its graph, `[N, H]`."""
     return z_GH.repeat_interleave(first.diff(), dim=0)
 
 
@@ -152,7 +152,7 @@ class _Highest(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z_NH: Tensor, first: Tensor) -> Tensor:
-        highest_GH = _reduced(z_NH, first, "max")
+        highest_GH = _reduce(z_NH, first, "max")
         ctx.save_for_backward(z_NH, first, highest_GH)
         return highest_GH
 
@@ -160,12 +160,12 @@ class _Highest(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         z_NH, first, highest_GH = ctx.saved_tensors
         largest_NH = (z_NH == _spread(highest_GH, first)).to(z_NH.dtype)
-        return largest_NH * _spread(gradients[0] / _reduced(largest_NH, first, "sum"), first), None
+        return largest_NH * _spread(gradients[0] / _reduce(largest_NH, first, "sum"), first), None
 
 
 # A share of a count that is a whole number but for rounding, as 0.07 of 100, is that number.
 ROUNDING = 1e-9
-# Of the numbers of 32 bits.
+# The largest number of 32 bits.
 LARGEST = 2**31 - 1
 
 

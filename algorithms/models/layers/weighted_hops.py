@@ -101,14 +101,14 @@ class Hops(NamedTuple):
     others: dict[int, Features]
 
     @property
-    def read(self) -> Read:
-        """The summed ones as the kernels read them, and their numbers."""
+    def kernel_inputs(self) -> Read:
+        """The summed hops as the kernels read them, and their numbers."""
         if not self.summed:
             return (np.empty((0, 0), np.float32),), np.zeros(1, np.int64)
         return tuple(hop.contiguous().numpy() for hop in self.summed.values()), np.array(list(self.summed))
 
-    def referred(self, references: int) -> list[int]:
-        """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
+    def reference_hops(self, references: int) -> list[int]:
+        """Returns the summed hops that all are compared with, if the first `references` of all hops are."""
         return [k for k in self.summed if k < references]
 
 
@@ -134,25 +134,25 @@ def weigh_hops(
         gate_NK = module.theta.detach().repeat(rows, 1)
     else:
         own_F, reference_KF = score_vectors(module.score.weight.detach(), module.head.linears[0].in_features)
-        reference_RF = reference_KF[hops.referred(len(reference_KF))]
+        reference_RF = reference_KF[hops.reference_hops(len(reference_KF))]
         gate_NK, shared_N = torch.zeros(rows, count), module.score.bias.detach().repeat(rows)
         for place, score_NR in scores.items():
             gate_NK[:, place] = score_NR[:, -1]
             if place < len(reference_KF):
                 shared_N += score_NR[:, place]
     vectors, weights = (own_F.numpy(), reference_RF.numpy()), (gate_NK.numpy(), weight_NK.numpy())
-    weigh(hops.read, vectors, shared_N.numpy(), weights, sum_NF.numpy())
+    weigh(hops.kernel_inputs, vectors, shared_N.numpy(), weights, sum_NF.numpy())
     return gate_NK, weight_NK
 
 
 def score_vectors(weight: Tensor, features: int) -> tuple[Tensor, Tensor]:
-    """What every hop is multiplied by for its score, `[F]`, and what those are that all are compared with."""
+    """Returns the vector of a hop's score, `[F]`, and those of the hops that all are compared with."""
     rows = weight.view(-1, features)
     return rows[-1], rows[:-1]
 
 
-def evaluated(module: Any, hops: Sequence[Features]) -> Output:
-    """The output of a GAMLP as `weigh_hops` takes it, without gradients, for rows of all hops."""
+def evaluate_gamlp(module: Any, hops: Sequence[Features]) -> Output:
+    """Evaluates a GAMLP as `weigh_hops` takes it, without gradients, for rows of all hops."""
     head: Head = module.head
     if len(head.linears) == 1:
         dense = [hop.to_dense() for hop in hops]
@@ -161,19 +161,19 @@ def evaluated(module: Any, hops: Sequence[Features]) -> Output:
         parts = apart([hop.float() for hop in hops])
     first: Any = head.linears[0]
     sum_NF = torch.empty(len(hops[0]), first.in_features if parts.summed else 0)
-    found: dict[int, Tensor] = {}
+    product_of: dict[int, Tensor] = {}
     if parts.others:
         factors_FW = joined_factors(first.weight, module.vectors_RF())
-        found = dict(zip(parts.others, products(list(parts.others.values()), factors_FW)))
+        product_of = dict(zip(parts.others, products(list(parts.others.values()), factors_FW)))
     last = first.out_features + len(module.vectors_RF())
-    scores = {k: product_NW[:, first.out_features : last] for k, product_NW in found.items()}
+    scores = {k: product_NW[:, first.out_features : last] for k, product_NW in product_of.items()}
     _, weight_NK = weigh_hops(module, parts, scores, len(hops), sum_NF)
-    if not found:
+    if not product_of:
         return head(sum_NF)
     out = first.bias.repeat(len(sum_NF), 1)
     if parts.summed:
         out.addmm_(sum_NF, first.weight.t())
-    for k, product_NW in found.items():
+    for k, product_NW in product_of.items():
         out.addcmul_(product_NW[:, : first.out_features], weight_NK[:, k : k + 1])
     return head.after_first(out)
 

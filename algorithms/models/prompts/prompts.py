@@ -47,11 +47,11 @@ class Prompted(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Output:
         """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        return self.backbone.classified(self.answer(self.prompt(batch)))
+        return self.backbone.classify_items(self.answer(self.prompt(batch)))
 
     def answer(self, graphs: PlainGraphs) -> Tensor:
         """Embeddings of graphs by the GNN and its readout, `[G, H]`: what a server computes in split learning."""
-        return self.backbone.pooled(batch_of(graphs, self.backbone.backbone))
+        return self.backbone.embed_graphs(batch_of(graphs, self.backbone.backbone))
 
 
 class Unchanged(nn.Module):
@@ -65,10 +65,10 @@ class Unchanged(nn.Module):
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
         """The graphs, their features changed."""
-        return PlainGraphs(self.changed(features_of(batch)), pairs_of(batch), batch.first)
+        return PlainGraphs(self.change(features_of(batch)), pairs_of(batch), batch.first)
 
-    def changed(self, x_NF: Tensor) -> Tensor:
-        """What becomes of features."""
+    def change(self, x_NF: Tensor) -> Tensor:
+        """Changes features; here it leaves them."""
         return x_NF
 
 
@@ -85,7 +85,7 @@ class GPF(Unchanged):
         """Draws p anew, Xavier-uniform."""
         nn.init.xavier_uniform_(self.added)
 
-    def changed(self, x_NF: Tensor) -> Tensor:
+    def change(self, x_NF: Tensor) -> Tensor:
         return x_NF + self.added
 
 
@@ -104,7 +104,7 @@ class GPFPlus(Unchanged):
         nn.init.kaiming_uniform_(self.scored, a=math.sqrt(5))
         nn.init.xavier_uniform_(self.added)
 
-    def changed(self, x_NF: Tensor) -> Tensor:
+    def change(self, x_NF: Tensor) -> Tensor:
         return x_NF + (x_NF @ self.scored.t()).softmax(1) @ self.added
 
 
@@ -301,7 +301,7 @@ class VPG(nn.Module):
         return PlainGraphs(x_NF, place_N[pairs].int(), torch.cat([ends.new_zeros(1), ends]))
 
     def _highest(self, pairs: Tensor, w_N: Tensor, graph_N: Tensor, count_G: Tensor) -> Tensor:
-        """Of the pairs `[2, E]` of every graph the share `edges` of a count that comes first by the rule."""
+        """Selects the share `edges` of a count of the pairs `[2, E]` of every graph, the first ones by the rule."""
         apart = (w_N[pairs[0]] - w_N[pairs[1]]).abs()
         rows = highest(apart if self.rule == "high" else -apart, graph_N[pairs[0]], floor_of(self.edges, count_G))
         return pairs[:, rows]

@@ -79,7 +79,7 @@ class GAMLPGradients:
         return loss
 
     def _products(self, hops: Hops) -> dict[int, tuple[Tensor, Tensor]]:
-        """Of every hop that is not summed its products with the first weight, `[N, H]`, and with vectors, `[N, R]`."""
+        """Multiplies every hop that is not summed by the first weight, `[N, H]`, and by vectors, `[N, R]`."""
         if not hops.others:
             return {}
         weight, vectors_RF = self._linears[0].weight, self._module.vectors_RF()
@@ -88,8 +88,10 @@ class GAMLPGradients:
         for k, features in hops.others.items():
             hop = stored(features)
             out = self._buffers(f"product {k}", len(hop), factors_FW.shape[1])
-            found = hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
-            products[k] = found[:, :width], found[:, width : width + len(vectors_RF)]
+            product_NW = (
+                hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
+            )
+            products[k] = product_NW[:, :width], product_NW[:, width : width + len(vectors_RF)]
         return products
 
     def _backwards(self, hops: Hops, gradient: Tensor, weight_NK: Tensor, of_score_NK: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ class GAMLPGradients:
         return found_FW
 
     def _forward(self, out: Tensor) -> tuple[list[tuple[Tensor, Tensor | None, Tensor]], Tensor]:
-        """Of every hidden layer its output, dropout's factors and what it hands on; and the logits."""
+        """Computes output, dropout's factors and activation of every hidden layer; and the logits."""
         head = self._module.head
         layers = []
         for linear in self._linears[1:]:
@@ -154,10 +156,10 @@ class GAMLPGradients:
         else:
             features = self._linears[0].in_features
             of_own_F, of_reference_KF = score_vectors(module.score.weight.grad.zero_(), features)
-            referred = hops.referred(len(of_reference_KF))
+            referred = hops.reference_hops(len(of_reference_KF))
             of_reference_RF = torch.zeros(len(referred), len(of_own_F))
         weights, vectors = (gate_NK.numpy(), weight_NK.numpy()), (of_own_F.numpy(), of_reference_RF.numpy())
-        unweigh(hops.read, of_sum_NF.numpy(), weights, of_score_NK.numpy(), vectors)
+        unweigh(hops.kernel_inputs, of_sum_NF.numpy(), weights, of_score_NK.numpy(), vectors)
         if module.attention == "simple":
             torch.sum(of_score_NK, 0, out=module.theta.grad)
             return module.theta.new_empty(0, len(self._linears[0].weight.t()))

@@ -32,7 +32,7 @@ class Body(ABC):
     """Layers in training mode; dropout draws from torch's default generator what the model itself would draw."""
 
     def __init__(self, model: Coupled) -> None:
-        """Of a model whose gradients share memory with its parameters' `grad`."""
+        """Takes a model whose gradients share memory with its parameters' `grad`."""
         self.model = model
         self.buffers = Buffers(model.head.linears[0].get_parameter("weight").detach())
 
@@ -48,8 +48,8 @@ class Body(ABC):
         """Dropout's, of the entries that it keeps."""
         return 1 / (1 - self.model.dropout)
 
-    def dropped(self, x: Tensor) -> Tensor:
-        """Dropout in place."""
+    def drop_out(self, x: Tensor) -> Tensor:
+        """Applies dropout in place."""
         if not self.model.dropout:
             return x
         kept = fill_kept(self.buffers("kept", *x.shape), self.model.dropout)
@@ -68,7 +68,7 @@ class Layers(Body):
         out = first[0].forward(first[1], stored(around.x_NF))
         self._inputs = []
         for layer, operator in others:
-            self._inputs.append(self.dropped(out.relu_()))
+            self._inputs.append(self.drop_out(out.relu_()))
             out = layer.forward(operator, out)
         return out
 
@@ -94,7 +94,7 @@ class JumpingLayers(Layers):
             x = out
             # The maximum needs the output as it is; what follows the last one is the head's to drop.
             if self.model.dropout and number < len(self._layers) - 1:
-                x = self.dropped(self.buffers(f"read{number}", *out.shape).copy_(out))
+                x = self.drop_out(self.buffers(f"read{number}", *out.shape).copy_(out))
         embedding_NH, self._from_NH = torch.stack([out[: len(x)] for _, _, out in self._steps]).max(0)
         return embedding_NH
 
@@ -129,7 +129,7 @@ class GCNIIBody(Body):
         for number, conv in enumerate(convs):
             operator, read = around.operators[number], x
             if self.model.dropout:
-                read = self.dropped(self.buffers(f"read{number}", *x.shape).copy_(x))
+                read = self.drop_out(self.buffers(f"read{number}", *x.shape).copy_(x))
             mixed = operator.times(read, self.buffers(f"mixed{number}", len(operator), width))
             mixed.lerp_(first[: len(operator)], conv.alpha)
             out = self.buffers(f"out{number}", *mixed.shape)
@@ -202,9 +202,9 @@ class GraphGradients:
     def _by_rows(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the gradient of the embedding of all nodes, `[N, H]`."""
         head, buffers = self._head, self._body.buffers
-        read = self._asked(embedding, around.rows)
+        read = self._select_rows(embedding, around.rows)
         if self._drops:
-            self._body.dropped(read)
+            self._body.drop_out(read)
         logits = torch.addmm(head.bias, read, head.weight.t(), out=buffers("logits", len(read), len(head.bias)))
         loss = to_gradient(logits, label_N)
         gradient = logits.div_(len(read))
@@ -221,9 +221,9 @@ class GraphGradients:
         assert classifier is not None
         read = embedding.relu_()
         if self._drops:
-            self._body.dropped(read)
+            self._body.drop_out(read)
         of_all = classifier.forward(around.operators[-1], read)
-        logits = self._asked(of_all, around.rows)
+        logits = self._select_rows(of_all, around.rows)
         loss = to_gradient(logits, label_N)
         gradient = self._everywhere(logits.div_(len(logits)), len(of_all), around.rows)
         passed = classifier.backward(gradient, True)
@@ -231,8 +231,8 @@ class GraphGradients:
         let_through(passed, read)
         return loss, passed.mul_(self._body.factor()) if self._drops else passed
 
-    def _asked(self, of_all: Tensor, rows: Tensor | None) -> Tensor:
-        """Some rows, in a buffer; all of them as they are."""
+    def _select_rows(self, of_all: Tensor, rows: Tensor | None) -> Tensor:
+        """Copies some rows to a buffer; returns all of them as they are."""
         if rows is None:
             return of_all
         return torch.index_select(of_all, 0, rows, out=self._body.buffers("asked", len(rows), of_all.shape[1]))

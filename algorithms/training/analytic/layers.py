@@ -307,7 +307,7 @@ class HeadGradients:
             if number < len(self._linears) - 1:
                 output.relu_()
                 if self._dropout:
-                    # Until the way back the memory of the gradient is free for the mask.
+                    # The memory of the gradient is free for the mask until the way back.
                     output.mul_(fill_kept(self._operands(f"gradient {number}", *shape), self._dropout))
             outputs.append(output)
             x = output

@@ -24,7 +24,7 @@ from shoal.algorithms.training.analytic.layers import HEADS, cross_entropy
 FAST = {"reassoc", "contract", "nsz"}
 # Products of a step's forward pass up to which one call takes less time than torch's calls (`benchmarks/visits.py`).
 MOST_PRODUCTS = 2**18
-# Of Adam, as torch has them by default.
+# Constants of Adam, as torch has them by default.
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 NO_STEP, NO_MOMENT = np.empty((0, 0, 0), dtype=np.float32), np.empty(0, dtype=np.float32)
 
@@ -91,7 +91,7 @@ class SmallHead(SmallModel):
     """A head of one or two layers."""
 
     def __init__(self, model: FlatModel) -> None:
-        """Of a model for which `is_small_head` holds."""
+        """Takes a model for which `is_small_head` holds."""
         head: Any = model.module.head
         first, *others = head.linears
         super().__init__(head.dropout if others else 0.0)

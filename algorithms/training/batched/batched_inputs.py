@@ -1,4 +1,4 @@
-"""What models of several clients read at once: rows of hops, or whole graphs, padded to those of the longest.
+"""Inputs of several clients' models at once: rows of hops, or whole graphs, padded to those of the longest.
 
 Axes: B clients, N rows or nodes of the longest of them, T training rows of the one that has most, F features.
 """
@@ -17,11 +17,11 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stor
 MOST, NO_MATTER = 2**31, 2**24
 
 
-def joined(matrices: Sequence[Tensor], rows: int, columns: int) -> Tensor:
-    """Matrices in CSR as blocks on the diagonal of one, each of so many rows and columns, `[B rows, B columns]`."""
+def block_diagonal(matrices: Sequence[Tensor], rows: int, columns: int) -> Tensor:
+    """Joins matrices in CSR as blocks on a diagonal, each of so many rows and columns, `[B rows, B columns]`."""
     clients = len(matrices)
     starts, places, values = zip(*((m.crow_indices(), m.col_indices(), m.values()) for m in matrices))
-    # Of every row its end within its own client; rows beyond have that of the last one.
+    # Every row has its end within its own client; rows beyond have that of the last one.
     pieces = [piece for own in starts for piece in (own[1:], own[-1:].expand(rows - len(own) + 1))]
     entries_B = torch.cat([own[-1:] for own in starts])
     before_B = (entries_B.cumsum(0) - entries_B).to(entries_B.dtype)
@@ -45,9 +45,9 @@ class JoinedMatrices:
     def __init__(self, matrices: Sequence[SparseMatrix]) -> None:
         rows, columns = (max(matrix.shape[axis] for matrix in matrices) for axis in (0, 1))
         self._rows = rows
-        csr = joined([matrix.csr for matrix in matrices], rows, columns)
+        csr = block_diagonal([matrix.csr for matrix in matrices], rows, columns)
         symmetric = all(matrix.transposed is matrix.csr for matrix in matrices)
-        transposed = csr if symmetric else joined([matrix.transposed for matrix in matrices], columns, rows)
+        transposed = csr if symmetric else block_diagonal([matrix.transposed for matrix in matrices], columns, rows)
         self.matrix = SparseMatrix(csr, transposed)
 
     def __len__(self) -> int:
@@ -76,8 +76,8 @@ class _Product(torch.autograd.Function):
         return (matrix @ dense_BNH.flatten(0, 1)).view(len(dense_BNH), -1, dense_BNH.shape[2]), 0
 
 
-def padded(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
-    """Rows of every client, and the filling as often as others have more, `[B, N, …]`."""
+def pad(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
+    """Pads the rows of every client by the filling to the most that a client has, `[B, N, …]`."""
     rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
     most = max(map(len, rows))
     filling_N = rows[0].new_full((most, *rows[0].shape[1:]), filling)
@@ -89,11 +89,11 @@ class BatchedRows:
     """Rows of hops, for decoupled models: `tensors`, by client along the first axis."""
 
     def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
-        self.tensors: Sequence[Tensor] = [padded(list(parts), 0) for parts in zip(*gathered)]
+        self.tensors: Sequence[Tensor] = [pad(list(parts), 0) for parts in zip(*gathered)]
         self._rows = [len(own[0]) for own in gathered]
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
-        """What the model reads, from one client's part of the tensors, inside `torch.vmap`."""
+        """Returns the model's inputs from one client's part of the tensors, inside `torch.vmap`."""
         return list(tensors)
 
     def example(self) -> Inputs:
@@ -101,7 +101,7 @@ class BatchedRows:
         return [hop[0, :1] for hop in self.tensors]
 
     def lengths(self, seen: int) -> Sequence[int]:
-        """How many rows every client has where the model has so many rows of the example."""
+        """Returns the rows that every client has where the model has so many rows of the example."""
         return self._rows
 
 
@@ -113,10 +113,10 @@ class BatchedGraphs:
 
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
         rows = [own.rows for own in gathered if own.rows is not None]
-        # Without rows that are asked for the model answers for all nodes of the last layer.
+        # The model answers for all nodes of the last layer if no rows are asked for.
         self.tensors: Sequence[Tensor] = [
-            padded([stored(own.x_NF) for own in gathered], 0),
-            *([padded(rows, 0)] if rows else []),
+            pad([stored(own.x_NF) for own in gathered], 0),
+            *([pad(rows, 0)] if rows else []),
         ]
         layers = [*zip(*(own.operators for own in gathered))]
         # One matrix serves several layers.
@@ -148,7 +148,7 @@ BatchedInputs = BatchedRows | BatchedGraphs
 
 
 def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
-    """Of what the model of every client gathered for its training rows."""
+    """Batches what the model of every client gathered for its training rows."""
     if isinstance(gathered[0], Neighbourhood):
         return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
     rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
