@@ -107,7 +107,7 @@ def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str |
 
 
 def file_of(cls: type) -> str:
-    """The file of a method's class, as `shown`."""
+    """Returns the file of a method's class, as `short_path` writes it."""
     return short_path(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
 
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 
-# Of the header linux/prctl.h.
+# The value is that of the header linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 
 

@@ -16,7 +16,7 @@ Work = Callable[[Any, Sequence[Item]], Iterable[Result]]
 
 @dataclass(frozen=True)
 class Room:
-    """How many groups are worked on at a time, and the bytes of memory of each."""
+    """A limit on the groups that are worked on at a time, and on the bytes of memory of each."""
 
     groups: int
     memory: int

@@ -13,12 +13,12 @@ CLOSE = 0.75
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean 'lr'?` with the known key that is most like a wrong one; an empty text where none is."""
     names = {name.lower(): name for name in known}
-    return _asked([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
+    return _question([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
 
 
 def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:
     """The same for a name that stands in a wrong place: dotted names that end with it."""
-    return _asked([name for name in known if name.rpartition(".")[2] == wrong])
+    return _question([name for name in known if name.rpartition(".")[2] == wrong])
 
 
 def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
@@ -30,8 +30,8 @@ def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] 
     names = list(known)
     same = {plain_name(name): name for name in names} | dict(also or {})
     if plain_name(wrong) in same:
-        return _asked([same[plain_name(wrong)]])
-    return _asked([name for name in names if _mistyped(_words(wrong), _words(name))])
+        return _question([same[plain_name(wrong)]])
+    return _question([name for name in names if _is_typo(_words(wrong), _words(name))])
 
 
 def plain_name(name: str) -> str:
@@ -44,7 +44,7 @@ def _words(name: str) -> list[str]:
     return re.findall("[a-z]+|[0-9]+", re.sub("^fed", "fed ", name.lower().replace("+", " plus ")))
 
 
-def _mistyped(wrong: list[str], name: list[str]) -> bool:
+def _is_typo(wrong: list[str], name: list[str]) -> bool:
     """Whether two names differ in one word, by one typing error in it; numbers have none."""
     if len(wrong) != len(name):
         return False
@@ -64,5 +64,5 @@ def _less(word: str) -> set[str]:
     return {word, *(word[:i] + word[i + 1 :] for i in range(len(word)))}
 
 
-def _asked(names: list[str]) -> str:
+def _question(names: list[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""

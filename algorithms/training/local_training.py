@@ -19,7 +19,7 @@ from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient, at_once
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -213,7 +213,7 @@ def batches(
         return lambda places: (
             whole if places is None else whole._replace(rows=places if asked is None else asked[places])
         )
-    hops = [stored(hop) for hop in inputs]
+    hops = [require_stored(hop) for hop in inputs]
     return lambda places: (
         inputs
         if places is None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from shoal.storage.datasets.domains import joined
+from shoal.storage.datasets.domains import join_domains
 from shoal.storage.datasets.user.incoming import label_values, to_array
 from shoal.storage.datasets.user.pyg_data import READ, graph_of_data, require_tensors, take_out
 from shoal.storage.datasets.user.unread import require_read
@@ -39,8 +39,8 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
             client 0 has, or masks where client 0 has none or the other way round.
     """
     if not isinstance(graphs, list | tuple) or not graphs:
-        found = "an empty one" if isinstance(graphs, list | tuple) else type(graphs).__name__
-        raise ShoalError("graphs", f"expected a list with a torch_geometric Data of every client, got {found}")
+        got = "an empty one" if isinstance(graphs, list | tuple) else type(graphs).__name__
+        raise ShoalError("graphs", f"expected a list with a torch_geometric Data of every client, got {got}")
     parts: list[Graph] = []
     names: dict[str, str] = {}
     for number, data in enumerate(graphs):
@@ -58,11 +58,11 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
         if part.features != first.features:
             raise ShoalError(f"{client}.x", f"expected {first.features} features, as client 0 has, got {part.features}")
         if (part.split is None) != (first.split is None):
-            found = "has no masks, and client 0 has some" if part.split is None else "has masks, and client 0 has none"
-            raise ShoalError(client, f"{found}; give all clients masks, or none")
+            fault = "has no masks, and client 0 has some" if part.split is None else "has masks, and client 0 has none"
+            raise ShoalError(client, f"{fault}; give all clients masks, or none")
         parts.append(part)
     require_read(names, (*READ, "batch", "adj_t"), take_out)
-    whole = joined(parts) if len(parts) > 1 else parts[0]
+    whole = join_domains(parts) if len(parts) > 1 else parts[0]
     clients = np.repeat(np.arange(len(parts), dtype=np.int32), [part.items for part in parts])
     y, label_names = _labels(graphs, parts)
     classes = int(y.max(initial=-1)) + 1

@@ -36,7 +36,7 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
     x: Any = graph.x
-    found = {
+    tensors = {
         "edge_index": torch.from_numpy(np.stack([source, graph.indices.astype(np.int64)])),
         **({} if graph.edge_weight is None else {"edge_weight": torch.from_numpy(graph.edge_weight.copy())}),
         "x": _csr(x) if sparse else _tensor(x.toarray() if sp.issparse(x) or isinstance(x, CsrRows) else x[:]),
@@ -44,19 +44,19 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
     if isinstance(graph, Shard):
         y, code = graph.item_label, None if split is None else to_codes(split, graph.items)
         batch = None if graph.graph is None else np.repeat(np.arange(graph.items), np.diff(graph.graph_ptr))
-        found["n_id"] = torch.from_numpy(graph.node.astype(np.int64))
+        tensors["n_id"] = torch.from_numpy(graph.node.astype(np.int64))
         if graph.pairs is not None:
-            found["edge_label_index"] = torch.from_numpy(graph.pairs.ends.astype(np.int64).T.copy())
+            tensors["edge_label_index"] = torch.from_numpy(graph.pairs.ends.astype(np.int64).T.copy())
     else:
         y, code, batch = graph.y, graph.split, graph.graph_of
         if graph.assignment is not None:
-            found["assignment"] = _tensor(graph.assignment)
-    found["edge_label" if "edge_label_index" in found else "y"] = torch.from_numpy(y.astype(np.int64))
+            tensors["assignment"] = _tensor(graph.assignment)
+    tensors["edge_label" if "edge_label_index" in tensors else "y"] = torch.from_numpy(y.astype(np.int64))
     if batch is not None:
-        found["batch"] = torch.from_numpy(batch.astype(np.int64))
+        tensors["batch"] = torch.from_numpy(batch.astype(np.int64))
     if code is not None:
-        found |= {name: torch.from_numpy(code == part) for name, part in MASKS.items()}
-    return found
+        tensors |= {name: torch.from_numpy(code == part) for name, part in MASKS.items()}
+    return tensors
 
 
 def to_pyg(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> Data:
@@ -121,10 +121,10 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
 
 def _require_read(kind: str, entries: Any, read: tuple[str, ...]) -> None:
     """Refuses entries of `ndata` or `edata` that are not read and have a meaning, as all of edges have."""
-    found = {key: f"graph.{kind}[{key!r}]" for key in entries}
+    places_of = {key: f"graph.{kind}[{key!r}]" for key in entries}
     places = {**PLACES, "weight": f"edata[{WEIGHTS[0]!r}]"}
-    of_edges = found if kind == "edata" else ()
-    require_read(found, read, lambda key: f"take it out (del graph.{kind}[{key!r}])", of_edges, places)
+    of_edges = places_of if kind == "edata" else ()
+    require_read(places_of, read, lambda key: f"take it out (del graph.{kind}[{key!r}])", of_edges, places)
 
 
 def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None) -> Any:

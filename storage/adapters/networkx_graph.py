@@ -101,11 +101,11 @@ def _weight(one: Any, other: Any, weight: Any) -> float:
 
 def _values(graph: Any, nodes: list[Any], key: str) -> list[Any]:
     """An attribute of every node; all are of one length."""
-    found: list[Any] = []
+    values: list[Any] = []
     for node in nodes:
         if (value := graph.nodes[node].get(key)) is None:
             raise ShoalError(f"graph.nodes[{node!r}][{key!r}]", "missing; every node needs one")
-        if np.shape(value) != np.shape(found[0] if found else value):
+        if np.shape(value) != np.shape(values[0] if values else value):
             raise ShoalError(f"graph.nodes[{node!r}][{key!r}]", "of another length than those of other nodes")
-        found.append(value)
-    return found
+        values.append(value)
+    return values

@@ -14,22 +14,24 @@ from shoal.storage.graph.graph import Cleaning, Domain, Graph
 LONGEST_NAME = 40
 
 
-def joined(graphs: Sequence[Graph]) -> Graph:
-    """The domains of a federation as one graph: nodes of the first, then those of the second, and so on.
+def join_domains(graphs: Sequence[Graph]) -> Graph:
+    """Joins the domains of a federation to one graph: nodes of the first, then those of the second, and so on.
 
     There are two or more, of different names. Where every graph says what its columns stand for, features are over the
     union of these, in sorted order; else all must be equally wide, and columns of one number stand for the same. Labels
     of one number are the same class. A split or an assignment is kept if all have one. A ShoalError says that features
     have nothing in common, or that some have labels of nodes and some of graphs.
     """
-    # A run on one published graph needs neither.
+    # The imports stand here, because a run on one published graph needs neither.
     from shoal.storage.graph.ids import joined_ids
     from shoal.storage.graph.labels import joined_labels
 
     kinds = {graph.item_name for graph in graphs}
     if len(kinds) > 1:
-        found = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
-        raise ShoalError("data.dataset", f"labels of one federation are all of nodes or all of graphs, found {found}")
+        of_kinds = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
+        raise ShoalError(
+            "data.dataset", f"labels of one federation are all of nodes or all of graphs, found {of_kinds}"
+        )
     vocabulary, features = _features(graphs)
     labels, classes, names = joined_labels(
         [graph.y for graph in graphs],
@@ -75,8 +77,8 @@ def domain_of_nodes(graph: Graph) -> np.ndarray:
 
 
 def _together(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    found = [part for part in parts if part is not None]
-    return np.concatenate(found) if len(found) == len(parts) else None
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if len(present) == len(parts) else None
 
 
 def _numbered_on(parts: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
@@ -99,18 +101,18 @@ def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
     if len(vocabularies) < len(graphs):
         widths = {graph.features for graph in graphs}
         if len(widths) > 1:
-            found = ", ".join(f"{graph.name} {graph.features}" for graph in graphs)
+            of_widths = ", ".join(f"{graph.name} {graph.features}" for graph in graphs)
             raise ShoalError(
                 "data.dataset",
-                f"graphs of one federation have the same features, found widths {found}; give each its "
+                f"graphs of one federation have the same features, found widths {of_widths}; give each its "
                 "vocabulary, or features of one width",
             )
-        return None, _batched([graph.x for graph in graphs])
+        return None, _stack([graph.x for graph in graphs])
     union = np.unique(np.concatenate(vocabularies))
-    return union, _batched([_spread(graph.x, own, union) for graph, own in zip(graphs, vocabularies)])
+    return union, _stack([_spread(graph.x, own, union) for graph, own in zip(graphs, vocabularies)])
 
 
-def _batched(parts: Sequence[Any]) -> Any:
+def _stack(parts: Sequence[Any]) -> Any:
     if any(sp.issparse(part) for part in parts):
         return sp.vstack([sp.csr_array(part) for part in parts], format="csr", dtype=np.float32)
     return np.concatenate([part[:] for part in parts])
@@ -120,7 +122,7 @@ def _spread(x: Any, own: np.ndarray, union: np.ndarray) -> sp.csr_array:
     """Features in the columns that their names have in the union; sparse, since other columns are zero."""
     rows = sp.csr_array(x if sp.issparse(x) else x[:])
     columns = np.searchsorted(union, own)[rows.indices]
-    # A copy of the values: sorting moves them.
-    found = sp.csr_array((rows.data.copy(), columns, rows.indptr), shape=(rows.shape[0], len(union)))
-    found.sort_indices()
-    return found
+    # The values are copied, because sorting moves them.
+    spread = sp.csr_array((rows.data.copy(), columns, rows.indptr), shape=(rows.shape[0], len(union)))
+    spread.sort_indices()
+    return spread

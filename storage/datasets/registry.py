@@ -25,7 +25,7 @@ def load(options: DataSource) -> Graph:
         raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
     graph = spec.load(name, options)
     where, finite = f"dataset '{name}'", spec.finite
-    # Those of published ones are known to have labels, and may be larger than memory.
+    # Published datasets are known to have labels, and may be larger than memory.
     if options.labels and spec.task is None and not (graph.y >= 0).any():
         from shoal.storage.graph.from_arrays import no_label
 
@@ -41,7 +41,7 @@ def load(options: DataSource) -> Graph:
         where = str(parts(graph_at(options.path), labels=options.labels)["x"])
     if not finite:
         check_finite(graph.x, where)
-    # Those of induced graphs were normalised before they were reduced.
+    # Features of induced graphs were normalised before they were reduced.
     if not options.row_normalize or name in INDUCED:
         return graph
     return replace(graph, x=row_normalized(graph.x, where))
@@ -51,9 +51,9 @@ def load_all(sources: Sequence[DataSource]) -> Graph:
     """The graph of one source; more are joined, each a domain under the source's `name`."""
     if len(sources) == 1:
         return load(sources[0])
-    from shoal.storage.datasets.domains import joined
+    from shoal.storage.datasets.domains import join_domains
 
-    return joined([replace(load(options), name=options.name) for options in sources])
+    return join_domains([replace(load(options), name=options.name) for options in sources])
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
@@ -106,22 +106,22 @@ def _base_of(options: DataSource) -> DataSource:
     """The dataset, with labels of nodes, that small graphs are cut from."""
     base = replace(options, dataset=options.base or "")
     if base.key not in DATASETS or record(base.key).task == "graph":
-        found = "none" if options.base is None else repr(options.base)
-        raise ShoalError("data.options.base", f"{options.dataset} needs a dataset with labels of nodes, found {found}")
+        got = "none" if options.base is None else repr(options.base)
+        raise ShoalError("data.options.base", f"{options.dataset} needs a dataset with labels of nodes, found {got}")
     return base
 
 
 def record(name: str) -> DatasetSpec:
     """The record of one of `DATASETS`; its reader is loaded here."""
     if name in INDUCED:
-        return _induced(name)
+        return _induced_spec(name)
     module = import_module(f"shoal.storage.datasets.{DATASETS[name]}")
-    found: DatasetSpec = next(spec for spec in module.DATASETS if spec.name == name)
-    return found
+    spec: DatasetSpec = next(spec for spec in module.DATASETS if spec.name == name)
+    return spec
 
 
-def _induced(name: str) -> DatasetSpec:
-    """The record of small graphs around nodes, edges or groups of nodes of `options.base`."""
+def _induced_spec(name: str) -> DatasetSpec:
+    """Makes the record of small graphs around nodes, edges or groups of nodes of `options.base`."""
     from shoal.storage.datasets.synthetic import induced_graphs
 
     def load_induced(name: str, options: DataSource) -> Graph:
@@ -131,7 +131,7 @@ def _induced(name: str) -> DatasetSpec:
                 "data.options.base",
                 f"the edges of '{base.name}' have weights, which {name} leaves out; set data.edge_weights to drop",
             )
-        return induced_graphs.induced(base, induced_graphs.LEVELS[name], options)
+        return induced_graphs.cut_graphs(base, induced_graphs.LEVELS[name], options)
 
     return DatasetSpec(
         name,

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from shoal.storage.errors import ShoalError
 
 UNFINISHED = ".unfinished"
-# What the name of an unfinished file adds to that of the file, as a pattern.
+# The name of an unfinished file adds this, a pattern, to that of the file.
 OF_UNFINISHED = r"(\.[^/]+)?\.unfinished"
 _suffix = ContextVar("suffix", default=UNFINISHED)
 NO_FILE = "is a pipe or a device, which no file replaces; name a file"
@@ -90,8 +90,8 @@ def present(path: Path) -> bool:
     return True
 
 
-def reopened(path: Path) -> BinaryIO:
-    """The file with what it holds, to be read and written at any place; an empty one if there is none."""
+def reopen(path: Path) -> BinaryIO:
+    """Opens a file with what it holds, to be read and written at any place; an empty one if there is none."""
     return path.open("r+b" if path.exists() else "w+b")
 
 

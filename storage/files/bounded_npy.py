@@ -23,7 +23,7 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 MOST_OF_A_BYTE = 1100
 SHARE_OF_MEMORY = 0.9
 MOST_AXES = 8
-# What the readers below raise.
+# The readers below raise these.
 NOT_READ = (OSError, ValueError, EOFError, MemoryError)
 
 
@@ -154,15 +154,17 @@ def matrix_of(npz: Npz, rows: int | None = None) -> Any:
     if rows is not None and shape[0] != rows:
         raise ValueError(f"{shape[0]} rows, but there are {rows} nodes")
     if kind in COMPRESSED:
-        return compressed(kind, npz["data"], npz["indices"], npz["indptr"], shape)
+        return build_compressed(kind, npz["data"], npz["indices"], npz["indptr"], shape)
     if kind != "coo":
         raise ValueError(f"a sparse matrix of format {kind[:20]!r}; save it as CSR")
     data, row, col = npz["data"], _integers("row", npz["row"]), _integers("col", npz["col"])
     return sp.coo_array((_numbers(data), (row, col)), shape=shape)
 
 
-def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A CSR or CSC matrix. Raises ValueError: its arrays do not fit one another, or an index is out of range."""
+def build_compressed(
+    kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]
+) -> Any:
+    """Builds a CSR or CSC matrix. Raises ValueError: its arrays do not fit one another, or an index is out of range."""
     arrays = _numbers(data), _integers("indices", indices), _integers("indptr", indptr)
     # SciPy leaves out this check of a pointer that ends with 0.
     degrees_of(indptr, indices)
@@ -189,7 +191,7 @@ def degrees_of(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
 def _integers(name: str, values: np.ndarray) -> np.ndarray:
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(f"{name}: must be integers in one row, found {values.dtype} {list(values.shape)}")
-    # Of unsigned ones differences wrap, and compiled code knows no other byte order.
+    # Differences of unsigned numbers wrap, and compiled code knows no other byte order.
     if values.dtype.kind == "u" and len(values) and values.max() >= 2**63:
         raise ValueError(f"{name}: {values.max()} is out of range")
     return values.astype(np.int64 if values.dtype.kind == "u" else values.dtype.newbyteorder("="), copy=False)

@@ -77,16 +77,16 @@ def _noted_digest(path: Path, file: BufferedReader) -> str:
     # A page that is on disk is marked again, with the time, when a map next writes to it.
     with suppress(OSError):
         os.fsync(file.fileno())
-    before, found = _stat(file), _digest(file)
+    before, digest = _stat(file), _digest(file)
     quiet = time.time_ns() - max(before[-2:]) > 1e9 * QUIET_SECONDS
     if quiet and _stat(file) == before:
-        # Without a place for the note the file is read again next time.
+        # The file is read again next time if there is no place for the note.
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             unfinished = note.with_name(f"{note.name}.{os.getpid()}")
-            unfinished.write_text(json.dumps({"path": str(path), "stat": before, "digest": found}))
+            unfinished.write_text(json.dumps({"path": str(path), "stat": before, "digest": digest}))
             os.replace(unfinished, note)
-    return found
+    return digest
 
 
 def _stat(file: BufferedReader) -> list[int]:
@@ -98,5 +98,5 @@ def _in_memory(path: Path) -> bool:
     """Whether a file lies on none of the disks, but in memory."""
     resolved = path.resolve()
     mounts = [mount for mount in psutil.disk_partitions(all=True) if resolved.is_relative_to(mount.mountpoint)]
-    # Of several on one folder the last one counts.
+    # The last one of several on one folder counts.
     return bool(mounts) and max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype in IN_MEMORY

@@ -13,7 +13,7 @@ CACHE = "SHOAL_CACHE"
 HOME = "~/.cache/shoal"
 # Folders in it with the folders of runs at addresses: of who reads one, and of its driver.
 COPIES = ("copies", "runs")
-# Where a folder of a short path may be made: variables, or paths.
+# A folder of a short path may be made in these: variables, or paths.
 SHORT = ("RAY_TMPDIR", "TMPDIR", "/tmp", "/dev/shm", CACHE)
 _of_this_process: list[Path] = []
 
@@ -43,8 +43,8 @@ def _can_be_written(folder: Path) -> bool:
 
 def _is_own(folder: Path) -> bool:
     """Whether no other user can put anything into a folder: what lies in it is loaded and run."""
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    info = folder.lstat()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022
 
 
 def give_places() -> None:

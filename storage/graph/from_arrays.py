@@ -164,9 +164,9 @@ def _texts(names: np.ndarray, where: str, what: str, count: int | None = None) -
     if names.ndim != 1 or len(names) != (len(names) if count is None else count) or names.dtype.kind != "U":
         wanted = "[C]" if count is None else f"[{count}]"
         raise ShoalError(where, f"must be texts {wanted}, one {what}, found {names.dtype} {list(names.shape)}")
-    found, counts = np.unique(names, return_counts=True)
+    distinct, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
-        raise ShoalError(where, f"{str(found[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
+        raise ShoalError(where, f"{str(distinct[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
     return np.asarray(names)
 
 
@@ -190,12 +190,12 @@ def _classes(
         if len(names) < classes:
             raise ShoalError(place_of_names, f"{len(names)} names for {classes} classes; give each one")
         return y, len(names), None if names == tuple(map(str, range(len(names)))) else names
-    y, found = coded_labels(y, place)
+    y, found_names = coded_labels(y, place)
     if names is None:
-        return y, int(y.max(initial=-1)) + 1, found
-    if unknown := next((name for name in found or () if name not in names), None):
+        return y, int(y.max(initial=-1)) + 1, found_names
+    if unknown := next((name for name in found_names or () if name not in names), None):
         raise ShoalError(place, f"label {unknown!r} is none of label_names; add it there")
-    return np.append([names.index(name) for name in found or ()], -1)[y], len(names), names
+    return np.append([names.index(name) for name in found_names or ()], -1)[y], len(names), names
 
 
 def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.mapped import extent_of, read
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import Induced, count_by_client, induced
+from shoal.storage.graph.induced import Induced, count_by_client, induce
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import CsrRows, Rows, csr_of
 from shoal.storage.progress import step
@@ -24,13 +24,13 @@ OF_NODE = 12
 OF_ROW = 56
 # A client's columns and, once more, in their final order.
 OF_ENTRY = 8
-# What an edge weighs.
+# Bytes of the weight of an edge.
 OF_WEIGHT = 4
 # A row pointer, and columns beside values: as they are found, and in the types that are written.
 OF_SPARSE_ROW, OF_VALUE = 12, 16
 
 
-def gathered(
+def gather_features(
     graph: Graph,
     assignment: np.ndarray,
     kept: np.ndarray,
@@ -39,7 +39,7 @@ def gathered(
     memory_limit: int,
     layout: Layout = "dense",
 ) -> Iterator[tuple[int, Induced, Rows]]:
-    """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
+    """Gathers every client's graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
 
     Files of the whole graph are read front to back, once for every group of clients that fits into `memory_limit`, in
     bytes beside the interpreter, a graph in memory, and blocks of about 50 MB. Raises ShoalError: it does not hold one
@@ -50,7 +50,7 @@ def gathered(
     alone = [range(client, client + 1) for client in clients]
     for several in memory_of(graph, assignment, kept, dtype, layout).groups(alone, memory_limit):
         group = [client for (client,) in several]
-        parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
+        parts = list(induce(graph.indptr, graph.indices, assignment, kept, group))
         if sparse is not None:
             for client in group:
                 part = parts.pop(0)
@@ -103,7 +103,7 @@ class Memory:
 
 
 def memory_of(graph: Graph, assignment: np.ndarray, kept: np.ndarray, dtype: str, layout: Layout) -> Memory:
-    """What gathering takes; the arguments are those of `gathered`."""
+    """Computes the memory that gathering takes; the arguments are those of `gather_features`."""
     nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
     count_by_client(assignment, kept, nodes, entries)
     row_bytes, values = graph.features * np.dtype(dtype).itemsize, np.zeros(len(nodes), dtype=np.int64)
@@ -126,15 +126,15 @@ def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
 
     order = np.argsort(ids)
     ids = ids[order]
-    found = np.empty((len(ids), x.shape[1]), dtype=dtype)
+    rows_NF = np.empty((len(ids), x.shape[1]), dtype=dtype)
     cuts = np.searchsorted(ids, np.arange(0, x.shape[0] + ROWS_A_BLOCK, ROWS_A_BLOCK))
     with step(f"features of {clients} clients", len(ids), "nodes") as advance:
         for number, (low, high) in enumerate(pairwise(cuts)):
             if low < high:
                 with np.errstate(over="ignore"):
-                    found[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
+                    rows_NF[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
                 advance(int(high - low))
-    return found
+    return rows_NF
 
 
 def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:

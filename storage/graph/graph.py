@@ -123,10 +123,10 @@ def first_rows(graph_of: np.ndarray) -> np.ndarray:
 def require_edges(edge_index: np.ndarray, where: str) -> None:
     """Raises ShoalError: these are no integers `[2, E]`."""
     if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
-        found = f"{edge_index.dtype} {list(edge_index.shape)}"
+        form = f"{edge_index.dtype} {list(edge_index.shape)}"
         if edge_index.ndim == 2 and edge_index.shape[1] == 2 and edge_index.dtype.kind in "iu":
-            found += "; give its transpose"
-        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
+            form += "; give its transpose"
+        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {form}")
 
 
 def no_node(number: int, nodes: int, where: str) -> ShoalError:

@@ -13,7 +13,7 @@ from shoal.storage.errors import ShoalError
 
 Names = tuple[str, ...]
 
-# No label: -1, nothing, and what `pandas.read_csv` takes for a missing value.
+# These are no label: -1, nothing, and what `pandas.read_csv` takes for a missing value.
 MISSING = {"", "-1", "-1.0", "NaN", "nan", "-NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaT"}
 MISSING |= {"NULL", "null", "None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"}
 # Whole numbers as they are usually written, in a column of floats, too; others, as 007 or 1e2, are codes.
@@ -99,8 +99,8 @@ def _of_arrow(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
     if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and not values.null_count):
         return _of_numbers(np.asarray(values), where)
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    found = pc.dictionary_encode(values, null_encoding="encode")
-    return _of_texts([_text(value, where) for value in found.dictionary.to_pylist()], found.indices.to_numpy(), where)
+    texts = pc.dictionary_encode(values, null_encoding="encode")
+    return _of_texts([_text(value, where) for value in texts.dictionary.to_pylist()], texts.indices.to_numpy(), where)
 
 
 def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
@@ -108,8 +108,8 @@ def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
     is_one = values == 1
     several = is_one.sum(1) > 1
     if several.any() or not (is_one | (values == 0)).all():
-        found = f"row {int(several.argmax())} is of several classes" if several.any() else "not all are 0 or 1"
-        raise ShoalError(where, f"multi-label y {list(values.shape)} is not supported, {found}; give one class each")
+        fault = f"row {int(several.argmax())} is of several classes" if several.any() else "not all are 0 or 1"
+        raise ShoalError(where, f"multi-label y {list(values.shape)} is not supported, {fault}; give one class each")
     return np.where(is_one.any(1), is_one.argmax(1), -1)
 
 
@@ -128,7 +128,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _of_numbers(given: np.ndarray, where: str) -> tuple[np.ndarray, Names | None]:
-    """As `coded_labels`, of truth values, integers or floats `[items]`."""
+    """Does the work of `coded_labels` for truth values, integers or floats `[items]`."""
     kind, values = given.dtype, given
     if kind.kind == "b":
         values = given.astype(np.int8)
@@ -154,7 +154,7 @@ def _of_numbers(given: np.ndarray, where: str) -> tuple[np.ndarray, Names | None
 
 
 def _of_texts(distinct: Iterable[str], place: np.ndarray, where: str) -> tuple[np.ndarray, Names | None]:
-    """As `coded_labels`, of the texts that occur, and the number of the text of every item `[items]`."""
+    """Does the work of `coded_labels` for the texts that occur, and the number of every item's text `[items]`."""
     given = list(distinct)
     texts = [text.strip() for text in given]
     known = sorted(set(texts) - MISSING)
@@ -194,7 +194,7 @@ def _require_names(known: Sequence[str], given: Sequence[str], where: str) -> No
 
 
 def _names(classes: Sequence[Any], labelled: int, minus: bool, where: str) -> Names:
-    """What classes are called, in their order. `minus`: -1 occurs, too.
+    """Names classes, in their order. `minus`: -1 occurs, too.
 
     Raises ShoalError: There are too many to learn, or -1 and 1 are the two classes.
     """
@@ -229,8 +229,10 @@ def joined_labels(
     """
     if all(own is None for own in names):
         return list(labels), max(classes), None
-    found = [tuple(map(str, range(count))) if own is None else own for own, count in zip(names, classes)]
-    union: Sequence[str] = found[0] if len(set(found)) == 1 else sorted({name for own in found for name in own})
+    names_of = [tuple(map(str, range(count))) if own is None else own for own, count in zip(names, classes)]
+    union: Sequence[str] = (
+        names_of[0] if len(set(names_of)) == 1 else sorted({name for own in names_of for name in own})
+    )
     if all(name.isdecimal() for name in union):
         union = sorted(union, key=int)
     for own, count, graph in zip(names, classes, graphs):
@@ -240,7 +242,7 @@ def joined_labels(
             )
     place = {name: number for number, name in enumerate(union)}
     together = [
-        np.append([place[name] for name in own], -1)[label].astype(np.int64) for own, label in zip(found, labels)
+        np.append([place[name] for name in own], -1)[label].astype(np.int64) for own, label in zip(names_of, labels)
     ]
     numbered = list(place) == [str(number) for number in place.values()]
     return together, len(place), None if numbered else tuple(union)

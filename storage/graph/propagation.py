@@ -9,7 +9,7 @@ from shoal.storage.graph.rows import CsrRows, Rows, gains_sparse
 from shoal.storage.kernels.spmm import converts_halves, spmm
 from shoal.storage.options.propagation import PropagationOptions
 
-# That are float32 at a time, on a processor that does not convert float16.
+# So many columns are float32 at a time, on a processor that does not convert float16.
 COLUMNS = 256
 MAX_ENTRIES = 2**31
 # A row with fewer columns than one in so many is sorted; of others all columns are looked through.
@@ -72,7 +72,7 @@ def hops(
     features are sparse as long as that gains (`gains_sparse`).
     """
     if propagation.max_degree is not None:
-        indptr, indices, weight = bounded(indptr, indices, propagation.max_degree, weight)
+        indptr, indices, weight = bound_degrees(indptr, indices, propagation.max_degree, weight)
     result: list[Rows] = []
     for _ in range(propagation.hops):
         last = result[-1] if result else x
@@ -89,10 +89,10 @@ def hops(
     return result
 
 
-def bounded(
+def bound_degrees(
     indptr: np.ndarray, indices: np.ndarray, most: int, weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """A graph as of `propagate`, its rows ascending, without edges of nodes that have more than `most`; and weights.
+    """Drops edges, drawn at random, of nodes with more than `most`; the graph is as of `propagate`, rows ascending.
 
     Edges are numbered at random, keyed by `most`. One stays if at both of its nodes fewer than `most` have a smaller
     number: graphs of this degree stay as they are.
@@ -148,12 +148,12 @@ def next_hop(csr: Pair, x: CsrRows, scalings: Pair, dtype: str, weight: np.ndarr
         return None
     pointer = np.zeros(len(x) + 1, dtype=np.int32)
     np.cumsum(counts, out=pointer[1:])
-    columns, found = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)
+    columns, values_of_hop = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)
     values = x.values.astype(np.float32, copy=False)
-    _fill(csr, weight, (x.indptr, x.columns, values), scalings, x.features, (pointer, columns, found))
+    _fill(csr, weight, (x.indptr, x.columns, values), scalings, x.features, (pointer, columns, values_of_hop))
     with np.errstate(over="ignore"):
-        rounded = found.astype(dtype, copy=False)
-    require_held(float(np.abs(found).max(initial=0)), rounded.dtype)
+        rounded = values_of_hop.astype(dtype, copy=False)
+    require_held(float(np.abs(values_of_hop).max(initial=0)), rounded.dtype)
     return CsrRows(pointer, columns, rounded, x.features)
 
 

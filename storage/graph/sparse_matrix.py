@@ -105,14 +105,14 @@ class SparseMatrix(FeatureMatrix):
         if self._transposed is None:
             indptr, indices, values = (part.cpu().numpy() for part in self.parts())
             half = values.dtype == np.float16  # SciPy has no such matrices
-            found = sp.csr_array((values.astype(np.float32) if half else values, indices, indptr), self.shape).tocsc()
-            kept = found.data.astype(values.dtype, copy=False)
-            made = _csr(found.indptr.astype(np.int32), found.indices.astype(np.int32), kept, len(self))
+            csc = sp.csr_array((values.astype(np.float32) if half else values, indices, indptr), self.shape).tocsc()
+            kept = csc.data.astype(values.dtype, copy=False)
+            made = _csr(csc.indptr.astype(np.int32), csc.indices.astype(np.int32), kept, len(self))
             self._transposed = made.to(self.device)
         return self._transposed
 
-    def prepared(self) -> "SparseMatrix":
-        """Itself, with its transpose made."""
+    def prepare(self) -> "SparseMatrix":
+        """Makes the transpose, and returns the matrix itself."""
         _ = self.transposed
         return self
 
@@ -186,11 +186,11 @@ class SparseMatrix(FeatureMatrix):
 
     def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
         """Some square blocks, in order, of a matrix of nothing else; `first` are their first rows, int64 `[G + 1]`."""
-        found = _diagonal_blocks(self.csr, first, blocks)
+        block_csr = _diagonal_blocks(self.csr, first, blocks)
         known = self._transposed
         if known is not None:
-            known = found if known is self.csr else _diagonal_blocks(known, first, blocks)
-        return SparseMatrix(found, known)
+            known = block_csr if known is self.csr else _diagonal_blocks(known, first, blocks)
+        return SparseMatrix(block_csr, known)
 
     def to_dense(self) -> Tensor:
         return self.csr.to_dense()
@@ -201,8 +201,8 @@ Features = Tensor | FeatureMatrix
 StoredFeatures = Tensor | SparseMatrix
 
 
-def stored(x: Features) -> StoredFeatures:
-    """Features that have entries of their own: a tensor or a sparse matrix, and nothing computed in a product."""
+def require_stored(x: Features) -> StoredFeatures:
+    """Asserts that features are a tensor or a sparse matrix, and nothing that is computed in a product."""
     assert isinstance(x, Tensor | SparseMatrix), type(x).__name__
     return x
 
@@ -281,7 +281,7 @@ def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:
         torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (indptr, indices, values)
     )
     size = (len(starts) - 1, columns)
-    # Where its parts lie, whatever device a block around this has chosen.
+    # The matrix lies where its parts lie, whatever device a block around this has chosen.
     device = numbers.device
     return torch.sparse_csr_tensor(starts, places, numbers, size=size, device=device, check_invariants=False)
 
@@ -293,7 +293,7 @@ def _diagonal_blocks(csr: Tensor, first: Tensor, blocks: Tensor) -> Tensor:
     entry = indptr[top].long()
     entries = indptr[end].long() - entry
     places = ranges(entry, entries)
-    # How far a block moves up and to the left.
+    # Each block moves up and to the left by this.
     moved = top - (end - top).cumsum(0) + (end - top)
     columns = indices[places] - moved.repeat_interleave(entries).int()
     return _csr(_starts(indptr[rows + 1] - indptr[rows]), columns, values[places], len(rows))

@@ -52,8 +52,8 @@ def noise_at(key: np.uint64, position: np.uint64) -> np.float32:
 
 
 @numba.njit(cache=True)
-def permuted(value: int, count: int, bits: int, key: np.uint64) -> int:
-    """Place of a value in a random permutation of `0..count - 1`.
+def permute(value: int, count: int, bits: int, key: np.uint64) -> int:
+    """Computes the place of a value in a random permutation of `0..count - 1`.
 
     Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: a Feistel network on the next power of
     two, 2^`bits` (see `bits_for`), applied until the result is below `count`.
@@ -72,8 +72,8 @@ def permuted(value: int, count: int, bits: int, key: np.uint64) -> int:
 
 
 @numba.njit(cache=True)
-def unpermuted(value: int, count: int, bits: int, key: np.uint64) -> int:
-    """The value that `permuted` puts at a place."""
+def unpermute(value: int, count: int, bits: int, key: np.uint64) -> int:
+    """Computes the value that `permute` puts at a place."""
     left, right = np.uint64(bits // 2), np.uint64(bits - bits // 2)
     x = np.uint64(value)
     while True:

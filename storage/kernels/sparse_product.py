@@ -97,7 +97,7 @@ def _sum_row(
                 number = builder.load(builder.gep(numbers, [entry]))
                 number = number if stored == scalar else builder.fpext(number, scalar)
             known = [builder.load(total) for total in sums]
-            for total, vector in zip(sums, code.added(vectors, number, known)):
+            for total, vector in zip(sums, code.add_scaled(vectors, number, known)):
                 builder.store(vector, total)
 
         for code in _tiles(builder, scalar, tile, last):
@@ -111,12 +111,12 @@ def _sum_row(
             with builder.if_then(builder.trunc(builder.sub(stop, start), BIT)):
                 add(code, end, even)
             sums = [builder.fadd(builder.load(a), builder.load(b)) for a, b in zip(even, odd)]
-            found, result = code.scaled(sums, alpha), place(out, row)
+            scaled, result = code.scale(sums, alpha), place(out, row)
             with builder.if_else(builder.fcmp_ordered("==", beta, scalar(0))) as (alone, mixed):
                 with alone:
-                    code.store(found, result)
+                    code.store(scaled, result)
                 with mixed:
-                    code.store(code.added(code.load(result), beta, found), result)
+                    code.store(code.add_scaled(code.load(result), beta, scaled), result)
         return context.get_dummy_value()
 
     i = types.int64
@@ -150,11 +150,11 @@ class _Tile:
     def load(self, row: Any) -> list[Any]:
         """The vectors at a place, 0 where the last one is not used."""
         *others, last = self._pointers(row)
-        found = [self._builder.load(pointer) for pointer in others]
-        for vector in found:
+        vectors = [self._builder.load(pointer) for pointer in others]
+        for vector in vectors:
             vector.align = self._itemsize
         align = INT32(self._itemsize)
-        return [*found, self._call("llvm.masked.load.*.p0", self.vector, last, align, self._used, self.zero)]
+        return [*vectors, self._call("llvm.masked.load.*.p0", self.vector, last, align, self._used, self.zero)]
 
     def store(self, vectors: Sequence[Any], row: Any) -> None:
         """Writes vectors to a place, and nothing behind what is used."""
@@ -164,12 +164,12 @@ class _Tile:
         align = INT32(self._itemsize)
         self._call("llvm.masked.store.*.p0", ir.VoidType(), vectors[-1], last, align, self._used)
 
-    def scaled(self, vectors: Sequence[Any], factor: Any) -> list[Any]:
-        """Vectors times a number."""
+    def scale(self, vectors: Sequence[Any], factor: Any) -> list[Any]:
+        """Multiplies vectors by a number."""
         return [self._builder.fmul(vector, self._in_all(factor, self.vector)) for vector in vectors]
 
-    def added(self, vectors: Sequence[Any], factor: Any, to: Sequence[Any]) -> list[Any]:
-        """`to` plus vectors times a number, rounded once; None: 1."""
+    def add_scaled(self, vectors: Sequence[Any], factor: Any, to: Sequence[Any]) -> list[Any]:
+        """Adds vectors times a number to `to`, rounded once; None: 1."""
         if factor is None:
             return [self._builder.fadd(vector, other) for vector, other in zip(vectors, to)]
         factors = self._in_all(factor, self.vector)

@@ -68,7 +68,7 @@ def spmm(
         scale = received[row]
         for c in range(width):
             total[c] *= scale
-            out[row, c] = _rounded(total[c], out)
+            out[row, c] = _round(total[c], out)
             # Magnitudes are ordered as their bits are, and a maximum of integers becomes vector code.
             magnitude = bits[c] & np.int32(0x7FFFFFFF)
             peak = max(peak, magnitude if magnitude <= INFINITY else np.int32(0))
@@ -170,8 +170,8 @@ def add_neighbours(
 
 
 @intrinsic
-def _rounded(context: Any, value: Any, out: Any) -> Any:
-    """A float32 as `out` stores it: itself, or the nearest float16, ties to even, as bits."""
+def _round(context: Any, value: Any, out: Any) -> Any:
+    """Converts a float32 to what `out` stores: itself, or the nearest float16, ties to even, as bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if signature.return_type == types.float32:

@@ -7,8 +7,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.suggestions import did_you_mean_name, plain_name
 
-# By the module below `storage/datasets` that has their records, which is loaded when one of them is named. These are
-# read into memory as a whole; features of other datasets are drawn, or stay on disk.
+# Datasets stand by the module below `storage/datasets` that has their records, which is loaded when one of them is
+# named. These are read into memory as a whole; features of other datasets are drawn, or stay on disk.
 READ_INTO_MEMORY = (
     ("readers.digits", ("digits",)),
     ("readers.planetoid", ("cora", "citeseer", "pubmed")),
@@ -38,7 +38,7 @@ NOT_IN_MEMORY = (
 IN_MEMORY = tuple(name for _, names in READ_INTO_MEMORY for name in names)
 # Every dataset, and the module that has its record.
 DATASETS = {name: module for module, names in (*READ_INTO_MEMORY, *NOT_IN_MEMORY) for name in names}
-# What else a dataset is called, as `plain_name` writes it: by its collection, and by its files.
+# Other names of datasets, as `plain_name` writes them: by collection, and by files.
 COLLECTIONS = (
     (("planetoid",), ("cora", "citeseer", "pubmed")),
     (("amazon", "amazonelectronics"), ("computers", "photo")),

@@ -28,12 +28,12 @@ from pydantic.dataclasses import dataclass
 from shoal.storage.errors import ShoalError
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-# For the decorator of an options class.
+# The decorator of an options class takes this.
 CLOSED = ConfigDict(extra="forbid")
-# Of all file systems that we know; a path as a whole has another limit.
+# All file systems that we know take names of so many bytes; a path as a whole has another limit.
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 LONGEST_QUOTE = 200
-# Of addresses at which a store or a run can be.
+# A store or a run can be at addresses of these schemes.
 SCHEMES = ("s3", "gs", "file")
 
 
@@ -159,7 +159,7 @@ def _words(hint: Any) -> tuple[Any, ...]:
 
 
 def checked(hint: Any, value: Any) -> Any:
-    """A value of a config as the type that a class announces for it.
+    """Converts a value of a config to the type that a class announces for it.
 
     Beside what that type refuses, truth values and texts are no numbers, and no number is NaN or infinite. The word
     `off`, which YAML reads as false, is the word where the type has it.
@@ -189,7 +189,7 @@ def message_of(error: ValidationError) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A wrong value for a message, cut off where it is long."""
+    """Quotes a wrong value for a message, cut off where it is long."""
     try:
         text = repr(value)
     except ValueError:

@@ -23,7 +23,7 @@ from shoal.storage.files.reading import cannot_read, open_plain
 from shoal.storage.graph.rows import CsrRows, Rows
 
 FORMAT = 1
-# How many columns sparse rows have; their own numbers need not name the last.
+# Sparse rows have so many columns; their own numbers need not name the last.
 WIDTH = b"width"
 REMAKE = "delete the file and run `shoal prepare` again"
 AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
@@ -186,7 +186,7 @@ class Pack:
         Raises ShoalError: it is missing, unreadable, damaged, or not of this kind and format.
         """
         self.path, self._inode = path, _inode(path)
-        self.content = _mapped(path, size)
+        self.content = _map_file(path, size)
         with self._reading():
             self._reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self.content)))
             metadata = self._reader.schema.metadata or {}
@@ -224,13 +224,13 @@ class Pack:
     def checksums(self, bounds: np.ndarray) -> np.ndarray:
         """The checksum of every client, as `PackedRecord` has it, uint8 `[n, 16]`."""
         head, end = xxhash.xxh3_128(self.content[: bounds[0]].data), self.content[bounds[-1] :].data
-        found = []
+        digests = []
         for start, stop in pairwise(bounds.tolist()):
             hasher = head.copy()
             hasher.update(self.content[start:stop].data)
             hasher.update(end)
-            found.append(hasher.digest())
-        return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, 16)
+            digests.append(hasher.digest())
+        return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -311,8 +311,8 @@ class MappedFile:
             dense, sparse = (column.field(kind) for kind in range(2))
             column = dense if len(dense) == self.rows else sparse
         if column is None or not fits(column.type):
-            found = "is missing" if column is None else f"is {column.type}"
-            raise ShoalError(self.path, f"column {name!r} {found}; {REMAKE}")
+            fault = "is missing" if column is None else f"is {column.type}"
+            raise ShoalError(self.path, f"column {name!r} {fault}; {REMAKE}")
         return column
 
     def _array(self, column: pa.Array) -> np.ndarray:
@@ -338,8 +338,8 @@ def _is_sparse(type_: pa.DataType) -> bool:
     return width.isdigit() and types in ([pa.int32(), pa.float32()], [pa.int32(), pa.float16()])
 
 
-def _mapped(path: Path, expected: int | None) -> np.ndarray:
-    """The bytes of a file, uint8, in a private map."""
+def _map_file(path: Path, expected: int | None) -> np.ndarray:
+    """Maps the bytes of a file, uint8, in a private map."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
-# Of the limit, for entries that only pass.
+# The share of the limit for entries that only pass.
 PASSING_SHARE = 1 / 8
 # Shard and hops; what is kept of a split is a copy.
 MAPS_OF_A_VIEW = 2
@@ -25,7 +25,7 @@ USUAL_MAX_MAPS = 65_530
 
 @dataclass
 class _Entry:
-    """What is kept, its bytes, how often its tensors had been written to when it came, and when it was asked for."""
+    """A value that is kept, its bytes, how often its tensors had been written to when it came, and its last request."""
 
     value: Any
     bytes: int
@@ -68,7 +68,7 @@ class Cache:
         """Drops all entries, and forgets what was asked for."""
         self._staying: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._passing: OrderedDict[Hashable, _Entry] = OrderedDict()
-        # When entries that were dropped, or did not fit, had been asked for.
+        # Entries that were dropped, or did not fit, had been asked for at these times.
         self._asked: OrderedDict[Hashable, _Asked] = OrderedDict()
         self._staying_bytes = self._passing_bytes = self._turn = 0
 
@@ -151,7 +151,7 @@ class Cache:
             self._passing_bytes -= entry.bytes
         self._asked[key] = entry.asked
         self._asked.move_to_end(key)
-        # What was asked for before anything that stays was used can take the place of nothing.
+        # A request before anything that stays was used can take the place of nothing.
         while self._staying and self._asked and next(iter(self._asked.values())).last < self._oldest().asked.last:
             self._asked.popitem(last=False)
 
@@ -216,7 +216,7 @@ def _keeper(name: str) -> ThreadPoolExecutor:
 
 
 def most_views() -> int:
-    """How many views may be open in a process: half of its maps are for them, the rest for libraries and memory."""
+    """Returns the views that may be open in a process: half of its maps are for them, the rest for others."""
     allowed = int(MAX_MAPS.read_text()) if MAX_MAPS.exists() else USUAL_MAX_MAPS
     return max(1, allowed // 2 // MAPS_OF_A_VIEW)
 
@@ -261,14 +261,14 @@ class OpenViews(Generic[V]):
         if following is None or following in self._views or following in self._coming:
             return self._views[client]
         if not self._small(following):
-            self._coming[following] = ahead(lambda: self._opened(following))
+            self._coming[following] = ahead(lambda: self._open(following))
         return self._views[client]
 
     def opened(self, client: int) -> V | None:
-        """The data of a client that was visited, else None."""
+        """Returns the data of a client that was visited, else None."""
         return self._views.get(client)
 
-    def _opened(self, client: int) -> V:
+    def _open(self, client: int) -> V:
         view = self._open_view(client)
         if self._touch is not None:
             self._touch(view)

@@ -25,12 +25,12 @@ Columns = dict[str, np.ndarray]
 
 
 def clients_a_pack(clients: int, shard_bytes: int) -> int:
-    """How many clients share a file, whose shards take so many bytes together; 1: each has files of its own."""
+    """Returns how many clients share a file, if shards take so many bytes together; 1: each has its own files."""
     mean = max(1, shard_bytes // clients)
     return 1 if mean >= PACKED_BELOW else min(clients, MOST_IN_A_PACK, PACK_BYTES // mean)
 
 
-# Of the files that `name_of` names.
+# The pattern of the files that `name_of` names.
 OF_CLIENTS = r"\d{5,}(-\d{5,})?\.arrow"
 
 
@@ -89,12 +89,12 @@ class Table:
 
     @staticmethod
     def read(path: Path, record: FileRecord, manifest: Path) -> Columns:
-        """The columns of a file. Raises ShoalError: it is not the one that the manifest names."""
+        """Reads the columns of a file. Raises ShoalError: it is not the one that the manifest names."""
         try:
-            found = record_of(path)
+            present = record_of(path)
         except OSError:
-            found = None
-        if found != record:
+            present = None
+        if present != record:
             raise ShoalError(
                 path,
                 f"lost, damaged, or of another store than {manifest}; delete {manifest} and run `shoal prepare` again, "
@@ -122,14 +122,14 @@ class Files(Table):
 
     @classmethod
     def of(cls, records: Sequence[FileRecord]) -> "Files":
-        """Of clients with a file each."""
+        """Builds the table of clients with a file each."""
         return cls(1, {"bytes": np.array([record.bytes for record in records]), "xxh3": _checksums(records)})
 
     @classmethod
     def of_packs(
         cls, paths: Iterable[Path], kind: str, records: Sequence[FileRecord], clients: int, pack: int
     ) -> "Files":
-        """Of finished files, whose packs are read."""
+        """Builds the table from finished files; reads their packs."""
         if pack == 1:
             return cls.of(records)
         bounds, checksums = [], []
@@ -180,7 +180,7 @@ class Files(Table):
         return sum(record.bytes for _, record in self.files())
 
     def content(self) -> Any:
-        """What a run reads of it: records, as stores without packs always had them, or the digest."""
+        """Returns what a run reads of it: records, as stores without packs always had them, or the digest."""
         return [asdict(record) for record in self] if self.pack == 1 else self.digest
 
     def _record(self, client: int, size: str, checksum: str) -> FileRecord:
@@ -236,7 +236,7 @@ class Clients(Table):
 
     @classmethod
     def of(cls, records: Sequence[ClientRecord]) -> "Clients":
-        """Of clients with a file each."""
+        """Builds the table of clients with a file each."""
         known = [name for name in (*COUNTS, "classes") if getattr(records[0], name) is not None]
         columns = {name: np.array([getattr(record, name) for record in records]) for name in known}
         return cls(columns, Files.of([record.file for record in records]))
@@ -259,7 +259,7 @@ class Clients(Table):
 
 
 class SplitRecord(Table):
-    """What a split gives every client.
+    """The counts of a split at every client.
 
     Attributes:
         counts: Items that train, validate and test, `[N, 3]`.
@@ -279,7 +279,7 @@ class SplitRecord(Table):
         return np.flatnonzero(self.counts[:, 0] == 0).tolist()
 
     def content(self) -> Any:
-        """What a run reads of it."""
+        """Returns what a run reads of it."""
         if self.files.pack > 1:
             return {"split": self.digest, "unreachable": self.unreachable}
         rest = {"without_training": self.without_training, "unreachable": self.unreachable}
@@ -305,7 +305,7 @@ class BoundaryRecord(Table):
 
 def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
     """The columns of `Clients` of shards, a pack after another, and the values that these keep of sparse features."""
-    found: dict[str, list[np.ndarray]] = {}
+    columns_of: dict[str, list[np.ndarray]] = {}
     values = 0
     for pack in packs:
         batches = [pack.batch(number) for number in range(len(pack))]
@@ -317,11 +317,11 @@ def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
         if "pairs" in names:
             pairs = [batch.column("pairs").values.field("label") for batch in batches]
             columns["pairs"] = np.array([len(each) for each in pairs])
-            client, label = np.repeat(np.arange(len(batches)), columns["pairs"]), _joined(pairs)
+            client, label = np.repeat(np.arange(len(batches)), columns["pairs"]), _join(pairs)
         else:
-            label = _joined([batch.column("label") for batch in batches])
+            label = _join([batch.column("label") for batch in batches])
         if "graph" in names:
-            graph = _joined([batch.column("graph") for batch in batches])
+            graph = _join([batch.column("graph") for batch in batches])
             first = np.flatnonzero(np.diff(graph, prepend=-1) | np.diff(client, prepend=-1))
             client, label = client[first], label[first]
             columns["graphs"] = np.bincount(client, minlength=len(batches))
@@ -330,11 +330,11 @@ def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
         columns["classes"] = of_class.reshape(-1, classes)
         columns["labelled"] = columns["classes"].sum(1)
         for name, column in columns.items():
-            found.setdefault(name, []).append(column)
+            columns_of.setdefault(name, []).append(column)
         x = [batch.column("x") for batch in batches]
         values += sum(len(each.values) for each in x if pa.types.is_list(each.type))
-    return {name: np.concatenate(several) for name, several in found.items()}, values
+    return {name: np.concatenate(several) for name, several in columns_of.items()}, values
 
 
-def _joined(columns: Sequence[pa.Array]) -> np.ndarray:
+def _join(columns: Sequence[pa.Array]) -> np.ndarray:
     return np.concatenate([column.to_numpy() for column in columns])

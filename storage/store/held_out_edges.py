@@ -15,7 +15,7 @@ from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.split import random_split, to_codes
 
-# Of the stream that pairs without an edge are drawn from, beside that of the split.
+# The stream that pairs without an edge are drawn from, beside that of the split.
 WITHOUT_EDGE = 1
 # Bytes of an undirected edge while pairs are drawn and held-out edges are taken away, measured and rounded up.
 OF_EDGE = 192
@@ -44,7 +44,7 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions, side: np.ndarr
         others = _without_edge(edges, nodes, sum(wanted), rng)
     else:
         others = _between_sides(edges, side, sum(wanted), rng)
-    # As many of each as there are edges, if enough exist.
+    # Each part has as many as there are edges, if enough exist.
     ends = np.cumsum([0, *wanted]) * len(others) // max(sum(wanted), 1)
     return _pairs(
         nodes,
@@ -90,7 +90,7 @@ def _edges(part: Induced) -> np.ndarray:
 
 
 def _without_edge(edges: np.ndarray, nodes: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """So many pairs that are no edge, or all there are, int64 `[n, 2]`, in random order, the smaller row first."""
+    """Draws pairs that are no edge, or all there are, int64 `[n, 2]`, in random order, the smaller row first."""
     return _ends(_untaken(nodes * (nodes - 1) // 2, _numbers(edges, nodes), wanted, rng), nodes)
 
 
@@ -106,7 +106,7 @@ def _between_sides(edges: np.ndarray, side: np.ndarray, wanted: int, rng: np.ran
 
 
 def _untaken(pairs: int, taken: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """So many numbers below `pairs` that are not taken, or all there are, in random order."""
+    """Draws numbers below `pairs` that are not taken, or all there are, in random order."""
     taken = np.sort(taken)
     free = pairs - len(taken)
     place = _distinct(free, min(wanted, free), rng)
@@ -115,13 +115,13 @@ def _untaken(pairs: int, taken: np.ndarray, wanted: int, rng: np.random.Generato
 
 
 def _distinct(end: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """So many different numbers below `end`, uniformly, int64, in random order, in memory of a few times their own."""
+    """Draws different numbers below `end`, uniformly, int64, in random order, in memory of a few times theirs."""
     if 2 * count >= end:
         return rng.permutation(end)[:count]
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < count:
-        found = np.union1d(found, rng.integers(end, size=count - len(found)))
-    return rng.permutation(found)
+    drawn = np.empty(0, dtype=np.int64)
+    while len(drawn) < count:
+        drawn = np.union1d(drawn, rng.integers(end, size=count - len(drawn)))
+    return rng.permutation(drawn)
 
 
 def _numbers(ends: np.ndarray, nodes: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is computed of one shard before any training: its hops, and the graph of its training nodes."""
+"""Computations on one shard before any training: its hops, and the graph of its training nodes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow as pa
 import scipy.sparse as sp
 
 from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.induced import Induced, breadth_first, induced, kept_entries
+from shoal.storage.graph.induced import Induced, breadth_first, induce, kept_entries
 from shoal.storage.graph.propagation import hops
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.options.propagation import PropagationOptions
@@ -31,10 +31,10 @@ def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = Fa
 
     A hop of sparse features is sparse where that gains. Raises ShoalError: a value does not fit `propagation.dtype`.
     """
-    found = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
-    # In a pack, where the same hop of another client may be dense.
+    hops_NF = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
+    # The same hop of another client in a pack may be dense.
     column = arrow_file.either_column if packed and isinstance(shard.x, CsrRows) else arrow_file.rows_column
-    return columns_of_hops(shard, found, propagation, column)
+    return columns_of_hops(shard, hops_NF, propagation, column)
 
 
 def columns_of_hops(
@@ -62,10 +62,10 @@ def _of_labelled(shard: Shard, found: list[Rows], column: Callable[[Rows], pa.Ar
 
 
 def labelled_graph(shard: Shard) -> tuple[Induced, np.ndarray | None]:
-    """What `rows: labelled` shows: labelled rows, their neighbours, edges among them, and the weights of these."""
+    """Selects what `rows: labelled` shows: labelled rows, their neighbours, edges among them, and weights."""
     dropped = (~labelled_and_neighbours(shard)).astype(np.int32)
     kept = kept_entries(shard.indptr, shard.indices, dropped)
-    part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
+    part = next(induce(shard.indptr, shard.indices, dropped, kept, [0]))
     if shard.edge_weight is None:
         return part, None
     return part, weights_among(part, shard.indptr, shard.indices, shard.edge_weight)
@@ -120,7 +120,7 @@ def hops_bytes(rows: int, features: int, propagation: PropagationOptions) -> int
 
 
 def rows_to_keep(indptr: np.ndarray, indices: np.ndarray, label: np.ndarray, propagation: PropagationOptions) -> int:
-    """How many rows of a graph have their hops on disk; with neighbours, an estimate from rows spread evenly."""
+    """Counts the rows of a graph with hops on disk; with neighbours, an estimate from rows spread evenly."""
     if propagation.folder is None or not len(label):
         return 0
     if propagation.computed:

@@ -23,10 +23,10 @@ from shoal.storage.store.arrow_file import FileRecord, read_record
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.client_table import TABLES, BoundaryRecord, ClientRecord, Clients, Files, SplitRecord, Table
 
-# Of the manifest, and the one before, which had no tables: every client was in it.
+# Formats of the manifest, and of the one before, which had no tables: every client was in it.
 FORMAT, WITHOUT_TABLES = 3, 2
 NAME = "manifest.json"
-# What has a name in it: a table, and a folder of that name.
+# Each of these kinds has names in the manifest, and for every name a table and a folder.
 KINDS = ("splits", "hops", "boundaries")
 # Paths below a store of what is written here.
 WRITTEN = (re.escape(NAME), rf"{TABLES}/(clients|({'|'.join(KINDS)})/{FOLDER})\.arrow")
@@ -34,7 +34,7 @@ WRITTEN = (re.escape(NAME), rf"{TABLES}/(clients|({'|'.join(KINDS)})/{FOLDER})\.
 
 @dataclass(frozen=True)
 class CopiesRecord:
-    """How many training graphs a node of the graph that they were cut out of lies in, by a split.
+    """The counts of training graphs that share a node of the graph that they were cut out of, by a split.
 
     Attributes:
         mean: Over the nodes that lie in any, of all clients' training graphs.
@@ -245,8 +245,8 @@ def read_manifest(store: Path) -> Manifest:
                 f"delete the folder {store} and run `shoal prepare` again, or set data.store to another folder",
             ) from None
         raise ShoalError(path, f"damaged ({error}); {damaged}") from error
-    found = raw.pop("format", None)
-    if found not in (FORMAT, WITHOUT_TABLES):
+    version = raw.pop("format", None)
+    if version not in (FORMAT, WITHOUT_TABLES):
         raise ShoalError(
             path,
             f"not a manifest of format {FORMAT}, a newer Shoal may have made it; use that, "
@@ -254,7 +254,7 @@ def read_manifest(store: Path) -> Manifest:
         )
     try:
         _require_names(path, raw)
-        (_with_tables if found == FORMAT else _with_records)(raw, store)
+        (_with_tables if version == FORMAT else _with_records)(raw, store)
         raw["ids"] = read_record(path, raw["ids"]) if raw.get("ids") else None
         raw["copies"] = {name: CopiesRecord(**record) for name, record in raw.get("copies", {}).items()}
         raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]

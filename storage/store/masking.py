@@ -91,7 +91,7 @@ def _kept_values(
 @numba.njit(cache=True)
 def _bits(key: np.uint64, item: np.ndarray) -> np.ndarray:
     """64 random bits of every item, uint64 `[n]`."""
-    found = np.empty(len(item), dtype=np.uint64)
+    bits = np.empty(len(item), dtype=np.uint64)
     for number in range(len(item)):
-        found[number] = bits_at(key, np.uint64(item[number]))
-    return found
+        bits[number] = bits_at(key, np.uint64(item[number]))
+    return bits

@@ -92,7 +92,7 @@ class RemoteStore:
         self.path = cache.folder / "manifests" / text_digest(f"{remote.address} {remote.manifests}")
         for name, record in remote.manifests:
             require_name(remote, name)
-            here, link = self.fetched(Path(name), record), place_in(self.path, Path(name).parent) / Path(name).name
+            here, link = self.fetch(Path(name), record), place_in(self.path, Path(name).parent) / Path(name).name
             # Other processes make the same link.
             new = link.with_name(f"{link.name}.{os.getpid()}")
             with cache.writing():
@@ -108,8 +108,8 @@ class RemoteStore:
         """The store, or one below it."""
         return Store(self.path / below, first_read, remote=self)
 
-    def fetched(self, relative: Path, record: FileRecord) -> Path:
-        """The path of a file in the cache. Raises FetchError."""
+    def fetch(self, relative: Path, record: FileRecord) -> Path:
+        """Returns the path of a file in the cache. Raises FetchError."""
         fetch = partial(self._folder.fetch, str(relative), record.bytes, record.xxh3)
         return self._cache.get(record.xxh3, record.bytes, fetch)
 
@@ -118,7 +118,7 @@ class RemoteStore:
         files = [file for file in files_below(self.path) if "hops" not in file[0].parts]
         files += [(Path(name), record) for name, record in self.remote.manifests]
         with ThreadPoolExecutor(AT_ONCE) as threads, self._cache.writing():
-            for (relative, _), here in zip(files, threads.map(lambda file: self.fetched(*file), files)):
+            for (relative, _), here in zip(files, threads.map(lambda file: self.fetch(*file), files)):
                 (scratch / relative).parent.mkdir(parents=True, exist_ok=True)
                 (scratch / relative).unlink(missing_ok=True)
                 os.link(here, scratch / relative)

@@ -228,13 +228,13 @@ def open_shard(
     if limits is not None:
         if record is not None:
             require_content(path, record)
-        shard = _mapped(path, client, record, opened)
+        shard = _map(path, client, record, opened)
         require_none(path, bounds_of(shard, limits))
         if opened is not None:
             return shard
-        # In a map of its own: what was read here and by no model shall not stay in the memory of this process.
+        # The shard is mapped anew: what was read here and by no model shall not stay in the memory of this process.
         del shard
-    return _mapped(path, client, record, opened)
+    return _map(path, client, record, opened)
 
 
 def bounds_of(shard: Shard, limits: Limits) -> list[str]:
@@ -256,7 +256,7 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     return faults
 
 
-def _mapped(path: Path, client: int, record: FileRecord | None, opened: Packs) -> Shard:
+def _map(path: Path, client: int, record: FileRecord | None, opened: Packs) -> Shard:
     file = MappedFile(path, "shard", record, opened)
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):

@@ -64,7 +64,7 @@ WRITTEN = (
     rf"boundaries/{FOLDER}/scratch-{FOLDER}/[^/]+\.npy",
 )
 LINKS = (rf"clients|nodes|(splits|hops)/{FOLDER}",)
-# Of the stores below a store.
+# The pattern of the stores below a store.
 BELOW = rf"(({WHOLE}/)?({TRAINING}/{FOLDER}/)?|{DOMAINS}/)"
 
 
@@ -79,7 +79,7 @@ def training_path(split: str) -> Path:
 
 def stores_below(store: Path) -> list[Path]:
     """Folders of the finished stores inside the folder of a store, and inside each other, in the order of names."""
-    # No split and no hops lie so deep, and no shard lies in a folder of these names.
+    # Splits and hops do not lie so deep, and shards lie in no folder of these names.
     kinds = (WHOLE, DOMAINS, f"{TRAINING}/*", f"{WHOLE}/{TRAINING}/*")
     return sorted(path.parent for kind in kinds for path in store.glob(f"{kind}/{NAME}"))
 
@@ -90,8 +90,8 @@ class Elsewhere(Protocol):
     path: Path
     remote: Any
 
-    def fetched(self, relative: Path, record: FileRecord) -> Path:
-        """The path of a file on this machine."""
+    def fetch(self, relative: Path, record: FileRecord) -> Path:
+        """Returns the path of a file on this machine."""
         ...
 
 
@@ -116,7 +116,7 @@ class Store:
         self.path, self.remote = path, remote
         self.manifest = read_manifest(path) if manifest is None else manifest
         self._first_read = first_read
-        # By kind, whether a client's data was checked; by kind and first client, where a file is on this machine.
+        # Data that was checked, by kind and client; the place of a file on this machine, by kind and first client.
         self._checked: dict[int, np.ndarray] = {}
         self._found: dict[tuple[int, int], Path] = {}
         self._packs: dict[Path, Pack] | None = None if self.manifest.pack == 1 else {}
@@ -144,7 +144,7 @@ class Store:
 
     def _here(self, relative: Path, record: FileRecord) -> Path:
         path = self.path / relative
-        return path if self.remote is None else self.remote.fetched(path.relative_to(self.remote.path), record)
+        return path if self.remote is None else self.remote.fetch(path.relative_to(self.remote.path), record)
 
     def shard(self, client: int) -> Shard:
         """Maps a client's shard."""
@@ -158,7 +158,7 @@ class Store:
         return self._open(client, self.manifest.splits[name].files, partial(split_path, name), open_split, items)
 
     def ids(self) -> pa.Array | None:
-        """What the user calls the nodes `[N]`, int64 or texts; None: they are 0 to N - 1."""
+        """Reads what the user calls the nodes `[N]`, int64 or texts; None: they are 0 to N - 1."""
         if self.manifest.ids is None:
             return None
         path = self._here(IDS, self.manifest.ids)
@@ -175,7 +175,7 @@ class Store:
             return shard, rows, []
         options = propagation_of(propagation)
         if options.computed:
-            # What computes hops takes a third of a second to load.
+            # The import of what computes hops takes a third of a second.
             from shoal.storage.store.computed_hops import open_computed
 
             file = None if options.folder is None else self.hops_file(options.folder, client)

@@ -11,7 +11,7 @@ from shoal.storage.store.computed_hops import ComputedHops
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 
-# Of this many columns one carries the pattern.
+# One of so many columns carries the pattern.
 EVERY = 20
 
 
@@ -52,7 +52,7 @@ class Trigger:
     def planted(
         self, shard: Shard, split: Split, propagation: PropagationOptions | None
     ) -> tuple[Shard, list[Rows] | ComputedHops]:
-        """The shard with triggers, and its hops: attached nodes lie behind its own, unlabelled, numbered below zero."""
+        """Plants triggers in a shard, and gives its hops; attached nodes lie behind its own, numbered below zero."""
         rows = self.rows(shard, split)
         count, nodes = self.nodes * len(rows), shard.nodes + self.nodes * len(rows)
         # A node and what is attached to it, joined pair by pair.
@@ -67,7 +67,7 @@ class Trigger:
         label = np.concatenate([shard.label, np.full(count, -1, shard.label.dtype)])
         if self.share is not None:
             label[rows] = self.target
-        found = replace(
+        with_triggers = replace(
             shard,
             node=np.concatenate([shard.node, -1 - np.arange(count)]),
             label=label,
@@ -77,7 +77,7 @@ class Trigger:
             edge_weight=None if shard.edge_weight is None else both.data,
         )
         nothing = np.empty(0, dtype=np.int64)
-        return found, [] if propagation is None else ComputedHops(found, propagation, None, nothing, [])
+        return with_triggers, [] if propagation is None else ComputedHops(with_triggers, propagation, None, nothing, [])
 
 
 def _with_pattern(x: Rows, count: int, seed: int) -> Rows:

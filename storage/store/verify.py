@@ -25,16 +25,16 @@ def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
 
 def _faults_of(checks: Sequence[Callable[[], object]]) -> list[str]:
     """A line for each client with a fault in a file, or one for all clients of a file that have the same."""
-    found = []
+    errors = []
     for check in checks:
         try:
             check()
         except ShoalError as error:
-            found.append(error)
-    if 1 < len(checks) == len(found) and len({error.args[-1] for error in found}) == 1:
-        found = [ShoalError(found[0].places[0], found[0].args[-1])]
+            errors.append(error)
+    if 1 < len(checks) == len(errors) and len({error.args[-1] for error in errors}) == 1:
+        errors = [ShoalError(errors[0].places[0], errors[0].args[-1])]
     # One way out for all faults.
-    return [error.line.rpartition("; ")[0] for error in found]
+    return [error.line.rpartition("; ")[0] for error in errors]
 
 
 def files_to_verify(store: Store) -> int:
@@ -45,15 +45,15 @@ def files_to_verify(store: Store) -> int:
 def unnamed_files(store: Store) -> list[Path]:
     """Files below a store that neither manifest nor journal name; those of stores below it are theirs."""
     known = {store.path / name for name in OF_A_STORE} | {store.path / path for path, _ in store.files()}
-    known |= {store.path / path for path in _noted(store, [])}
-    found = (path for path in store.path.rglob("*") if path.is_file() and path not in known)
+    known |= {store.path / path for path in _read_notes(store, [])}
+    unnamed = (path for path in store.path.rglob("*") if path.is_file() and path not in known)
     below = stores_below(store.path)
-    return sorted(path for path in found if not any(path.is_relative_to(folder) for folder in below))
+    return sorted(path for path in unnamed if not any(path.is_relative_to(folder) for folder in below))
 
 
 def _checks(store: Store, faults: list[str]) -> Iterator[Sequence[Callable[[], object]]]:
-    """What checks each file: one call, or one a client."""
-    # Opened anew, so that what was read before is read again.
+    """Lists the checks of each file: one call, or one a client."""
+    # The store is opened anew, so that what was read before is read again.
     manifest = store.manifest
     fresh = Store(store.path, manifest=manifest)
     if manifest.ids is not None:
@@ -69,13 +69,13 @@ def _checks(store: Store, faults: list[str]) -> Iterator[Sequence[Callable[[], o
         if table.table is not None:
             yield [partial(require_content, store.path / path, table.table)]
     named = {path for path, _ in store.files()}
-    for path, record in _noted(store, faults).items():
-        # What the manifest does not name is made again where it is missing.
+    for path, record in _read_notes(store, faults).items():
+        # A file that the manifest does not name is made again where it is missing.
         if path not in named and (store.path / path).exists():
             yield [partial(require_content, store.path / path, record, PROGRESS)]
 
 
-def _noted(store: Store, faults: list[str]) -> dict[Path, FileRecord]:
+def _read_notes(store: Store, faults: list[str]) -> dict[Path, FileRecord]:
     try:
         return noted_files(store.path)
     except ShoalError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.storage.store.computed_hops import ComputedHops
 
 PAGE = 4096
-# What the cache keeps of a client: hops that are not stored.
+# The cache keeps this of a client: hops that are not stored.
 HOPS = "hops"
 # Bytes of an array that a watched view compares as a whole.
 WATCHED = 2**24
@@ -93,7 +93,7 @@ class View:
         self.train, self.val, self.test = (rows.to(device) for rows in parts)
         self._parts = list(zip((self.train, self.val, self.test), parts))
         self._computed: ComputedHops | None = None if isinstance(hops, Sequence) else hops
-        # Those in the map.
+        # These are the hops in the map.
         self._hops = [_features(rows) for rows in (shard.x, *(hops if isinstance(hops, Sequence) else ()))]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
@@ -119,7 +119,7 @@ class View:
         named = {"train": self.train, "val": self.val, "test": self.test, "graph_ptr": self.graph_ptr}
         named |= {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
         for name, tensor in named.items():
-            # No tensor of these is made by writing into it.
+            # None of these tensors is made by writing into it.
             if tensor is not None and write_count(tensor):
                 return name
         computed = self._cache.peek((self._key, HOPS)) or ()
@@ -145,8 +145,8 @@ class View:
 
     def _overwritten(self) -> str | None:
         """Name of data whose numbers are not those of when the view was watched; on a GPU, of what lies in the map."""
-        for name, found in self._contents().items():
-            if self._watched[name] != found:
+        for name, content in self._contents().items():
+            if self._watched[name] != content:
                 return name
         if self.device.type != "cpu":
             return None
@@ -175,8 +175,8 @@ class View:
             return hop[self._row : self._row + 1, :16].numpy().tobytes()
         starts, *parts = hop.parts()
         start = int(starts[self._row])
-        found = starts[self._row : self._row + 2], *(part[start : start + 16] for part in parts)
-        return b"".join(part.numpy().tobytes() for part in found)
+        parts_of_row = starts[self._row : self._row + 2], *(part[start : start + 16] for part in parts)
+        return b"".join(part.numpy().tobytes() for part in parts_of_row)
 
     @property
     def items_are_rows(self) -> bool:
@@ -217,14 +217,14 @@ class View:
                 self._watched.update(_digests(_arrays_of(hops, 1)))
             return hops
 
-        found: list[StoredFeatures] = self.cache(HOPS, compute)
-        return found
+        hops: list[StoredFeatures] = self.cache(HOPS, compute)
+        return hops
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> StoredFeatures:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
         hop = self._on_device_if_it_fits(k)
         if isinstance(hop, Tensor):
-            return _sent(hop[start:stop], self.device)
+            return _send(hop[start:stop], self.device)
         low, high, _ = slice(start, stop).indices(len(hop))
         return hop.block(low, max(low, high)).to(self.device)
 
@@ -233,7 +233,7 @@ class View:
         hop, rows = self._on_disk(k, rows) or (self._on_device_if_it_fits(k), rows)
         rows = self._rows_here(rows) if hop.device.type == "cpu" else rows.to(hop.device, non_blocking=True)
         chosen = _chosen(hop, rows, self.device) if isinstance(hop, Tensor) else hop.rows(rows)
-        return _sent(chosen, self.device).float()
+        return _send(chosen, self.device).float()
 
     def _on_disk(self, k: int, rows: Tensor) -> tuple[StoredFeatures, Tensor] | None:
         """A hop of some rows, and where rows lie in it, if hops of all of these are on disk, and of others are not."""
@@ -254,8 +254,8 @@ class View:
         if self.device.type != "cpu":
             copy = self._on_device_if_it_fits(k)
             assert isinstance(copy, SparseMatrix)
-            found: SparseMatrix = self.cache(("whole", k), lambda: copy.to(self.device).float().prepared())
-            return found
+            matrix: SparseMatrix = self.cache(("whole", k), lambda: copy.to(self.device).float().prepare())
+            return matrix
         # Columns stay in the map, which shall end with the view.
         values, transposed = self.cache(("whole", k), lambda: _apart_of_the_map(hop))
         if values is None:
@@ -270,7 +270,7 @@ class View:
             return hop
         self._used.add(("hop", k))
         size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
-        copy: StoredFeatures | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
+        copy: StoredFeatures | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _send(hop, self.device))
         return hop if copy is None else copy
 
     def _item_label(self) -> np.ndarray:
@@ -354,7 +354,8 @@ class View:
         """A without self loops: float32 CSR `[N, N]`, int32 indices, of ones or weights; zero-copy on the processor."""
         if self.device.type != "cpu":
             return self.cache("adjacency", self._adjacency)
-        # No entry of the cache: the map of the shard stays open as long as this does, and shall end with the view.
+        # The cache has no entry for it: the map of the shard stays open as long as this does, and shall end with the
+        # view.
         if not self._mapped_adjacency:
             built = self._build(self._adjacency)
             self._mapped_adjacency.append((built, writes(built)))
@@ -376,7 +377,7 @@ class View:
     def smooth(self, y_NC: Tensor) -> Tensor:
         """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
         if self.device.type != "cpu":
-            return smoothed(self.adjacency, self.degree, y_NC)
+            return smooth_by_torch(self.adjacency, self.degree, y_NC)
         # Loading the kernel takes a third of a second and 140 MB: only a host that needs it loads it.
         from shoal.storage.graph.propagation import propagate
 
@@ -427,8 +428,8 @@ def _chosen(hop: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     return torch.index_select(hop, 0, rows, out=out)
 
 
-def _sent(features: StoredFeatures, device: torch.device) -> StoredFeatures:
-    """On a device; a dense copy is asynchronous."""
+def _send(features: StoredFeatures, device: torch.device) -> StoredFeatures:
+    """Sends features to a device; a dense copy is asynchronous."""
     return features.to(device, non_blocking=True) if isinstance(features, Tensor) else features.to(device)
 
 
@@ -444,8 +445,8 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
-    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product."""
+def smooth_by_torch(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
+    """Computes D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product."""
     root_N1 = degree_N.rsqrt()[:, None]
     scaled_NC = root_N1 * y_NC
     return root_N1 * (torch.sparse.mm(adjacency, scaled_NC) + scaled_NC)

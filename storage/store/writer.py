@@ -111,11 +111,11 @@ class StoreWriter:
         return sum(record.bytes for record in map(self.finished, paths) if record is not None)
 
     def noted(self, relative: Path) -> FileRecord | None:
-        """The record of a file that was finished once, whether or not it still is there."""
+        """Returns the record of a file that was finished once, whether or not it still is there."""
         return self._done.get(str(relative))
 
     def finished(self, relative: Path) -> FileRecord | None:
-        """The record of a file that is complete on disk and as it was written, else None; it is read once."""
+        """Returns the record of a file that is complete on disk and as it was written, else None; it is read once."""
         record, full = self.noted(relative), self.path / relative
         if record is None or not full.exists():
             return None

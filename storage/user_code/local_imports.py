@@ -23,23 +23,23 @@ def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, s
     waiting = [("", source)]
     while waiting:
         package, text = waiting.pop()
-        for name in _imported(text, package):
+        for name in _imports(text, package):
             parts = name.split(".")
             for length in range(1, len(parts) + 1):
                 dotted = ".".join(parts[:length])
                 if parts[0] in TAKEN or dotted in texts or dotted + PACKAGE in texts:
                     continue
-                found = _read(file.parent.joinpath(*parts[:length]), key)
-                if found is None:
+                module = _read_module(file.parent.joinpath(*parts[:length]), key)
+                if module is None:
                     break
-                is_package, text = found
+                is_package, text = module
                 texts[dotted + PACKAGE * is_package] = text
                 waiting.append((dotted if is_package else dotted.rpartition(".")[0], text))
     return dict(sorted(texts.items()))
 
 
-def _imported(source: str, package: str) -> Iterator[str]:
-    """Names of modules that a text may import, absolute; of a text that is no Python none, loading it says why."""
+def _imports(source: str, package: str) -> Iterator[str]:
+    """Lists modules that a text may import, absolute; of a text that is no Python none, loading it says why."""
     try:
         tree = ast.parse(source)
     except TOO_DEEP:
@@ -57,8 +57,8 @@ def _imported(source: str, package: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-def _read(place: Path, key: str) -> tuple[bool, str] | None:
-    """Whether a module is a package, and its text; None where no module lies."""
+def _read_module(place: Path, key: str) -> tuple[bool, str] | None:
+    """Reads whether a module is a package, and its text; None where no module lies."""
     for is_package, file in ((True, place / "__init__.py"), (False, place.with_name(f"{place.name}.py"))):
         if file.is_file():
             try:
@@ -82,7 +82,7 @@ class LocalModules:
     def run(self, file: str, source: str) -> ModuleType:
         """The file's own module, its text run. Raises BaseException: whatever the text raises."""
         module = self._module(self._name, file, "")
-        exec(compiled(source, file), module.__dict__)
+        exec(compile_text(source, file), module.__dict__)
         return module
 
     def _file(self, key: str) -> str:
@@ -138,7 +138,7 @@ class LocalModules:
         outer = name.rpartition(".")[0]
         module = self._module(name, file, name if is_package else outer if outer != self._name else "")
         try:
-            exec(compiled(self._texts[key], file), module.__dict__)
+            exec(compile_text(self._texts[key], file), module.__dict__)
         except BaseException:
             del sys.modules[name]
             raise
@@ -148,6 +148,6 @@ class LocalModules:
         return module
 
 
-def compiled(source: str, file: str) -> CodeType:
-    """The code of a text, free of the options of the text that asks for it."""
+def compile_text(source: str, file: str) -> CodeType:
+    """Compiles a text, free of the options of the text that asks for it."""
     return compile(source, file, "exec", dont_inherit=True)

@@ -59,8 +59,8 @@ class _Gathering:
         else:
             text = _text_of(name, value)
             if text is None:
-                raise self._refused(name, value)
-            for used in sorted(_used(text)):
+                raise self._refusal(name, value)
+            for used in sorted(_free_names(text)):
                 if used not in self._seen and used in self._variables and not hasattr(builtins, used):
                     yield from self.of(used, self._variables[used])
             yield text
@@ -70,7 +70,7 @@ class _Gathering:
         module = sys.modules.get(getattr(value, "__module__", None) or "")
         called = getattr(value, "__name__", "")
         if module is None or getattr(module, called, None) is not value:
-            raise self._refused(name, value)
+            raise self._refusal(name, value)
         self._require_installed(module)
         return f"from {module.__name__} import {called} as {name}"
 
@@ -80,7 +80,7 @@ class _Gathering:
         if not ours and "site-packages" not in file.parts and file.is_relative_to(Path.cwd()):
             raise ShoalError(self._wanted, f"uses {file}; put the class into a file beside that, as my_file.py:Name")
 
-    def _refused(self, name: str, value: Any) -> ShoalError:
+    def _refusal(self, name: str, value: Any) -> ShoalError:
         kind = type(value).__name__
         return ShoalError(
             self._wanted, f"there is no text of {name} ({kind}); take an option for it, or put the class into a file"
@@ -106,7 +106,7 @@ def _text_of(name: str, value: Any) -> str | None:
         try:
             body = ast.parse("".join(lines)).body
         except SyntaxError:
-            # Of a cell with commands of the notebook.
+            # The cell has commands of the notebook.
             continue
         for node in reversed(body):
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -120,12 +120,12 @@ def _inner(value: Any) -> Any:
     return getattr(value, "fget", None) or getattr(value, "__func__", value)
 
 
-def _used(text: str) -> set[str]:
-    """Names that a text takes from outside of itself."""
-    waiting, found = [symtable.symtable(text, "notebook", "exec")], set()
+def _free_names(text: str) -> set[str]:
+    """Collects the names that a text takes from outside of itself."""
+    waiting, names = [symtable.symtable(text, "notebook", "exec")], set()
     while waiting:
         table = waiting.pop()
         waiting += table.get_children()
         top = table.get_type() == "module"
-        found |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
-    return found
+        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
+    return names

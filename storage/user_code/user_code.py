@@ -40,7 +40,7 @@ class UserCode:
 
     @property
     def digest(self) -> str:
-        """Of the texts, 32 digits, wherever they lie."""
+        """The digest of the texts, 32 digits, wherever they lie."""
         return text_digest(json.dumps([self.source, sorted(self.helpers.items())]))
 
     @property
@@ -55,18 +55,18 @@ class UserCode:
 
     def load(self) -> Any:
         """The object of that name; the file runs once a process. Raises ShoalError: it fails, or has no such class."""
-        return _loaded(self.name, self.source, tuple(sorted(self.helpers.items())))
+        return _load(self.name, self.source, tuple(sorted(self.helpers.items())))
 
     def function(self, key: str, *arguments: str) -> Callable[..., Any]:
         """The function of that name. Raises ShoalError: as `load`; it is none, or takes other arguments."""
-        found, name, listed = self.load(), self.name.rpartition(":")[2], ", ".join(arguments)
-        if not callable(found):
+        function, name, listed = self.load(), self.name.rpartition(":")[2], ", ".join(arguments)
+        if not callable(function):
             raise self.fault(key, f"{name} is no function; write def {name}({listed})")
         try:
-            inspect.signature(found).bind(*arguments)
+            inspect.signature(function).bind(*arguments)
         except (TypeError, ValueError) as error:
             raise self.fault(key, f"{name} cannot be called as {name}({listed}): {error}") from None
-        return found
+        return function
 
     @property
     def place(self) -> str:
@@ -79,7 +79,7 @@ class UserCode:
 
     @contextmanager
     def at_work(self, key: str) -> Iterator[None]:
-        """What code in the block raises becomes a ShoalError with its file and line, and the traceback as detail."""
+        """Turns what code in the block raises into a ShoalError with its file and line, and the traceback as detail."""
         try:
             yield
         except (ShoalError, ReaderGone):
@@ -119,7 +119,7 @@ def read_user_code(key: str, name: str) -> UserCode:
 
 
 @cache
-def _loaded(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any:
+def _load(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any:
     file, _, wanted = name.rpartition(":")
     # Two files of one text know different folders.
     module_name = f"shoal_own_{text_digest(json.dumps([file, source, helpers]))}"
@@ -144,8 +144,8 @@ def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
         body = ast.parse(source).body
         classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
         functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-        kind, found = ("class", classes) if classes else ("class or function", functions)
-        raise ShoalError(file, f"has no {kind} {name}; it has {', '.join(found) or 'none'}")
+        kind, defined = ("class", classes) if classes else ("class or function", functions)
+        raise ShoalError(file, f"has no {kind} {name}; it has {', '.join(defined) or 'none'}")
     return cls
 
 

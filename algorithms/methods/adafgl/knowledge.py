@@ -141,7 +141,7 @@ def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places:
     counts = torch.bincount(row, minlength=data.nodes).cumsum(0)
     starts = torch.cat([counts.new_zeros(1), counts]).int()
     matrix = SparseMatrix.of(starts, column.int(), entries * root_N[row] * root_N[column], data.nodes)
-    return Mixing(root_N[:, None] * left_NB, right_BN * root_N, matrix.prepared())
+    return Mixing(root_N[:, None] * left_NB, right_BN * root_N, matrix.prepare())
 
 
 class Rows(NamedTuple):

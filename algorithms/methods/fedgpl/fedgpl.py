@@ -140,7 +140,7 @@ class FedGPL(Algorithm):
         mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
         diagonal: See `task_mixing.transferability`; the paper's is `delta`.
         distance: See `task_mixing.task_weights`; the paper's is `norm`.
-        noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `noised`.
+        noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `add_noise`.
         epsilon: Of one row in one release. Notes of a round say what is spent so far at most: on the rows of one
             training graph, and, where graphs were cut out of one, on those of a node, which may lie in many graphs.
         clip: Largest L1 norm of a row, `clipped` only.

@@ -35,7 +35,7 @@ from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, stored
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, require_stored
 from shoal.storage.options.types import Chance, NotNegative, Positive
 from shoal.storage.store.view import View
 
@@ -118,7 +118,7 @@ def _impair(data: View, share: float, seed: int) -> Impaired:
 
 def _row_squares(x_HF: Features) -> Tensor:
     """The square of the norm of every row."""
-    x_HF = stored(x_HF)
+    x_HF = require_stored(x_HF)
     if isinstance(x_HF, Tensor):
         return torch.linalg.vecdot(x_HF, x_HF)
     indptr, _, values = x_HF.parts()

@@ -61,7 +61,7 @@ class GeneratedFeatures(FeatureMatrix):
         return (x_BF @ self._layer_FPR.flatten(1)).unflatten(1, self._layer_FPR.shape[1:])
 
     def products(self, seen_BPR: Tensor, made_Q: Tensor, real_Q: Tensor) -> Tensor:
-        """Products of generated nodes with real ones, of which `seen` gave the first argument, pair by pair, `[Q]`."""
+        """Multiplies generated nodes by real ones, pair by pair, `[Q]`; `project` gave the first argument."""
         root_QR = self._root_NR.index_select(0, self.owner_M[made_Q])
         places = real_Q * seen_BPR.shape[1] + self._number_M[made_Q]
         return (root_QR * seen_BPR.flatten(0, 1).index_select(0, places)).sum(1)
@@ -88,8 +88,8 @@ class Generator(nn.Module):
     """GraphSAGE of two layers with a linear head for the number, a perceptron for features, a classifier to try them.
 
     The classifier of `encoder`, of one class, says how many neighbours are missing; `maker` makes features of at most P
-    = `most` neighbours of an embedding, see `generated`; `classifier` is another GraphSAGE, trained on augmented
-    graphs, and not used for prediction.
+    = `most` neighbours of an embedding, see `generate_neighbours`; `classifier` is another GraphSAGE, trained on
+    augmented graphs, and not used for prediction.
     """
 
     def __init__(self, features: int, classes: int, hidden: int, most: int) -> None:

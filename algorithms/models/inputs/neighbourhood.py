@@ -115,7 +115,7 @@ def _places(data: View, rows: int, first: int = 0) -> SparseMatrix:
     def make() -> SparseMatrix:
         place = torch.arange(rows + 1, dtype=torch.int32)
         matrix = SparseMatrix.of(place, place[:-1] + first, torch.ones(rows), first + rows)
-        return matrix.prepared().to(data.device)
+        return matrix.prepare().to(data.device)
 
     matrix: SparseMatrix = data.cache(("places", rows, first), make)
     return matrix
@@ -125,7 +125,7 @@ def _second_layer(data: View) -> SparseMatrix:
     assert data.all_edges is not None
     indptr, indices, degree, weight = data.all_edges
     drawn = Drawn(np.arange(len(degree)), indptr[: data.nodes + 1], indices)
-    return _matrix("symmetric", drawn, degree, weight).prepared().to(data.device)
+    return _matrix("symmetric", drawn, degree, weight).prepare().to(data.device)
 
 
 def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:
@@ -155,7 +155,7 @@ def _field(data: View, operator: Operator, layers: int) -> Neighbourhood:
         matrix = _matrix(operator, drawn, degree[nodes], of_edge)
         if operator == "sum" and weight is None:
             matrix = SparseMatrix(matrix.csr, ones=True)
-        matrices.insert(0, matrix.prepared().to(data.device))
+        matrices.insert(0, matrix.prepare().to(data.device))
     return Neighbourhood(kept_rows(data, 0, torch.from_numpy(nodes)), tuple(matrices))
 
 
@@ -175,7 +175,7 @@ def kept_rows(data: View, k: int, rows: Tensor, dtype: torch.dtype = torch.float
     """Some rows of hop k, sparse ones float32, for many steps."""
     features = data.rows(k, rows)
     # The transpose is made now, while it is known that the rows stay: every step needs it.
-    return features.prepared() if isinstance(features, SparseMatrix) else features.to(dtype)
+    return features.prepare() if isinstance(features, SparseMatrix) else features.to(dtype)
 
 
 def sample_neighbourhood(

@@ -22,7 +22,7 @@ from shoal.algorithms.models.layers.weighted_hops import (
     weigh_hops,
 )
 from shoal.algorithms.training.analytic.layers import Buffers, to_gradient, weight_gradient
-from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
 
 
 class GAMLPGradients:
@@ -46,7 +46,7 @@ class GAMLPGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `AnalyticGradient`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        hops = apart([stored(hop).float() for hop in inputs])
+        hops = apart([require_stored(hop).float() for hop in inputs])
         first = self._linears[0]
         products = self._products(hops)
         scores = {k: score_NR for k, (_, score_NR) in products.items()}
@@ -86,7 +86,7 @@ class GAMLPGradients:
         factors_FW, width = joined_factors(weight, vectors_RF), len(weight)
         products = {}
         for k, features in hops.others.items():
-            hop = stored(features)
+            hop = require_stored(features)
             out = self._buffers(f"product {k}", len(hop), factors_FW.shape[1])
             product_NW = (
                 hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
@@ -102,7 +102,7 @@ class GAMLPGradients:
         found_FW = self._buffers("of factors", len(self._linears[0].weight.t()), columns)
         everyone_N = of_score_NK.sum(1)
         for number, (k, features) in enumerate(hops.others.items()):
-            hop = stored(features)
+            hop = require_stored(features)
             torch.mul(gradient, weight_NK[:, k : k + 1], out=of_product_NW[:, :width])
             of_product_NW[:, width:] = 0
             if vectors:

@@ -25,7 +25,7 @@ from shoal.algorithms.training.analytic.layers import (
     to_gradient,
     weight_gradient,
 )
-from shoal.storage.graph.sparse_matrix import StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import StoredFeatures, require_stored
 
 
 class Body(ABC):
@@ -65,7 +65,7 @@ class Layers(Body):
 
     def forward(self, around: Neighbourhood) -> Tensor:
         first, *others = zip(self._layers, around.operators)
-        out = first[0].forward(first[1], stored(around.x_NF))
+        out = first[0].forward(first[1], require_stored(around.x_NF))
         self._inputs = []
         for layer, operator in others:
             self._inputs.append(self.drop_out(out.relu_()))
@@ -86,7 +86,7 @@ class JumpingLayers(Layers):
     """ReLU after every layer; the embedding is the largest output by entry, of equal ones the first's, as autograd."""
 
     def forward(self, around: Neighbourhood) -> Tensor:
-        x = stored(around.x_NF)
+        x = require_stored(around.x_NF)
         self._steps: list[tuple[Layer, StoredFeatures, Tensor]] = []
         for number, (layer, operator) in enumerate(zip(self._layers, around.operators)):
             out = layer.forward(operator, x).relu_()
@@ -121,7 +121,7 @@ class GCNIIBody(Body):
         assert lift is not None
         self._around = around
         width = len(lift.weight)
-        first = product(stored(around.x_NF), lift.weight, self.buffers("first", len(around.x_NF), width))
+        first = product(require_stored(around.x_NF), lift.weight, self.buffers("first", len(around.x_NF), width))
         self._first = first.add_(lift.bias).relu_()
         self._layers = []
         x = first
@@ -153,7 +153,7 @@ class GCNIIBody(Body):
                 let_through(gradient_NH, read).mul_(self.factor())
         let_through(of_first.add_(gradient_NH), self._first)
         torch.sum(of_first, 0, out=lift.bias.grad)
-        weight_gradient(lift.weight, stored(self._around.x_NF), of_first)
+        weight_gradient(lift.weight, require_stored(self._around.x_NF), of_first)
 
 
 LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer, "gat": GATLayer}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, require_stored
 
 # Bytes of a group of clients, at most; and those up to which padding costs less than one more call of a device.
 MOST, NO_MATTER = 2**31, 2**24
@@ -115,7 +115,7 @@ class BatchedGraphs:
         rows = [own.rows for own in gathered if own.rows is not None]
         # The model answers for all nodes of the last layer if no rows are asked for.
         self.tensors: Sequence[Tensor] = [
-            pad([stored(own.x_NF) for own in gathered], 0),
+            pad([require_stored(own.x_NF) for own in gathered], 0),
             *([pad(rows, 0)] if rows else []),
         ]
         layers = [*zip(*(own.operators for own in gathered))]
@@ -152,7 +152,7 @@ def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
     if isinstance(gathered[0], Neighbourhood):
         return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
     rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
-    return BatchedRows([[stored(hop) for hop in hops] for hops in rows])
+    return BatchedRows([[require_stored(hop) for hop in hops] for hops in rows])
 
 
 def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:

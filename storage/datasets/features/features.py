@@ -115,14 +115,14 @@ def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray
     values = np.repeat(scale, np.diff(indptr)) * scale[indices]
     matrix = sp.csr_array((values, indices, indptr), shape=(nodes, nodes))
     if nodes <= DENSE_NODES or width >= nodes:
-        found, vectors = np.linalg.eigh(matrix.toarray())
+        eigenvalues, vectors = np.linalg.eigh(matrix.toarray())
     else:
         start = np.random.default_rng(0).standard_normal(nodes)
         try:
-            found, vectors = eigsh(matrix, k=width, which="LA", v0=start)
+            eigenvalues, vectors = eigsh(matrix, k=width, which="LA", v0=start)
         except ArpackError as error:
             raise ShoalError("data.features", f"spectral does not converge ({error}); take another width") from error
-    vectors = vectors[:, np.argsort(-found, kind="stable")[:width]]
+    vectors = vectors[:, np.argsort(-eigenvalues, kind="stable")[:width]]
     largest = np.abs(vectors).argmax(axis=0)
     signs = np.where(vectors[largest, np.arange(width)] < 0, -1.0, 1.0)
     return (vectors * signs * np.sqrt(nodes)).astype(np.float32)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, reading
-from shoal.storage.files.bounded_npy import compressed, degrees_of, matrix_of, open_npz, shape_of
+from shoal.storage.files.bounded_npy import build_compressed, degrees_of, matrix_of, open_npz, shape_of
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 
@@ -29,11 +29,11 @@ def load_npz_graph(name: str, options: DataSource) -> Graph:
     keeps which words occur, not how often. Source: Shchur et al., "Pitfalls of Graph Neural Network
     Evaluation", 2018.
     """
-    (path,) = published(options, [Path(FILES[name])], lambda file: f"{URL}/{file}")
+    (path,) = fetch_published(options, [Path(FILES[name])], lambda file: f"{URL}/{file}")
     # Physics also holds a pickled array of class names, which is not read
     with reading(path, AGAIN), open_npz(path) as file:
         shape = shape_of(file["attr_shape"])
-        x = compressed("csr", file["attr_data"], file["attr_indices"], file["attr_indptr"], shape)
+        x = build_compressed("csr", file["attr_data"], file["attr_indices"], file["attr_indptr"], shape)
         degrees = degrees_of(file["adj_indptr"], file["adj_indices"])
         edges = np.stack([np.repeat(np.arange(len(degrees), dtype=np.int32), degrees), file["adj_indices"]])
         y = file["labels"]
@@ -51,7 +51,7 @@ def load_reddit(name: str, options: DataSource) -> Graph:
     x is float32 `[N, 602]`. Source: Hamilton, Ying and Leskovec, "Inductive Representation Learning on Large
     Graphs", NeurIPS 2017, as packed by DGL.
     """
-    data, adjacency = published(options, REDDIT, lambda file: REDDIT_URL)
+    data, adjacency = fetch_published(options, REDDIT, lambda file: REDDIT_URL)
     with reading(data, AGAIN), open_npz(data) as file:
         x = compact(file["feature"])
         # node_types counts train, val, test from 1, as `shoal.storage.graph.graph` does

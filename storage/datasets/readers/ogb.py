@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, synthetic_identity
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.derived import DerivedChecksums, open_derived, synthetic_identity
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root, derived_root
 from shoal.storage.datasets.sources.streams import NpzMember, column_count, csv_blocks, number_in
 from shoal.storage.errors import ShoalError
@@ -84,7 +84,7 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     dtype = np.dtype(_feature_dtype(options))
     limit = options.memory_limit
     contents = {part: input_digest(path) for part, path in files.items()}
-    with derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
+    with open_derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
         names = f"x-{dtype.name}.npy", "y.npy", "split.npy"
         csr, (x, y, split) = folder / "csr", (folder / name for name in names)
         checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), *names])
@@ -112,10 +112,10 @@ def _twin_in_place(options: DataSource) -> dict[str, Any] | None:
 
 def _feature_dtype(options: DataSource) -> str:
     """Type of stored features: `float32` or `float16`."""
-    found = options.feature_dtype or PUBLISHED[options.key].feature_dtype
-    if found not in ("float32", "float16"):
-        raise ShoalError("data.options.feature_dtype", f"'{found}' must be float32 or float16")
-    return found
+    dtype = options.feature_dtype or PUBLISHED[options.key].feature_dtype
+    if dtype not in ("float32", "float16"):
+        raise ShoalError("data.options.feature_dtype", f"'{dtype}' must be float32 or float16")
+    return dtype
 
 
 def raw_files(known: Published) -> dict[str, Path]:
@@ -131,7 +131,7 @@ def _files(options: DataSource, known: Published, identity: dict[str, Any] | Non
     """Files by what they hold; all are there."""
     root, address = data_root(options.root), f"{URL}/{known.archive}"
     if not known.binary and identity is None:
-        published(options, list(raw_files(known).values()), lambda file: address, nested=True)
+        fetch_published(options, list(raw_files(known).values()), lambda file: address, nested=True)
     files = {part: root / file for part, file in raw_files(known).items()}
     missing = next((path for path in files.values() if not path.is_file()), None)
     if missing is not None and identity is not None:
@@ -174,8 +174,8 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
     )
     label = NpzMember(files["node-label"], "node_label", ADVICE)
     if count.shape != (1,) or count.dtype.kind not in "iu":
-        found = f"{count.dtype} {list(count.shape)}"
-        raise ShoalError(count.where, f"must be the number of nodes, found {found}; {ADVICE}")
+        form = f"{count.dtype} {list(count.shape)}"
+        raise ShoalError(count.where, f"must be the number of nodes, found {form}; {ADVICE}")
     nodes = int(next(iter(count.values(0, 1)))[0])
     for member, kinds, holds in (
         (edge, "iu", len(edge.shape) == 2 and edge.shape[0] == 2),
@@ -183,8 +183,8 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
         (label, "iuf", label.shape in ((nodes,), (nodes, 1))),
     ):
         if not holds or member.dtype.kind not in kinds:
-            found = f"{member.dtype} {list(member.shape)}"
-            raise ShoalError(member.where, f"not what a graph of {nodes} nodes has, found {found}; {ADVICE}")
+            form = f"{member.dtype} {list(member.shape)}"
+            raise ShoalError(member.where, f"not what a graph of {nodes} nodes has, found {form}; {ADVICE}")
     pair, row = 2 * edge.dtype.itemsize, feature.dtype.itemsize * feature.shape[1]
     return Raw(
         nodes,

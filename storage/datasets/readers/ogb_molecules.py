@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
 from shoal.storage.datasets.sources.streams import column_count, csv_blocks
 from shoal.storage.errors import ShoalError
@@ -60,8 +60,8 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
     ways, published one way; their features (type, stereo, conjugation) are not used. The split is the published one,
     by scaffolds.
     """
-    found = published(options, paths(name), lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
-    raw, parts = dict(zip(RAW, found)), dict(zip(SPLIT, found[len(RAW) :]))
+    files = fetch_published(options, paths(name), lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
+    raw, parts = dict(zip(RAW, files)), dict(zip(SPLIT, files[len(RAW) :]))
     atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
     pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
     y = _labels(raw[LABELS])
@@ -83,9 +83,9 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
 
 def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
     """All rows of a file, `[lines, columns]`."""
-    found = column_count(path, AGAIN)
-    if found != columns:
-        raise ShoalError(path, f"a line must have {columns} fields, {what}, found {found}; {AGAIN}")
+    fields = column_count(path, AGAIN)
+    if fields != columns:
+        raise ShoalError(path, f"a line must have {columns} fields, {what}, found {fields}; {AGAIN}")
     return np.concatenate(list(csv_blocks(path, dtype, BLOCK_BYTES, AGAIN)))
 
 
@@ -95,8 +95,8 @@ def _labels(path: Path) -> np.ndarray:
     wrong = ~np.isin(label, range(CLASSES))
     if wrong.any():
         graph = int(wrong.argmax())
-        found = "no label" if np.isnan(label[graph]) else f"label {label[graph]:g}"
-        raise ShoalError(path, f"graph {graph} has {found}, every graph has 0 or 1; {AGAIN}")
+        label_given = "no label" if np.isnan(label[graph]) else f"label {label[graph]:g}"
+        raise ShoalError(path, f"graph {graph} has {label_given}, every graph has 0 or 1; {AGAIN}")
     return label.astype(np.int64)
 
 

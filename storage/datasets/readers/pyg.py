@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
 from shoal.storage.datasets.user.user_dataset import checked_options
 from shoal.storage.errors import ShoalError
@@ -34,8 +34,8 @@ class _RawFiles(Exception):
     """Carries the paths of a dataset's raw files out of its constructor."""
 
 
-def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
-    """A dataset of PyG over raw files that are there, `files` or those that the class needs.
+def _open(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
+    """Opens a dataset of PyG over raw files that are there, `files` or those that the class needs.
 
     Nothing is downloaded, or written beside them. `listed` raises `_RawFiles` with their paths, and reads none. Raises
     FileNotFoundError with the path of one that is missing; damaged ones raise whatever PyG does.
@@ -99,9 +99,9 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     """The class that `pyg:CLASS/NAME` names, and its arguments."""
     import torch_geometric.datasets as known
 
-    found = PYG_NAME.fullmatch(options.dataset)
-    assert found is not None
-    title, name = found.groups()
+    match = PYG_NAME.fullmatch(options.dataset)
+    assert match is not None
+    title, name = match.groups()
     if title not in known.__all__:
         raise ShoalError(
             "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean_name(title, known.__all__)}"
@@ -131,7 +131,7 @@ def load_pyg(name: str, options: DataSource) -> Graph:
     cls, arguments = _constructor(options)
     try:
         with reading(name, f"see torch_geometric.datasets.{cls.__name__} for what it reads"):
-            dataset = _opened(cls, arguments)
+            dataset = _open(cls, arguments)
     except ShoalError as error:
         if isinstance(error.__cause__, FileNotFoundError) and isinstance(error.__cause__.args[0], Path):
             raise ShoalError(
@@ -150,7 +150,7 @@ def _raw_files(options: DataSource) -> list[Path]:
     # Loading it reports other faults.
     with suppress(Exception):
         try:
-            _opened(cls, arguments, listed=True)
+            _open(cls, arguments, listed=True)
         except _RawFiles as found:
             return [path.relative_to(data_root(options.root)) for path in found.args[0]]
     return []
@@ -181,14 +181,14 @@ class _Published:
         import torch_geometric.datasets as known
 
         cls = getattr(known, self.title)
-        paths = published(options, self.files, partial(self.url, cls))
+        paths = fetch_published(options, self.files, partial(self.url, cls))
         folder = paths[0].parent
         for path in paths:
             _require_sound(path, whole=False)
         arguments = {"root": str(data_root(options.root) / self.root), **self.arguments}
         try:
             with reading(folder, f"replace the raw files of dataset '{name}'"):
-                dataset = _opened(cls, arguments, [path.name for path in paths])
+                dataset = _open(cls, arguments, [path.name for path in paths])
         except ShoalError:
             for path in paths:
                 _require_sound(path, whole=True)

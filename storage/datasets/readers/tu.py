@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import MOST_OF_A_BYTE, require_free
@@ -17,7 +17,7 @@ from shoal.storage.files.reading import open_plain
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 
-# Of a text: its bytes twice, and a number of eight for every two of them.
+# Bytes of memory for each byte of a text: the text twice, and a number of eight bytes for every two.
 OF_A_BYTE = 6
 
 
@@ -30,10 +30,10 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
     MemoryError that it is larger than the free memory; a damaged .zip raises what `zipfile` does.
     """
     with open_plain(path) as file, zipfile.ZipFile(file) as archive:
-        found = archive.getinfo(member)
-        if found.file_size > MOST_OF_A_BYTE * (found.compress_size + 1):
-            raise ValueError(f"{member}: {found.file_size} bytes cannot come from {found.compress_size}")
-        require_free(OF_A_BYTE * found.file_size)
+        info = archive.getinfo(member)
+        if info.file_size > MOST_OF_A_BYTE * (info.compress_size + 1):
+            raise ValueError(f"{member}: {info.file_size} bytes cannot come from {info.compress_size}")
+        require_free(OF_A_BYTE * info.file_size)
         text = archive.read(member)
     if text.translate(None, b"-0123456789 \t\r\n"):
         raise ValueError(f"{member}: more than whole numbers")
@@ -41,7 +41,7 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
 
 
 def _graphs_in(numbers: np.ndarray, member: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `read_dgcnn_text` gives, of all numbers of a text."""
+    """Reads the graphs of `read_dgcnn_text` from all numbers of a text."""
     sizes, labels, degrees, near, at = [], [], [], [], 1
     try:
         for _ in range(numbers[0]):
@@ -69,7 +69,7 @@ def _graphs_in(numbers: np.ndarray, member: str) -> tuple[np.ndarray, np.ndarray
 URL = "https://www.chrsmrrs.com/graphkerneldatasets"
 NAMES = {"nci1": "NCI1", "proteins": "PROTEINS", "imdb-binary": "IMDB-BINARY", "collab": "COLLAB"}
 EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
-# What is known of nodes, beside their edges.
+# Files with labels and attributes of nodes.
 OF_NODE, ATTRIBUTES = "node_labels", "node_attributes"
 OF_NODES = {"nci1": (OF_NODE,), "proteins": (OF_NODE, ATTRIBUTES)}
 MOST_LABELS = 1 << 16
@@ -111,17 +111,17 @@ def load_tu(name: str, options: DataSource) -> Graph:
         text = data_root(options.root) / files[0]
         with reading(text, "put the file back as it was published"):
             edges, graph, y = read_dgcnn_text(text, f"{NAMES[name]}/{NAMES[name]}.txt")
-        found = {"edge_index": edges, "graph": graph, "y": y}
-        return _graph(name, options, found, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
-    paths_of = published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
+        arrays = {"edge_index": edges, "graph": graph, "y": y}
+        return _graph(name, options, arrays, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
+    paths_of = fetch_published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
     where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in paths_of}
     columns: dict[str, np.ndarray] = {}
     for part, file in where.items():
         with reading(file, AGAIN):
             columns[part] = _columns(file, whole=part != ATTRIBUTES)
-    found = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
-    found["y"] = columns.pop(LABELS)[:, 0]
-    return _graph(name, options, found, columns, where)
+    arrays = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
+    arrays["y"] = columns.pop(LABELS)[:, 0]
+    return _graph(name, options, arrays, columns, where)
 
 
 def _graph(
@@ -172,10 +172,10 @@ def _ones(column: np.ndarray, width: int) -> sp.csr_array:
 def _columns(path: str, whole: bool) -> np.ndarray:
     """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32."""
     table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
-    found = np.stack([column.to_numpy() for column in table.columns], axis=1)
-    if found.dtype.kind not in ("i" if whole else "if"):
+    numbers = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    if numbers.dtype.kind not in ("i" if whole else "if"):
         raise ValueError(f"its lines are no {'whole ' if whole else ''}numbers")
-    return found if whole else found.astype(np.float32)
+    return numbers if whole else numbers.astype(np.float32)
 
 
 DATASETS = tuple(

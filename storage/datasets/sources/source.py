@@ -17,7 +17,7 @@ from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
 if TYPE_CHECKING:
     from shoal.storage.graph.graph import Graph
 
-# What to do about a damaged published file.
+# The way out of a damaged published file.
 AGAIN = "delete it, and it is downloaded again"
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
@@ -104,7 +104,7 @@ class DataSource:
 
     @property
     def name(self) -> str:
-        """Of the graph among several: that of the dataset, or of the file or folder of the user's own graph."""
+        """The name of the graph among several: the dataset's, or that of the file or folder of the user's graph."""
         if self.dataset.startswith(PYG):
             return self.dataset.removeprefix(PYG).replace("/", "-")
         if is_own(self.dataset):

@@ -15,11 +15,12 @@ FIELDS = ("nodes", "classes", "features", "degree", "seed")
 OPTIONS = (*FIELDS, "homophily", "signal")
 HOMOPHILY, SIGNAL = 0.8, 1.0
 MAX_DRAWS = 20
-# In standard deviations; float32 holds all features below it.
+# The strongest signal, in standard deviations; float32 holds all features below it.
 STRONGEST = 1e6
 # Bytes while graphs are made, beside the features.
 OF_NODE, OF_EDGE, OF_SMALL_ENTRY = 64, 100, 16
-# Of the gamma distribution of sizes: the largest of a thousand graphs has about six times the nodes of the mean.
+# The shape of the gamma distribution of sizes: the largest of a thousand graphs has about six times the nodes of the
+# mean.
 SHAPE = 2.0
 Rule = tuple[str, bool, str]
 
@@ -115,7 +116,7 @@ def load_sbm_graphs(name: str, options: DataSource) -> Graph:
     degrees = np.empty(nodes, dtype=np.int64)
     neighbours = []
     for start, size, label in zip(first.tolist(), sizes.tolist(), y.tolist()):
-        joined = _drawn(size, label + 1, options.degree, homophily, for_edges)
+        joined = _draw_adjacency(size, label + 1, options.degree, homophily, for_edges)
         degrees[start : start + size] = joined.sum(1)
         neighbours.append((np.nonzero(joined)[1] + start).astype(np.int32))
     indptr, indices = np.concatenate([[0], np.cumsum(degrees)]), np.concatenate(neighbours)
@@ -124,13 +125,15 @@ def load_sbm_graphs(name: str, options: DataSource) -> Graph:
     return Graph(name, indptr, indices, x, y, options.classes, synthetic=True, graph_of=graph_of)
 
 
-def _drawn(size: int, communities: int, degree: float, homophily: float, rng: np.random.Generator) -> np.ndarray:
-    """Adjacency of one graph, bool `[size, size]`, symmetric."""
+def _draw_adjacency(
+    size: int, communities: int, degree: float, homophily: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws the adjacency of one graph, bool `[size, size]`, symmetric."""
     block = np.arange(size) % communities
     row, column = np.triu_indices(size, 1)
     inside = block[row] == block[column]
     wanted = size * degree / 2
-    # Where one kind of pair cannot have its share, the other has no more for it.
+    # If one kind of pair cannot have its share, the other has no more for it.
     chance = np.where(inside, homophily / max(inside.sum(), 1), (1 - homophily) / max((~inside).sum(), 1))
     if inside.all():
         chance = np.full(len(row), 1 / max(len(row), 1))

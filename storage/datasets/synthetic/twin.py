@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, identity_digest
+from shoal.storage.datasets.sources.derived import DerivedChecksums, identity_digest, open_derived
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, derived_root
 from shoal.storage.datasets.synthetic.sbm import require, rules_of_strength
 from shoal.storage.datasets.synthetic.twin_kernels import (
@@ -78,7 +78,7 @@ def load_twin(name: str, options: DataSource) -> Graph:
     twin = Twin.of(name, options)
     limit = options.memory_limit
     identity = twin.identity
-    with derived(derived_root(options) / "twins" / f"{name}-{identity_digest(identity)}", identity) as folder:
+    with open_derived(derived_root(options) / "twins" / f"{name}-{identity_digest(identity)}", identity) as folder:
         checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), "y.npy", "split.npy"])
         indptr, indices, cleaning = external_csr(twin.edge_blocks, twin.nodes, twin.edges, folder / "csr", limit, name)
         for array, dtype, blocks in (("y", np.int64, twin.labels), ("split", np.int8, twin.split_codes)):

@@ -67,8 +67,8 @@ def to_array(value: Any, where: str) -> Any:
         value = value.float()
     if value.layout == torch.strided:
         return value.numpy()
-    found = value.to_sparse_coo().coalesce()
-    return sp.csr_array((found.values().numpy(), tuple(found.indices().numpy())), shape=tuple(found.shape))
+    coo = value.to_sparse_coo().coalesce()
+    return sp.csr_array((coo.values().numpy(), tuple(coo.indices().numpy())), shape=tuple(coo.shape))
 
 
 def require_values(value: Any, where: str) -> None:
@@ -119,8 +119,8 @@ def _split(masks: Mapping[str, np.ndarray], items: int, what: str, where: Mappin
         if mask.ndim == 2:
             raise ShoalError(where[key], f"{mask.shape[1]} splits; take one, as in mask[:, 0]")
         if mask.shape != (items,) or mask.dtype not in (np.bool_, np.uint8):
-            found = f"{mask.dtype} {list(mask.shape)}"
-            raise ShoalError(where[key], f"must be a truth value for each of the {items} {what}s, found {found}")
+            form = f"{mask.dtype} {list(mask.shape)}"
+            raise ShoalError(where[key], f"must be a truth value for each of the {items} {what}s, found {form}")
         twice = (code != UNASSIGNED) & mask.astype(bool)
         if twice.any():
             raise ShoalError(where[key], f"{what} {int(twice.argmax())} is in another mask, too; one part a {what}")

@@ -18,7 +18,7 @@ from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, require_edges
 
-# What a graph of a list has one value of.
+# A graph of a list has one value of these.
 OF_GRAPHS = (*MASKS, "assignment")
 READ = ("x", "y", "edge_index", "edge_weight", *OF_GRAPHS)
 
@@ -42,7 +42,7 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
 
 
 def take_out(key: str) -> str:
-    """How a user takes an attribute out."""
+    """Says how a user takes an attribute out."""
     return f"take it out (del data.{key})"
 
 
@@ -66,8 +66,8 @@ def graph_of_data(
         )
     require_tensors(data, called)
     values, where = _values(data, called)
-    found = {key: f"{called}.{key}" for key in data.to_dict()}
-    require_read(found, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data), warns=warns)
+    places_of = {key: f"{called}.{key}" for key in data.to_dict()}
+    require_read(places_of, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data), warns=warns)
     if (rows := _length(data.x)) is not None and data.num_nodes != rows:
         raise ShoalError(where["x"], f"{rows} rows for {data.num_nodes} nodes; one a node")
     if getattr(data, "batch", None) is not None:

@@ -71,13 +71,13 @@ class Rows(NamedTuple):
 
 def table_of(folder: Path, name: str) -> Path | None:
     """The table `name` in a folder, a file or a folder of parts; None: there is none. A ShoalError: two, or unread."""
-    found = [path for kind in KINDS if (path := folder / f"{name}{kind}").exists()]
-    if len(found) > 1:
-        raise ShoalError(found[0], f"there is also {found[1].name}; keep one of the two")
+    tables = [path for kind in KINDS if (path := folder / f"{name}{kind}").exists()]
+    if len(tables) > 1:
+        raise ShoalError(tables[0], f"there is also {tables[1].name}; keep one of the two")
     others = sorted(path for path in folder.glob(f"{name}*") if path.name.partition(".")[0] == name)
-    if others and not found and not (folder / "edge_index.npy").exists():
+    if others and not tables and not (folder / "edge_index.npy").exists():
         raise ShoalError(others[0], f"expected {name}.csv or {name}.parquet; write the table as one of these")
-    return found[0] if found else None
+    return tables[0] if tables else None
 
 
 def parts_of(table: Path) -> list[Path]:
@@ -106,7 +106,7 @@ def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[R
     parts = parts_of(table)
     # Columns of a part, and how its lines are separated.
     heads = [(_parquet_names(part), "") if is_parquet else _header(part, known) for part in parts]
-    columns = [[_named(name, known) for name in names] for names, _ in heads]
+    columns = [[_known_name(name, known) for name in names] for names, _ in heads]
     for part, own in zip(parts, columns):
         if len(set(own)) < len(own):
             twice = next(name for name in own if own.count(name) > 1)
@@ -149,7 +149,7 @@ def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
         column = column.flatten()
     if not any(is_kind(column.type) for is_kind in (*TEXTS, *NUMBERS)):
         raise ShoalError(rows.file, f"column {name!r} is {what} and must be numbers, found {column.type}")
-    values = _parsed(column) if any(is_kind(column.type) for is_kind in TEXTS) else column
+    values = _parse(column) if any(is_kind(column.type) for is_kind in TEXTS) else column
     if isinstance(values, int):
         wrong = values
     elif values.null_count:
@@ -157,18 +157,18 @@ def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
     else:
         # A value too large for float32 becomes infinity.
         with np.errstate(over="ignore"):
-            found = np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.float32)
-        if np.isfinite(found).all():
-            return found.reshape(-1, width)
-        wrong = int((~np.isfinite(found)).argmax())
+            x = np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.float32)
+        if np.isfinite(x).all():
+            return x.reshape(-1, width)
+        wrong = int((~np.isfinite(x)).argmax())
     word = str(column[wrong].as_py())
     decimal = "," in word and _is_number(word.replace(",", ".", 1))
     way_out = "write decimals with a point" if decimal else "give a finite one, or take the column out"
     raise fault(wrong // width, f"is {word[:40]!r}: {way_out}")
 
 
-def _parsed(texts: pa.Array) -> pa.Array | int:
-    """Texts as numbers, or as truth values if they are True and False; else the first row that is neither."""
+def _parse(texts: pa.Array) -> pa.Array | int:
+    """Parses texts as numbers, or as truth values if they are True and False; else gives the first wrong row."""
     trimmed = pc.utf8_trim_whitespace(texts)
     for kind in (pa.float32(), pa.bool_()):
         try:
@@ -176,7 +176,7 @@ def _parsed(texts: pa.Array) -> pa.Array | int:
         except pa.ArrowInvalid:
             continue
     words = trimmed.to_pylist()
-    # Where truth values stand among numbers, they are what is wrong.
+    # Truth values among numbers are what is wrong.
     for fits in (lambda word: _is_number(word) or word.lower() in ("true", "false"), _is_number):
         for row, word in enumerate(words):
             if word is not None and not fits(word):
@@ -192,7 +192,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _named(name: str, known: Sequence[str]) -> str:
+def _known_name(name: str, known: Sequence[str]) -> str:
     name = name.strip()
     return name.lower() if name.lower() in known else name
 
@@ -208,10 +208,10 @@ def _header(part: Path, known: Sequence[str]) -> tuple[list[str], str]:
         # It is decompressed as the file's name says.
         with io.BufferedReader(pa.input_stream(str(part))) as lines:
             header = lines.readline(BLOCK_BYTES)
-        found = {separator: _names(header, separator) for separator in SEPARATORS}
-    fits = (by for by, names in found.items() if any(_named(name, known) in known for name in names))
+        names_by = {separator: _names(header, separator) for separator in SEPARATORS}
+    fits = (by for by, names in names_by.items() if any(_known_name(name, known) in known for name in names))
     separator = next(fits, SEPARATORS[0])
-    names = found[separator]
+    names = names_by[separator]
     if all(map(_is_number, names)):
         raise ShoalError(part, f"expected names of columns in the first line, got {', '.join(names[:3])}; add a header")
     return names, separator
@@ -280,18 +280,18 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
     ids = clean_ids(whole[ID], len(whole[ID]), nodes)
     notes = [f"{nodes}: column {name!r} has no name and is left out" for name in unnamed]
-    found: dict[str, Any] = {**_edges(edges, whole[ID]), "ids": ids, "notes": notes}
+    graph_arrays: dict[str, Any] = {**_edges(edges, whole[ID]), "ids": ids, "notes": notes}
     label = _of_one_type(given) if given else pa.nulls(len(whole[ID]))
-    found["y"], found["label_names"] = coded_labels(label, f"{nodes} (label)")
+    graph_arrays["y"], graph_arrays["label_names"] = coded_labels(label, f"{nodes} (label)")
     if features:
         names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
-        found |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
+        graph_arrays |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
     if SPLIT in whole:
-        found["split"] = _parts(nodes, whole[SPLIT])
+        graph_arrays["split"] = _parts(nodes, whole[SPLIT])
     if CLIENT in whole:
         with reading(nodes, f"column {CLIENT} is the number of a client"):
-            found["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy()
-    return {name: value for name, value in found.items() if value is not None}
+            graph_arrays["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy()
+    return {name: value for name, value in graph_arrays.items() if value is not None}
 
 
 def _require_columns(path: Path, columns: list[str], needed: tuple[str, ...]) -> None:
@@ -354,11 +354,11 @@ def _ends(path: Path) -> pa.Array:
     """Ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
     columns, parts = open_table(path, (*ENDS, WEIGHT))
     _require_columns(path, columns, ENDS)
-    found = []
+    columns_of_ids = []
     for rows in parts:
         with reading(rows.file, ADVICE):
-            found += [_texts(rows.batch.column(name)) for name in ENDS]
-    ids = pc.drop_null(pc.unique(pa.chunked_array(found, pa.large_string())))
+            columns_of_ids += [_texts(rows.batch.column(name)) for name in ENDS]
+    ids = pc.drop_null(pc.unique(pa.chunked_array(columns_of_ids, pa.large_string())))
     try:
         order = pc.sort_indices(ids.cast(pa.int64()))
     except pa.ArrowInvalid:
@@ -375,11 +375,11 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
             raise ShoalError(
                 path, f"column {name!r} would not be used; take it out, edges are source, target and weight"
             )
-    found: list[list[np.ndarray]] = [[], []]
+    places_of: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
     known = pc.SetLookupOptions(value_set=ids)
     for rows in parts:
-        for kept, name in zip(found, ENDS):
+        for kept, name in zip(places_of, ENDS):
             with reading(rows.file, ADVICE):
                 texts = _texts(rows.batch.column(name))
                 places = pc.index_in(texts, options=known)
@@ -392,9 +392,9 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
             kept.append(places.to_numpy())
         if WEIGHT in columns:
             weights.append(numbers(rows, WEIGHT, "what an edge weighs")[:, 0])
-    if not found[0]:
+    if not places_of[0]:
         return {"edge_index": np.empty((2, 0), dtype=np.int32)}
-    edge_index = np.stack([np.concatenate(kept) for kept in found])
+    edge_index = np.stack([np.concatenate(kept) for kept in places_of])
     return {"edge_index": edge_index} | ({"edge_weight": np.concatenate(weights)} if weights else {})
 
 
