@@ -479,7 +479,9 @@ class ClientTable(Sequence[ClientInfo]):
         A server that hides clients knows no more of them.
         """
         same = {"nodes": 2, "train": 1, "graphs": 2, "pairs": 2}
-        columns = {name: np.full(len(self), same[name]) if name in same else of for name, of in self._columns.items()}
+        columns = {
+            name: np.full(len(self), same[name]) if name in same else column for name, column in self._columns.items()
+        }
         return ClientTable(columns, self._same["classes"])
 
     @property
@@ -507,7 +509,7 @@ class ClientTable(Sequence[ClientInfo]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+            return [self[number] for number in range(len(self))[place]]
         if (info := self._made.get(place)) is None:
             if len(self._made) >= MOST_MADE:
                 self._made.clear()

@@ -72,11 +72,11 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
 
 def _elsewhere(error: BaseException) -> str:
     """Says what to write for a name that a client, its model, its data or the context does not have."""
-    known = ELSEWHERE.get(type(getattr(error, "obj", None)).__name__)
-    if not isinstance(error, AttributeError) or known is None:
+    names = ELSEWHERE.get(type(getattr(error, "obj", None)).__name__)
+    if not isinstance(error, AttributeError) or names is None:
         return ""
     there = [name for name in dir(error.obj) if not name.startswith("_")]
-    return f"; write {known[error.name]}" if error.name in known else did_you_mean(str(error.name), there)
+    return f"; write {names[error.name]}" if error.name in names else did_you_mean(str(error.name), there)
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:
@@ -99,10 +99,10 @@ def yield_place(method: Algorithm, steps: Any) -> str:
 def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str | None:
     """The innermost of some lines that lies in some files, as `file.py, line 7`; those of a user come first."""
     places = [(file, line) for file, line in lines if file in files]
-    own = [(file, line) for file, line in places if short_path(file) == file]
+    of_users = [(file, line) for file, line in places if short_path(file) == file]
     if not places:
         return None
-    file, line = (own or places)[-1]
+    file, line = (of_users or places)[-1]
     return f"{short_path(file)}, line {line}"
 
 
@@ -132,8 +132,8 @@ def _files(cls: type) -> frozenset[str]:
 
 def _definition(method: Algorithm, hook: str) -> str:
     """Finds the line at which a method defines a hook; only the file if the method has none of its own."""
-    own = getattr(type(method), hook, None)
-    place = line_of(own) if own is not getattr(Algorithm, hook, None) else None
+    defined = getattr(type(method), hook, None)
+    place = line_of(defined) if defined is not getattr(Algorithm, hook, None) else None
     return place or file_of(type(method))
 
 

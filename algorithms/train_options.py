@@ -35,8 +35,8 @@ class Rates:
     def __init__(self, schedule: Named, lr: float) -> None:
         """Begins with the first round; a ValueError for an unknown name, or an option that is unknown or impossible."""
         if schedule.name not in SCHEDULES:
-            known = f"known here: {', '.join(SCHEDULES)}{did_you_mean_name(schedule.name, SCHEDULES)}"
-            raise ValueError(f"{schedule.name} is no schedule; {known}")
+            choices = f"known here: {', '.join(SCHEDULES)}{did_you_mean_name(schedule.name, SCHEDULES)}"
+            raise ValueError(f"{schedule.name} is no schedule; {choices}")
         if wrong := [key for key, value in schedule.options.items() if key == OF_TORCH or not _is_number(value)]:
             raise ValueError(f"{wrong[0]} is no option of {schedule.name}, or not a number, or a list of some")
         # Takes seconds, which reading a config without a schedule need not.
@@ -87,7 +87,7 @@ def _rates(name: str, options: str, lr: float) -> Rates:
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_number(each) and not isinstance(each, list | tuple) for each in value)
+        return all(_is_number(item) and not isinstance(item, list | tuple) for item in value)
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 

@@ -54,8 +54,8 @@ def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.
     for items, domain, clients, before in zip(
         _item_ranges(graph), graph.domains, options.domains or (), first_clients(options)
     ):
-        own = assignment[items]
-        strange = own[(own < before) | (own >= before + clients)]
+        clients_of_domain = assignment[items]
+        strange = clients_of_domain[(clients_of_domain < before) | (clients_of_domain >= before + clients)]
         if len(strange):
             raise ShoalError(
                 "partition.file",

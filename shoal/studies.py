@@ -248,8 +248,8 @@ def compare(left: str | PathLike[str] | Run, right: str | PathLike[str] | Run) -
     """
     from shoal.engine.studies import listing
 
-    one, other = (run if isinstance(run, Run) else Run(run) for run in (left, right))
-    return listing.compare(one.path, other.path)
+    first, second = (run if isinstance(run, Run) else Run(run) for run in (left, right))
+    return listing.compare(first.path, second.path)
 
 
 def _gone(command: Any) -> Sweep:
@@ -280,8 +280,8 @@ def _with_options(value: dict[str, Any], word: str) -> str:
 def _paths(runs: Runs) -> list[Path]:
     """Folders of runs and sweeps, of one or several; of a run at an address, that of its copy."""
     several = [runs] if isinstance(runs, str | PathLike | Run | Sweep) else runs
-    opened = [Run(each) if isinstance(each, str) and is_address(each) else each for each in several]
-    return [each.path if isinstance(each, Run | Sweep) else Path(each) for each in opened]
+    opened = [Run(source) if isinstance(source, str) and is_address(source) else source for source in several]
+    return [source.path if isinstance(source, Run | Sweep) else Path(source) for source in opened]
 
 
 def _file_of(config: Source, overrides: Mapping[str, Any]) -> Path:

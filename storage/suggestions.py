@@ -48,15 +48,15 @@ def _is_typo(wrong: list[str], name: list[str]) -> bool:
     """Whether two names differ in one word, by one typing error in it; numbers have none."""
     if len(wrong) != len(name):
         return False
-    different = [(one, other) for one, other in zip(wrong, name) if one != other]
+    different = [(typed, meant) for typed, meant in zip(wrong, name) if typed != meant]
     if len(different) != 1:
         return False
-    one, other = different[0]
-    if re.sub(r"(.)\1+", r"\1", one) == re.sub(r"(.)\1+", r"\1", other):
-        return not one.isdigit()
-    if min(len(one), len(other)) < SHORTEST or not (one.isalpha() and other.isalpha()):
+    typed, meant = different[0]
+    if re.sub(r"(.)\1+", r"\1", typed) == re.sub(r"(.)\1+", r"\1", meant):
+        return not typed.isdigit()
+    if min(len(typed), len(meant)) < SHORTEST or not (typed.isalpha() and meant.isalpha()):
         return False
-    return bool(_less(one) & _less(other))
+    return bool(_less(typed) & _less(meant))
 
 
 def _less(word: str) -> set[str]:

@@ -33,7 +33,7 @@ NOT_FIRST = frozenset({"Of", "That", "Those", "As", "Where", "Who", "Whose", "Wh
 # A comment that begins so has no subject.
 FRAGMENT = re.compile(r"(?m)^ *# ((?:Of|That of|Those of) .*)$")
 # Locals are called by what they are.
-VAGUE = frozenset({"found"})
+VAGUE = frozenset({"found", "own", "each", "known", "one", "of"})
 
 Found = set[tuple[str, str, str]]
 

@@ -112,10 +112,10 @@ def with_other_edges(graphs: SmallGraphs, share: float, rng: np.random.Generator
     # Edges are ordered by their graphs.
     kept = ~_draw_elements(edges_G, changed_G, rng)
     # A graph that has an edge has two nodes.
-    size, start = (np.repeat(of, changed_G) for of in (graphs.sizes, graphs.first[:-1]))
-    one = rng.integers(size)
-    other = (one + 1 + rng.integers(size - 1)) % size
-    ends = np.concatenate([source[kept], start + one]), np.concatenate([target[kept], start + other])
+    size, start = (np.repeat(column, changed_G) for column in (graphs.sizes, graphs.first[:-1]))
+    sender = rng.integers(size)
+    other = (sender + 1 + rng.integers(size - 1)) % size
+    ends = np.concatenate([source[kept], start + sender]), np.concatenate([target[kept], start + other])
     both = np.concatenate(ends), np.concatenate(ends[::-1])
     return SmallGraphs(graphs.first, *adjacency_of(*both, len(graphs.row)), graphs.row)
 

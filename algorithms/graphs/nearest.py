@@ -94,8 +94,8 @@ def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
     step = max(COSINES // nodes, 1)
     for start in range(0, nodes, step):
         near = unit_NH[start : start + step] @ unit_NH.t()
-        own = torch.arange(len(near), device=device)
-        near[own, own + start] = -torch.inf
+        diagonal = torch.arange(len(near), device=device)
+        near[diagonal, diagonal + start] = -torch.inf
         # Candidates for the k nearest, as products are rounded; the diagonal never is one.
         least = near.topk(min(k, nodes - 1)).values[:, -1:] - 2 * margin_of(unit_NH.shape[1])
         row, other = torch.nonzero(near >= least, as_tuple=True)
@@ -160,10 +160,10 @@ def update(
         start = max(0, i + 1 - first_column)
         for low in range(start, columns, CHUNK):
             high = min(low + CHUNK, columns)
-            own = least[i]
+            least_of_row = least[i]
             candidates = 0
             for c in range(low, high):
-                candidates += (near[r, c] >= own) | (near[r, c] >= least[first_column + c])
+                candidates += (near[r, c] >= least_of_row) | (near[r, c] >= least[first_column + c])
             if not candidates:
                 continue
             for c in range(low, high):

@@ -20,9 +20,9 @@ def class_sums(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor,
     """Sums of the rows of every class, `[C, H]`, and their counts, int32 `[C]`; label -1 is left out."""
     if not isinstance(z_NH, Tensor | SparseMatrix):
         z_NH = z_NH.to_dense()
-    known = y_N >= 0
-    if not bool(known.all()):
-        rows = known.nonzero()[:, 0]
+    labelled_N = y_N >= 0
+    if not bool(labelled_N.all()):
+        rows = labelled_N.nonzero()[:, 0]
         z_NH, y_N = z_NH[rows] if isinstance(z_NH, Tensor) else z_NH.rows(rows), y_N[rows]
     if isinstance(z_NH, Tensor):
         sums_CH = z_NH.new_zeros(classes, z_NH.shape[1]).index_add(0, y_N, z_NH)

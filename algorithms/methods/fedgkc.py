@@ -113,12 +113,12 @@ class FedGKC(WithCopilot):
         if self.mutual == "none":
             return {}
         (copilot,) = ctx.models[COPILOT]
-        for number, own in enumerate(ctx.models[MODEL]):
-            if self._shares(1.0).neighbours and own.width != copilot.width:
+        for number, kind in enumerate(ctx.models[MODEL]):
+            if self._shares(1.0).neighbours and kind.width != copilot.width:
                 raise ShoalError(
                     "algorithm.copilot",
-                    f"its embedding is {copilot.width} wide, that of model {number} ({own.name}) "
-                    f"{own.width}; give both one width, by heterogeneity.embedding and algorithm.copilot.hidden",
+                    f"its embedding is {copilot.width} wide, that of model {number} ({kind.name}) "
+                    f"{kind.width}; give both one width, by heterogeneity.embedding and algorithm.copilot.hidden",
                 )
         return super().setup(ctx)
 
@@ -188,16 +188,16 @@ class FedGKC(WithCopilot):
 
     def _taught(self, client: Client, received: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
         """Equations 2 and 3."""
-        own = outputs[learner]
+        output = outputs[learner]
 
         def from_neighbours() -> Tensor:
             z_NH = outputs[teacher].embedding_NH
-            return distilled_from_neighbours(client.data, z_NH, own.embedding_NH, self.neigh_norm)
+            return distilled_from_neighbours(client.data, z_NH, output.embedding_NH, self.neigh_norm)
 
         return weighted_sum(
-            (received.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
+            (received.labels * bool(client.info.train), lambda: label_loss(client, output, "all")),
             (received.neighbours, from_neighbours),
-            (received.scores, lambda: distillation_loss(outputs[teacher].logits_NC, own.logits_NC)),
+            (received.scores, lambda: distillation_loss(outputs[teacher].logits_NC, output.logits_NC)),
         )
 
     def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
@@ -214,8 +214,8 @@ class FedGKC(WithCopilot):
         copilot = client.models[COPILOT]
         entries = {"w": copilot.w, "nodes": torch.tensor(client.info.nodes)}
         if self.weights == "kama":
-            known = knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)
-            entries["knowledge"] = torch.tensor(known)
+            measured = knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)
+            entries["knowledge"] = torch.tensor(measured)
         return Upload(entries)
 
 

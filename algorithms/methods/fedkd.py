@@ -67,8 +67,8 @@ class FedKD(TaughtRows):
 
     def receive(self, client: Client, down: Tree) -> Received:
         if "energy" in down:
-            copilot, known = client.models[COPILOT], down.get("w")
-            base = client.state[BASE] + expand(copilot.flat, down) if known is None else known.clone()
+            copilot, w = client.models[COPILOT], down.get("w")
+            base = client.state[BASE] + expand(copilot.flat, down) if w is None else w.clone()
             client.state[BASE] = base
             copilot.load(base)
         return down

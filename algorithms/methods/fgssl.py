@@ -111,10 +111,10 @@ class FGSSL(FedAvg):
         sent = model.output(views.draw(*self.weak))
 
         def term() -> Tensor:
-            own = model(views.draw(*self.strong))
+            strong = model(views.draw(*self.strong))
             return weighted_sum(
-                (self.contrast, lambda: self._semantic(client, sent, own, drawn)),
-                (self.structure, lambda: likeness_distilled(client.data, sent.logits_NC, own.logits_NC, self.omega)),
+                (self.contrast, lambda: self._semantic(client, sent, strong, drawn)),
+                (self.structure, lambda: likeness_distilled(client.data, sent.logits_NC, strong.logits_NC, self.omega)),
             )
 
         return trainer.fit(client, received, term=term)

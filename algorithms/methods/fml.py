@@ -44,10 +44,10 @@ class FML(TaughtRows):
         rows = self.taught(client)
         if not (client.info.train if rows == "train" else client.info.items):
             return float("nan")
-        own = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
+        personal = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
         copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)
         if self.alpha < 1:
-            return train_jointly(client, trainer, {MODEL: own, COPILOT: copilot}, rows)[MODEL]
+            return train_jointly(client, trainer, {MODEL: personal, COPILOT: copilot}, rows)[MODEL]
         # Over all nodes other activations would be dropped than in Local.
         loss = trainer.fit(client, received)
         own_output = {MODEL: client.model.output(client.model.gathered(rows))}

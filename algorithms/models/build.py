@@ -80,7 +80,7 @@ def _text(key: str, name: str, texts: Texts) -> UserCode:
 def name_of(module: nn.Module) -> str | None:
     """The name of a backbone; None for another module."""
     place = f"{type(module).__module__}:{type(module).__qualname__}"
-    return next((name for name, known in BACKBONES.items() if known == place), None)
+    return next((name for name, module_place in BACKBONES.items() if module_place == place), None)
 
 
 @contextmanager
@@ -133,13 +133,13 @@ def build(
     _require_options(name, cls, options, task)
     if name in HEADLESS:
         return cls(features, classes, hops, dropout, **options)
-    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
+    of_class = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
     pooling = user_readout(_text("model.readout", readout, texts)) if is_own(readout) else None
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
-        module = cls(features, classes, hops, dropout, **own)
+        module = cls(features, classes, hops, dropout, **of_class)
         if task == "edge":
             return PairEmbedding(module, dropout)
         if task != "graph":
@@ -156,28 +156,30 @@ def build(
 
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
     """Checks names, types and bounds of options."""
-    known = _annotations(cls)
+    hints = _annotations(cls)
     if name not in HEADLESS:
-        known[HEAD_DROPOUT] = bool
+        hints[HEAD_DROPOUT] = bool
     for key, (plain, why) in OF_NODES.get(task, {}).items():
-        if key in known and options.get(key, plain[0]) not in plain:
+        if key in hints and options.get(key, plain[0]) not in plain:
             raise ShoalError(f"model.{key}", f"{why}; leave it out")
     if task == "graph":
-        known[READOUT] = str if is_own(str(options.get(READOUT))) else Pooling
+        hints[READOUT] = str if is_own(str(options.get(READOUT))) else Pooling
     elif READOUT in options:
         a_task = "an edge" if task == "edge" else "a node"
         raise ShoalError(
             f"model.{READOUT}", f"is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
         )
-    _require_values("model", name, known, {key: value for key, value in options.items() if key != PROMPT})
+    _require_values("model", name, hints, {key: value for key, value in options.items() if key != PROMPT})
 
 
 def keywords(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """Keyword-only parameters by name, those of the base class included that a constructor hands on."""
     parameters = inspect.signature(cls).parameters.values()
     hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    known = keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
-    return known | {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    inherited = keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
+    return inherited | {
+        parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    }
 
 
 def _annotations(cls: type[nn.Module]) -> dict[str, Any]:

@@ -82,21 +82,21 @@ class LocalTrainer:
         """Trains a client's model in place, see `base.Trainer`; a ShoalError says that the loss is not finite."""
         if not client.info.train:
             return float("nan")
-        own = client.models[model]
+        trained = client.models[model]
         plain = loss is None and term is None and model == MODEL
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
-            if plain and self._small is not None and self._small.takes(own.gathered("train"), self.options):
-                return bounded_loss(*self._small.fit(own, y, optimizer.state[own.flat.w], self.options))
+            if plain and self._small is not None and self._small.takes(trained.gathered("train"), self.options):
+                return bounded_loss(*self._small.fit(trained, y, optimizer.state[trained.flat.w], self.options))
             form = self._analytic if plain else None
             # Rows are rounded once: half the memory, and less work in every step.
-            rounds = form is not None and own.pattern.bfloat16
+            rounds = form is not None and trained.pattern.bfloat16
             inputs_of = batches(client, model, torch.bfloat16 if rounds else torch.float32)
-            gradient_of: Gradient = self._by_autograd(own, received, loss, term) if form is None else form.gradient
-            seed_default(y.device, own.random("train"))
-            if not own.module.training:
-                own.module.train()
-            step, count = flat_step(optimizer, own.flat.w), len(y)
+            gradient_of: Gradient = self._by_autograd(trained, received, loss, term) if form is None else form.gradient
+            seed_default(y.device, trained.random("train"))
+            if not trained.module.training:
+                trained.module.train()
+            step, count = flat_step(optimizer, trained.flat.w), len(y)
             size = self.options.batch_size or count
             losses: list[Tensor] = []
             first: list[Tensor] = []
@@ -145,13 +145,13 @@ class LocalTrainer:
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
         """The optimizer of one of a client's models, its moments read from `client.state`, and written back behind."""
-        own, optimizer = client.models[model], self._optimizers[model]
-        w = own.flat.w
+        trained, optimizer = client.models[model], self._optimizers[model]
+        w = trained.flat.w
         optimizer.state.clear()
         if kept := kept_moments(client.state, self._moments[model]):
             optimizer.state[w] = kept
         yield optimizer
-        own.drop_logits()
+        trained.drop_logits()
         if self.options.opt_state == "keep":
             keep_moments(client.state, self._moments[model], optimizer.state[w])
 
@@ -196,17 +196,17 @@ def batches(
     drawn for these rows from a random stream of its own. Where items are graphs, a model reads these graphs alone, and
     where they are pairs, what their rows need. Dense rows of hops that the host keeps have the `dtype`.
     """
-    data, own = client.data, client.models[model]
-    if (items := own.items) is not None:
-        return lambda places: own.gathered("train") if places is None else items.some(data.train[places])
-    coupled = own.coupled
+    data, trained = client.data, client.models[model]
+    if (items := trained.items) is not None:
+        return lambda places: trained.gathered("train") if places is None else items.some(data.train[places])
+    coupled = trained.coupled
     if coupled is not None and coupled.fanouts:
         operator, fanouts = coupled.operator, coupled.fanouts
-        rng = np.random.default_rng(own.random("neighbours"))
+        rng = np.random.default_rng(trained.random("neighbours"))
         return lambda places: sample_neighbourhood(
             data, operator, fanouts, data.train if places is None else data.train[places], rng
         )
-    inputs = own.gathered("train", dtype)
+    inputs = trained.gathered("train", dtype)
     assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
         whole, asked = inputs, inputs.rows

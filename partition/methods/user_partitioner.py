@@ -76,8 +76,8 @@ def user_partitioner(options: PartitionOptions) -> tuple[UserCode, Partitioner]:
 def _read_only(graph: Graph) -> Graph:
     """The same graph; arrays of it that the user's code writes to are refused by NumPy."""
     views: dict[str, Any] = {}
-    for each in fields(graph):
-        if isinstance(array := getattr(graph, each.name), np.ndarray):
-            views[each.name] = array.view()
-            views[each.name].flags.writeable = False
+    for field in fields(graph):
+        if isinstance(array := getattr(graph, field.name), np.ndarray):
+            views[field.name] = array.view()
+            views[field.name].flags.writeable = False
     return replace(graph, **views)

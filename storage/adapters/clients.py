@@ -45,11 +45,11 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
     names: dict[str, str] = {}
     for number, data in enumerate(graphs):
         client = f"client {number}"
-        for one in data if isinstance(data, list | tuple) else (data,):
-            if isinstance(one, Data):
-                require_tensors(one, client)
-                names = {key: f"{client}.{key}" for key in one.to_dict()} | names
-                if one.num_nodes == 0:
+        for graph in data if isinstance(data, list | tuple) else (data,):
+            if isinstance(graph, Data):
+                require_tensors(graph, client)
+                names = {key: f"{client}.{key}" for key in graph.to_dict()} | names
+                if graph.num_nodes == 0:
                     raise ShoalError(client, "has no nodes; leave the client out")
         if "assignment" in names:
             raise ShoalError(names["assignment"], f"the place in the list is the client; {take_out('assignment')}")
@@ -72,7 +72,7 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
 def _without_labels(data: Any) -> Any:
     """Returns the same graph with as many labels, all of class 0: labels of all clients are read together."""
     if isinstance(data, list | tuple):
-        return [_without_labels(one) for one in data]
+        return [_without_labels(graph) for graph in data]
     y = label_values(getattr(data, "y", None)) if isinstance(data, Data) else None
     if y is None:
         return data
@@ -87,9 +87,9 @@ def _labels(graphs: Sequence[Any], parts: Sequence[Graph]) -> tuple[np.ndarray, 
     before = 0
     for number, (data, part) in enumerate(zip(graphs, parts)):
         several = isinstance(data, list | tuple)
-        for place, one in enumerate(data if several else (data,)):
+        for place, graph in enumerate(data if several else (data,)):
             at = f"client {number}[{place}].y" if several else f"client {number}.y"
-            y = label_values(getattr(one, "y", None))
+            y = label_values(getattr(graph, "y", None))
             if y is not None:
                 columns.append(to_array(y, at))
                 where.append(at)

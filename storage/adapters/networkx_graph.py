@@ -38,7 +38,7 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     if not nodes:
         raise ShoalError("graph", "has no nodes; there is nothing to learn")
     number_of = {node: number for number, node in enumerate(nodes)}
-    ends = np.array([(number_of[one], number_of[other]) for one, other in graph.edges()], dtype=np.int64)
+    ends = np.array([(number_of[source], number_of[target]) for source, target in graph.edges()], dtype=np.int64)
     weights = [_weight(*edge) for edge in graph.edges(data=WEIGHT, default=1)]
     columns = [x] if isinstance(x, str) else list(x)
     if not columns:
@@ -69,12 +69,17 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
 
 def _require_read(graph: Any, read: Sequence[str]) -> None:
     """Refuses what edges have beside a weight, and what nodes have that is not read and has a meaning."""
-    of_edges = {key: f"graph.edges[...][{key!r}]" for *_, own in graph.edges(data=True) for key in own}
+    of_edges = {key: f"graph.edges[...][{key!r}]" for *_, attributes in graph.edges(data=True) for key in attributes}
     places = {**PLACES, "weight": WEIGHT, "parts": f"{SPLIT}, or from {PLACES['parts']}"}
     way_out = "take it out (for *_, edge in graph.edges(data=True): edge.pop({0!r}, None))".format
     require_read(of_edges, (WEIGHT,), way_out, of_edges, places)
     # Other attributes of nodes may be features, and which of these are read is what `x` says.
-    names = {key for _, own in graph.nodes(data=True) for key in own if meaning(str(key)) in (KINDS, OF_PARTS, CLIENTS)}
+    names = {
+        key
+        for _, attributes in graph.nodes(data=True)
+        for key in attributes
+        if meaning(str(key)) in (KINDS, OF_PARTS, CLIENTS)
+    }
     of_nodes = {key: f"graph.nodes[...][{key!r}]" for key in sorted(names)}
     way_out = "take it out (for _, node in graph.nodes(data=True): node.pop({0!r}, None))".format
     require_read(of_nodes, read, way_out, places=places)

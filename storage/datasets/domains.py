@@ -92,8 +92,8 @@ def _weights_together(graphs: Sequence[Graph]) -> np.ndarray | None:
     """Weights of all edges, 1 in a graph that has none; None where no graph has any."""
     if all(graph.edge_weight is None for graph in graphs):
         return None
-    own = [np.ones(graph.entries) if graph.edge_weight is None else graph.edge_weight for graph in graphs]
-    return np.concatenate(own).astype(np.float32)
+    weights = [np.ones(graph.entries) if graph.edge_weight is None else graph.edge_weight for graph in graphs]
+    return np.concatenate(weights).astype(np.float32)
 
 
 def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
@@ -109,7 +109,7 @@ def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
             )
         return None, _stack([graph.x for graph in graphs])
     union = np.unique(np.concatenate(vocabularies))
-    return union, _stack([_spread(graph.x, own, union) for graph, own in zip(graphs, vocabularies)])
+    return union, _stack([_spread(graph.x, vocabulary, union) for graph, vocabulary in zip(graphs, vocabularies)])
 
 
 def _stack(parts: Sequence[Any]) -> Any:

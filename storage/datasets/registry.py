@@ -98,8 +98,8 @@ def labels_ahead(options: DataSource) -> str | None:
 
 def options_of(options: DataSource) -> tuple[str, ...]:
     """The keys of `data.options` that a dataset reads, with those of the one that small graphs are cut from."""
-    own = tuple(_spec(options).options)
-    return (*own, *options_of(_base_of(options))) if options.key in INDUCED else own
+    names = tuple(_spec(options).options)
+    return (*names, *options_of(_base_of(options))) if options.key in INDUCED else names
 
 
 def _base_of(options: DataSource) -> DataSource:

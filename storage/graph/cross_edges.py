@@ -128,8 +128,8 @@ def _cut_entries(
     (first, pointer, indices), (row, client, other) = block, out
     for v in range(len(pointer) - 1):
         node = first + v
-        own = assignment[node]
-        s = slot[own] if own >= 0 else -1
+        client_here = assignment[node]
+        s = slot[client_here] if client_here >= 0 else -1
         if s < 0:
             continue
         at = cursor[s]
@@ -137,7 +137,7 @@ def _cut_entries(
             fetch_ahead(assignment, indices, e)
             neighbour = indices[e]
             owner = assignment[neighbour]
-            if owner < 0 or owner == own:
+            if owner < 0 or owner == client_here:
                 continue
             ends = (np.uint64(min(node, neighbour)) << np.uint64(32)) | np.uint64(max(node, neighbour))
             if share >= 1 or uniform_at(key, ends) < share:

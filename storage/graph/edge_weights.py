@@ -35,10 +35,10 @@ def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -
     differ = np.flatnonzero(largest - smallest > ROUNDING * largest)
     if len(differ):
         edge = differ[0]
-        one, two = divmod(int(key[first[edge]]), nodes)
+        a, b = divmod(int(key[first[edge]]), nodes)
         raise ShoalError(
             where,
-            f"the edge of nodes {one} and {two} weighs {smallest[edge]:.7g} and {largest[edge]:.7g}; edges are "
+            f"the edge of nodes {a} and {b} weighs {smallest[edge]:.7g} and {largest[edge]:.7g}; edges are "
             f"undirected: give one weight each, {WAY_OUT}",
         )
     return None if (smallest == 1).all() else smallest

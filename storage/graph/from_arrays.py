@@ -125,10 +125,10 @@ def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray,
     source = np.repeat(np.arange(len(graph_of)), np.diff(indptr))
     between = np.flatnonzero(graph_of[source] != graph_of[indices])
     if len(between):
-        one, other = source[between[0]], indices[between[0]]
+        node, other = source[between[0]], indices[between[0]]
         raise ShoalError(
             where,
-            f"an edge joins node {one} of graph {graph_of[one]} and node {other} of graph {graph_of[other]}; "
+            f"an edge joins node {node} of graph {graph_of[node]} and node {other} of graph {graph_of[other]}; "
             "graphs have no edges between them",
         )
 

@@ -54,9 +54,9 @@ def joined_ids(parts: Sequence[pa.Array | None], nodes: Sequence[int]) -> pa.Arr
     """Ids of graphs behind one another, texts if some are; None if no graph has any."""
     if all(part is None for part in parts):
         return None
-    own = [row_numbers(count) if part is None else part for part, count in zip(parts, nodes)]
-    kinds = {part.type for part in own}
-    return pa.concat_arrays([part if len(kinds) == 1 else part.cast(pa.large_string()) for part in own])
+    numbered = [row_numbers(count) if part is None else part for part, count in zip(parts, nodes)]
+    kinds = {part.type for part in numbered}
+    return pa.concat_arrays([part if len(kinds) == 1 else part.cast(pa.large_string()) for part in numbered])
 
 
 def counting_columns(x: Any, ids: pa.Array | None) -> Iterator[tuple[int, str]]:

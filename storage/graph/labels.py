@@ -140,29 +140,29 @@ def _of_numbers(given: np.ndarray, where: str) -> tuple[np.ndarray, Names | None
         _refuse_inexact(given, where)
         values = np.where(nothing, -1, given).astype(np.int64)
     _refuse(values < -1, given, NEGATIVE, where)
-    known = values[values >= 0]
-    if not len(known):
+    labels = values[values >= 0]
+    if not len(labels):
         return np.full(len(values), -1), None
-    if known.max() < MOST and np.bincount(known.astype(np.int64)).all():
+    if labels.max() < MOST and np.bincount(labels.astype(np.int64)).all():
         return values.astype(np.int64), None
-    present, first = np.unique(known, return_index=True)
+    present, first = np.unique(labels, return_index=True)
     order = np.arange(len(present)) if _without_gap(present) else np.argsort(first)
-    place = np.argsort(order)[np.searchsorted(present, known)]
+    place = np.argsort(order)[np.searchsorted(present, labels)]
     y = np.full(len(values), -1)
     y[values >= 0] = place
-    return y, _names(present[order].tolist(), len(known), bool((given == -1).any()), where)
+    return y, _names(present[order].tolist(), len(labels), bool((given == -1).any()), where)
 
 
 def _of_texts(distinct: Iterable[str], place: np.ndarray, where: str) -> tuple[np.ndarray, Names | None]:
     """Does the work of `coded_labels` for the texts that occur, and the number of every item's text `[items]`."""
     given = list(distinct)
     texts = [text.strip() for text in given]
-    known = sorted(set(texts) - MISSING)
-    key_of: dict[str, Any] = {text: text for text in known}
-    if all(WHOLE.fullmatch(text) for text in known):
-        key_of = {text: int(text.partition(".")[0]) for text in known}
+    labels = sorted(set(texts) - MISSING)
+    key_of: dict[str, Any] = {text: text for text in labels}
+    if all(WHOLE.fullmatch(text) for text in labels):
+        key_of = {text: int(text.partition(".")[0]) for text in labels}
     else:
-        _require_names(known, given, where)
+        _require_names(labels, given, where)
     classes = sorted(set(key_of.values()))
     are_classes = classes == list(range(len(classes)))
     if classes and isinstance(classes[0], int) and not are_classes:
@@ -227,22 +227,22 @@ def joined_labels(
 
     Raises ShoalError: classes of some have names, and those of others only numbers.
     """
-    if all(own is None for own in names):
+    if all(texts is None for texts in names):
         return list(labels), max(classes), None
-    names_of = [tuple(map(str, range(count))) if own is None else own for own, count in zip(names, classes)]
+    names_of = [tuple(map(str, range(count))) if texts is None else texts for texts, count in zip(names, classes)]
     union: Sequence[str] = (
-        names_of[0] if len(set(names_of)) == 1 else sorted({name for own in names_of for name in own})
+        names_of[0] if len(set(names_of)) == 1 else sorted({name for texts in names_of for name in texts})
     )
     if all(name.isdecimal() for name in union):
         union = sorted(union, key=int)
-    for own, count, graph in zip(names, classes, graphs):
-        if own is None and count and not all(name.isdecimal() for name in union):
+    for texts, count, graph in zip(names, classes, graphs):
+        if texts is None and count and not all(name.isdecimal() for name in union):
             raise ShoalError(
                 "data.dataset", f"labels of {graph} are numbers and those of others names; use names in all"
             )
     place = {name: number for number, name in enumerate(union)}
     together = [
-        np.append([place[name] for name in own], -1)[label].astype(np.int64) for own, label in zip(names_of, labels)
+        np.append([place[name] for name in texts], -1)[label].astype(np.int64) for texts, label in zip(names_of, labels)
     ]
     numbered = list(place) == [str(number) for number in place.values()]
     return together, len(place), None if numbered else tuple(union)

@@ -114,8 +114,8 @@ def bound_degrees(
 def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """D^(-r) and D^(r-1), float32 `[N]` each."""
     if weight is not None:
-        own = degrees(indptr, weight)
-        return (own**-r).astype(np.float32), (own ** (r - 1)).astype(np.float32)
+        degree_N = degrees(indptr, weight)
+        return (degree_N**-r).astype(np.float32), (degree_N ** (r - 1)).astype(np.float32)
     neighbours = np.diff(indptr)
     # Most nodes share their degree with others: powers of a table, not of every node.
     degree = np.arange(1.0, neighbours.max(initial=0) + 2)

@@ -92,8 +92,8 @@ class SparseMatrix(FeatureMatrix):
     def most_bytes(self) -> int:
         """Bytes of its arrays and of its transpose, made or not."""
         indptr, indices, values = self.parts()
-        own = indptr.nbytes + indices.nbytes + values.nbytes
-        return own if self._transposed is self.csr else 2 * own + 4 * (self.shape[1] - self.shape[0])
+        size = indptr.nbytes + indices.nbytes + values.nbytes
+        return size if self._transposed is self.csr else 2 * size + 4 * (self.shape[1] - self.shape[0])
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Row starts, columns, values."""
@@ -187,10 +187,10 @@ class SparseMatrix(FeatureMatrix):
     def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
         """Some square blocks, in order, of a matrix of nothing else; `first` are their first rows, int64 `[G + 1]`."""
         block_csr = _diagonal_blocks(self.csr, first, blocks)
-        known = self._transposed
-        if known is not None:
-            known = block_csr if known is self.csr else _diagonal_blocks(known, first, blocks)
-        return SparseMatrix(block_csr, known)
+        transposed = self._transposed
+        if transposed is not None:
+            transposed = block_csr if transposed is self.csr else _diagonal_blocks(transposed, first, blocks)
+        return SparseMatrix(block_csr, transposed)
 
     def to_dense(self) -> Tensor:
         return self.csr.to_dense()

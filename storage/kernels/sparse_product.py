@@ -96,8 +96,8 @@ def _sum_row(
             if stored is not None:
                 number = builder.load(builder.gep(numbers, [entry]))
                 number = number if stored == scalar else builder.fpext(number, scalar)
-            known = [builder.load(total) for total in sums]
-            for total, vector in zip(sums, code.add_scaled(vectors, number, known)):
+            loaded = [builder.load(total) for total in sums]
+            for total, vector in zip(sums, code.add_scaled(vectors, number, loaded)):
                 builder.store(vector, total)
 
         for code in _tiles(builder, scalar, tile, last):
@@ -135,8 +135,8 @@ class _Tile:
         self._used = builder.icmp_signed("<", numbers([*range(lanes)]), self._in_all(last, numbers))
 
     def _in_all(self, number: Any, vector: Any) -> Any:
-        one = self._builder.insert_element(vector(ir.Undefined), number, INT32(0))
-        return self._builder.shuffle_vector(one, vector(ir.Undefined), ir.VectorType(INT32, self._lanes)(None))
+        single = self._builder.insert_element(vector(ir.Undefined), number, INT32(0))
+        return self._builder.shuffle_vector(single, vector(ir.Undefined), ir.VectorType(INT32, self._lanes)(None))
 
     def _call(self, name: str, result: Any, *args: Any) -> Any:
         function = ir.FunctionType(result, [arg.type for arg in args])

@@ -142,7 +142,7 @@ def add_neighbours(
             scale = builder.shuffle_vector(scale, ir.Constant(summed, ir.Undefined), broadcast)
             return builder.fmul(values, scale)
 
-        own = scaled(row)
+        of_row = scaled(row)
         before = builder.block
         loop, body, done = (builder.append_basic_block(name) for name in ("entries", "entry", "summed"))
         builder.branch(loop)
@@ -157,7 +157,7 @@ def add_neighbours(
         sum_next = builder.fadd(sum_now, scaled(neighbour(entry_now), entry_now))
         entry_next = builder.add(entry_now, INT64(1))
         builder.branch(loop)
-        for phi, first, following in ((entry_now, start, entry_next), (sum_now, own, sum_next)):
+        for phi, first, following in ((entry_now, start, entry_next), (sum_now, of_row, sum_next)):
             phi.add_incoming(first, before)
             phi.add_incoming(following, body)
 

@@ -75,16 +75,16 @@ def has_user_options(name: str) -> bool:
 
 def require_dataset(name: str) -> None:
     """Raises a ShoalError for a name of no dataset; files and classes are looked up when they are read."""
-    known = name.lower()
-    if known in MANY_TASKS or known in OF_NUMBERS:
-        labels = f"{MANY_TASKS[known]} labels a graph" if known in MANY_TASKS else "numbers and no classes for labels"
-        read = ", ".join(each for each in DATASETS if each.startswith("ogbg-"))
-        raise ShoalError("data.dataset", f"{known} has {labels}; of OGB's molecules {read} can be read")
+    lower = name.lower()
+    if lower in MANY_TASKS or lower in OF_NUMBERS:
+        labels = f"{MANY_TASKS[lower]} labels a graph" if lower in MANY_TASKS else "numbers and no classes for labels"
+        read = ", ".join(dataset for dataset in DATASETS if dataset.startswith("ogbg-"))
+        raise ShoalError("data.dataset", f"{lower} has {labels}; of OGB's molecules {read} can be read")
     if name.startswith(PYG) and not PYG_NAME.fullmatch(name):
         raise ShoalError("data.dataset", f"expected pyg:CLASS or pyg:CLASS/NAME, as pyg:Planetoid/Cora, got {name!r}")
-    if known not in DATASETS and not has_user_options(name):
+    if lower not in DATASETS and not has_user_options(name):
         names = f"{', '.join(DATASETS)}, pyg:CLASS/NAME, or my_file.py:MyDataset"
-        meant = did_you_mean_name(known, DATASETS, OTHER_NAMES)
+        meant = did_you_mean_name(lower, DATASETS, OTHER_NAMES)
         raise ShoalError("data.dataset", f"unknown dataset '{name}'; known are {names}{meant}")
 
 

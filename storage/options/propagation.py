@@ -132,15 +132,15 @@ def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
     """Hops that run over edges between clients, too, of a choice of these, and of a form, by their names."""
     match = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)(-hidden)?(?:-(gcn|mean|two_hop))?", name)
     share, seed, least, hidden, form = match.groups()  # type: ignore[union-attr]
-    kept: Any = {each.name: getattr(own, each.name) for each in fields(own)} | {"form": form or "hops"}
+    kept: Any = {field.name: getattr(own, field.name) for field in fields(own)} | {"form": form or "hops"}
     return CrossPropagation(**kept, cross=CrossEdges(float(share), int(seed), int(least), bool(hidden)))
 
 
 def propagation_of(name: str) -> PropagationOptions:
     """The kernel of a name; the inverse of `PropagationOptions.name`."""
-    own, _, cross = name.partition("-cross-")
+    kernel, _, cross = name.partition("-cross-")
     if cross:
-        return over_cross_edges(propagation_of(own), cross)
+        return over_cross_edges(propagation_of(kernel), cross)
     match = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(?:-degree(\d+))?(-labelled)?(?:-keep-(labelled|none))?", name)
     assert match is not None, name
     r, hops, dtype, most, labelled, keep = match.groups()

@@ -205,7 +205,7 @@ def buckets_to_rows(
     digests = {bucket: digest for bucket, (_, digest) in zip(buckets, journal.entries[begin]["distributed"])}
     whole = [bucket for bucket in left if not _is_divided(bucket, capacity)]
     memory = OF_A_SORT * KEY_BYTES * min(capacity, max((bucket.keys for bucket in whole), default=0))
-    results = runner(size, work).results(_sort, (digests, capacity), [[each] for each in whole], memory, ordered=True)
+    results = runner(size, work).results(_sort, (digests, capacity), [[item] for item in whole], memory, ordered=True)
     csr = CsrWriter(work, layout, counts.indices, capacity)
     with csr, step(f"{where}: sort", len(buckets), "buckets", len(done)) as advance:
         for bucket in left:

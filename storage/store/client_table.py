@@ -137,12 +137,12 @@ class Files(Table):
             file = Pack(path, kind, record.bytes)
             bounds.append(file.bounds())
             checksums.append(file.checksums(bounds[-1]))
-        counts = [len(each) - 1 for each in bounds]
-        assert counts == [len(each) for each in ranges(clients, pack)]
+        counts = [len(bound) - 1 for bound in bounds]
+        assert counts == [len(bound) for bound in ranges(clients, pack)]
         columns = {
-            "bytes": np.concatenate([np.diff(each) for each in bounds]),
+            "bytes": np.concatenate([np.diff(bound) for bound in bounds]),
             "xxh3": np.concatenate(checksums),
-            "start": np.concatenate([each[:-1] for each in bounds]),
+            "start": np.concatenate([bound[:-1] for bound in bounds]),
             "file_bytes": np.repeat([record.bytes for record in records], counts),
             "file_xxh3": np.repeat(_checksums(records), counts, axis=0),
         }
@@ -237,8 +237,8 @@ class Clients(Table):
     @classmethod
     def of(cls, records: Sequence[ClientRecord]) -> "Clients":
         """Builds the table of clients with a file each."""
-        known = [name for name in (*COUNTS, "classes") if getattr(records[0], name) is not None]
-        columns = {name: np.array([getattr(record, name) for record in records]) for name in known}
+        names = [name for name in (*COUNTS, "classes") if getattr(records[0], name) is not None]
+        columns = {name: np.array([getattr(record, name) for record in records]) for name in names}
         return cls(columns, Files.of([record.file for record in records]))
 
     def __getitem__(self, client: int) -> ClientRecord:
@@ -316,7 +316,7 @@ def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
         columns = {"nodes": nodes, "entries": entries}
         if "pairs" in names:
             pairs = [batch.column("pairs").values.field("label") for batch in batches]
-            columns["pairs"] = np.array([len(each) for each in pairs])
+            columns["pairs"] = np.array([len(column) for column in pairs])
             client, label = np.repeat(np.arange(len(batches)), columns["pairs"]), _join(pairs)
         else:
             label = _join([batch.column("label") for batch in batches])
@@ -325,14 +325,14 @@ def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
             first = np.flatnonzero(np.diff(graph, prepend=-1) | np.diff(client, prepend=-1))
             client, label = client[first], label[first]
             columns["graphs"] = np.bincount(client, minlength=len(batches))
-        known = label >= 0
-        of_class = np.bincount(client[known] * classes + label[known], minlength=len(batches) * classes)
+        labelled = label >= 0
+        of_class = np.bincount(client[labelled] * classes + label[labelled], minlength=len(batches) * classes)
         columns["classes"] = of_class.reshape(-1, classes)
         columns["labelled"] = columns["classes"].sum(1)
         for name, column in columns.items():
             columns_of.setdefault(name, []).append(column)
         x = [batch.column("x") for batch in batches]
-        values += sum(len(each.values) for each in x if pa.types.is_list(each.type))
+        values += sum(len(column.values) for column in x if pa.types.is_list(column.type))
     return {name: np.concatenate(several) for name, several in columns_of.items()}, values
 
 

@@ -38,7 +38,7 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions, side: np.ndarr
     nodes = len(part.node)
     edges = _edges(part)
     code = to_codes(random_split(np.zeros(len(edges)), np.arange(len(edges)), client, options), len(edges))
-    wanted = [int((code == each).sum()) for each in (TRAIN, VAL, TEST)]
+    wanted = [int((code == value).sum()) for value in (TRAIN, VAL, TEST)]
     rng = np.random.default_rng([options.split_seed, client, WITHOUT_EDGE])
     if side is None or not side.any():
         others = _without_edge(edges, nodes, sum(wanted), rng)
@@ -96,13 +96,13 @@ def _without_edge(edges: np.ndarray, nodes: int, wanted: int, rng: np.random.Gen
 
 def _between_sides(edges: np.ndarray, side: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
     """The same of the pairs of a row on one side and a row on the other, numbered from 0 row by row."""
-    one, other = np.flatnonzero(side == ONE), np.flatnonzero(side == OTHER)
+    left, right = np.flatnonzero(side == ONE), np.flatnonzero(side == OTHER)
     place = np.zeros(len(side), dtype=np.int64)
-    place[one], place[other] = np.arange(len(one)), np.arange(len(other))
+    place[left], place[right] = np.arange(len(left)), np.arange(len(right))
     is_one = side[edges[:, 0]] == ONE
-    taken = place[np.where(is_one, *edges.T)] * len(other) + place[np.where(is_one, *edges.T[::-1])]
-    numbers = _untaken(len(one) * len(other), taken, wanted, rng)
-    return np.sort(np.stack([one[numbers // len(other)], other[numbers % len(other)]], axis=1), axis=1)
+    taken = place[np.where(is_one, *edges.T)] * len(right) + place[np.where(is_one, *edges.T[::-1])]
+    numbers = _untaken(len(left) * len(right), taken, wanted, rng)
+    return np.sort(np.stack([left[numbers // len(right)], right[numbers % len(right)]], axis=1), axis=1)
 
 
 def _untaken(pairs: int, taken: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:

@@ -156,7 +156,7 @@ class Manifest:
             "features": self.features,
             "classes": self.classes,
             "dtype": self.dtype,
-            "clients": [_plain(each) for each in self.clients] if self.pack == 1 else self.clients.digest,
+            "clients": [_plain(record) for record in self.clients] if self.pack == 1 else self.clients.digest,
             "split": self.splits[split].content(),
             "hops": self.hops[propagation].content() if propagation else [],
         }
@@ -186,7 +186,7 @@ class Manifest:
         """
         for path, table in self.tables():
             table.write(place_in(store, path))
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["clients"] = {"count": len(self.clients), "pack": self.pack, "table": self.clients.table}
         plain["splits"] = {
             name: {"unreachable": split.unreachable, "table": split.table} for name, split in self.splits.items()
@@ -295,8 +295,8 @@ def tables_of(manifest: Path, where: object) -> list[tuple[Path, FileRecord]]:
         raw = unsealed(read_bytes(manifest))
         _require_names(where, raw)
         named = {table_path("clients"): raw["clients"]}
-        named |= {table_path(kind, name): of for kind in KINDS for name, of in raw.get(kind, {}).items()}
-        return [(path, read_record(where, of["table"])) for path, of in named.items()]
+        named |= {table_path(kind, name): record for kind in KINDS for name, record in raw.get(kind, {}).items()}
+        return [(path, read_record(where, record["table"])) for path, record in named.items()]
     return []
 
 

@@ -158,8 +158,8 @@ def shard_columns(
         columns["graph"] = pa.array(graph)
     if pairs is not None:
         values = {"partner": pairs.partner, "label": pairs.label, "part": pairs.part}
-        each = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
-        columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), each)
+        structs = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
+        columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), structs)
     return columns
 
 
@@ -331,5 +331,5 @@ def some_rows(
     new_row = np.full(shard.nodes, -1, dtype=np.int32)
     new_row[row] = np.arange(len(row), dtype=np.int32)
     parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
-    own = Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight)
-    return own, Split(*parts)
+    part = Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight)
+    return part, Split(*parts)

@@ -252,7 +252,7 @@ class Store:
         kinds: list[tuple[Place, Files]] = [(shard_path, self.manifest.clients.files)]
         kinds += [(partial(split_path, name), split.files) for name, split in self.manifest.splits.items()]
         kinds += [(partial(hops_path, name), files) for name, files in self.manifest.hops.items()]
-        kinds += [(partial(boundary_path, name), each.files) for name, each in self.manifest.boundaries.items()]
+        kinds += [(partial(boundary_path, name), record.files) for name, record in self.manifest.boundaries.items()]
         for place, files in kinds:
             for clients, record in files.files():
                 yield place(clients), record

@@ -60,10 +60,10 @@ class Trigger:
         first, second = np.nonzero(~np.eye(self.nodes + 1, dtype=bool))
         ends = group[:, first].ravel(), group[:, second].ravel()
         weight = np.ones(shard.entries, np.float32) if shard.edge_weight is None else shard.edge_weight
-        own = sp.csr_array((weight, shard.indices, shard.indptr), shape=(shard.nodes, shard.nodes))
-        own.resize(nodes, nodes)
-        both = sp.csr_array(own + sp.coo_array((np.ones(len(ends[0]), np.float32), ends), shape=(nodes, nodes)))
-        both.sort_indices()
+        adjacency = sp.csr_array((weight, shard.indices, shard.indptr), shape=(shard.nodes, shard.nodes))
+        adjacency.resize(nodes, nodes)
+        joined = sp.csr_array(adjacency + sp.coo_array((np.ones(len(ends[0]), np.float32), ends), shape=(nodes, nodes)))
+        joined.sort_indices()
         label = np.concatenate([shard.label, np.full(count, -1, shard.label.dtype)])
         if self.share is not None:
             label[rows] = self.target
@@ -71,10 +71,10 @@ class Trigger:
             shard,
             node=np.concatenate([shard.node, -1 - np.arange(count)]),
             label=label,
-            indptr=both.indptr.astype(np.int32),
-            indices=both.indices.astype(np.int32),
+            indptr=joined.indptr.astype(np.int32),
+            indices=joined.indices.astype(np.int32),
             x=_with_pattern(shard.x, count, self.seed),
-            edge_weight=None if shard.edge_weight is None else both.data,
+            edge_weight=None if shard.edge_weight is None else joined.data,
         )
         nothing = np.empty(0, dtype=np.int64)
         return with_triggers, [] if propagation is None else ComputedHops(with_triggers, propagation, None, nothing, [])

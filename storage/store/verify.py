@@ -44,9 +44,9 @@ def files_to_verify(store: Store) -> int:
 
 def unnamed_files(store: Store) -> list[Path]:
     """Files below a store that neither manifest nor journal name; those of stores below it are theirs."""
-    known = {store.path / name for name in OF_A_STORE} | {store.path / path for path, _ in store.files()}
-    known |= {store.path / path for path in _read_notes(store, [])}
-    unnamed = (path for path in store.path.rglob("*") if path.is_file() and path not in known)
+    named = {store.path / name for name in OF_A_STORE} | {store.path / path for path, _ in store.files()}
+    named |= {store.path / path for path in _read_notes(store, [])}
+    unnamed = (path for path in store.path.rglob("*") if path.is_file() and path not in named)
     below = stores_below(store.path)
     return sorted(path for path in unnamed if not any(path.is_relative_to(folder) for folder in below))
 
@@ -61,7 +61,7 @@ def _checks(store: Store, faults: list[str]) -> Iterator[Sequence[Callable[[], o
     kinds: list[tuple[Files, Callable[[int], object]]] = [(manifest.clients.files, fresh.shard)]
     kinds += [(split.files, partial(fresh.split, name)) for name, split in manifest.splits.items()]
     kinds += [(files, partial(fresh.hops_file, name)) for name, files in manifest.hops.items()]
-    kinds += [(each.files, partial(fresh.boundary, name)) for name, each in manifest.boundaries.items()]
+    kinds += [(record.files, partial(fresh.boundary, name)) for name, record in manifest.boundaries.items()]
     for files, open_data in kinds:
         for clients, _ in files.files():
             yield [partial(open_data, client) for client in clients]

@@ -76,7 +76,7 @@ class LocalModules:
         """Imports nothing yet; `name` is that of the file's module, and those of its helpers lie below it."""
         self._name, self._folder, self._texts = name, folder, texts
         self.files = frozenset(map(self._file, texts))
-        for old in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        for old in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
             del sys.modules[old]
 
     def run(self, file: str, source: str) -> ModuleType:
@@ -92,8 +92,8 @@ class LocalModules:
     def _module(self, name: str, file: str, package: str) -> ModuleType:
         module = ModuleType(name)
         # An import statement calls what stands here.
-        own = {**vars(builtins), "__import__": self._import}
-        module.__dict__.update(__file__=file, __builtins__=own, __package__=package)
+        names = {**vars(builtins), "__import__": self._import}
+        module.__dict__.update(__file__=file, __builtins__=names, __package__=package)
         # Dataclasses look their module up by name.
         sys.modules[name] = module
         return module

@@ -181,8 +181,8 @@ class AdaFGL(FedAvg):
         if HOMOPHILY not in state:
             state[HOMOPHILY] = torch.tensor(homophily(client.data, client.rng(HOMOPHILY)))
         received.branches = received.scores_NC = None
-        known, flat = self._knowledge(client), self._branches(client, received, options.dropout)
-        asked = _training_rows(client.data, known)
+        info, flat = self._knowledge(client), self._branches(client, received, options.dropout)
+        asked = _training_rows(client.data, info)
         gradient, loss = flat.w.grad, torch.zeros(())
         assert gradient is not None
         seed_default(client.data.device, client.random("train branches"))
@@ -191,11 +191,11 @@ class AdaFGL(FedAvg):
             step = flat_step(optimizer, flat.w)
             for _ in range(options.epochs):
                 gradient.zero_()
-                scores = flat.module(known, client.data.whole(0), asked)
+                scores = flat.module(info, client.data.whole(0), asked)
                 of_rows = scores._replace(homo=scores.homo[asked.rows])
                 loss = torch.stack([F.cross_entropy(rows, client.data.train_label) for rows in of_rows]).sum()
                 if self.preserve:
-                    loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), known.p_NC)
+                    loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), info.p_NC)
                 loss.backward()
                 step()
         return bounded_loss(float(loss.detach()))
@@ -205,10 +205,10 @@ class AdaFGL(FedAvg):
         options = self.alpha, self.steps, self.cut
         # A host may keep data of several runs, whose models differ.
         key = "knowledge", hash(client.model.w.cpu().numpy().tobytes()), *options
-        known: Knowledge = client.data.cache(
+        cached: Knowledge = client.data.cache(
             key, lambda: knowledge(client.data, client.model.logits().softmax(1), *options)
         )
-        return known
+        return cached
 
     def _branches(self, client: Client, received: Received, dropout: float = 0.0) -> FlatModel:
         """The client's branches, which at first are drawn from its own stream."""
@@ -230,11 +230,11 @@ class AdaFGL(FedAvg):
         if BRANCHES not in client.state:
             return super().predict(client, received, part)
         if received.scores_NC is None:
-            known, module = self._knowledge(client), self._branches(client, received).module
+            info, module = self._knowledge(client), self._branches(client, received).module
             with torch.no_grad(), without_denormals():
-                homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(known, client.data.whole(0)))
+                homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(info, client.data.whole(0)))
             share = float(client.state[HOMOPHILY])
-            received.scores_NC = share * (homo + known.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)
+            received.scores_NC = share * (homo + info.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)
         return received.scores_NC if part == "all" else received.scores_NC[getattr(client.data, part)]
 
 

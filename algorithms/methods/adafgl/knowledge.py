@@ -113,16 +113,16 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
     left_NB, right_BN, places, values = likeness.factor()
     total = left_NB.sum(0).double() @ right_BN.sum(1).double() + values.double().sum()
     mixing = _mixing(data, alpha, left_NB, right_BN, places, values)
-    known = Knowledge(p_NC, likeness, float(total), mixing, p_NC.new_empty(0, 0))
+    without_hops = Knowledge(p_NC, likeness, float(total), mixing, p_NC.new_empty(0, 0))
     if isinstance(x_NF, SparseMatrix):
         few = len(x_NF.parts()[1]) < SPARSE * data.nodes * data.features
         if few or steps * data.nodes < (steps + 1) * data.features:
-            return known
+            return without_hops
         x_NF = x_NF.to_dense()
     hops = [x_NF]
     for _ in range(steps):
         hops.append(mixing.times(hops[-1]))
-    return known._replace(hops_NG=torch.cat(hops, dim=1))
+    return without_hops._replace(hops_NG=torch.cat(hops, dim=1))
 
 
 def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places: Tensor, values: Tensor) -> Mixing:
@@ -183,9 +183,9 @@ class _Propagated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        known, x_NF, asked = ctx.known, ctx.x_NF, ctx.asked
-        if known.hops_NG.numel():
-            for hop, weight, gradient in zip(_hops_read(known, asked, len(gradients)), ctx.weights, gradients):
+        info, x_NF, asked = ctx.known, ctx.x_NF, ctx.asked
+        if info.hops_NG.numel():
+            for hop, weight, gradient in zip(_hops_read(info, asked, len(gradients)), ctx.weights, gradients):
                 torch.mm(gradient.t(), hop, out=weight.grad)
             return (None,) * (3 + len(gradients))
         *others, last = gradients
@@ -196,7 +196,7 @@ class _Propagated(torch.autograd.Function):
         turned = [torch.empty(weight.shape[::-1], device=weight.device) for weight in ctx.weights]
         for number, of_hop in enumerate(zip(*(of_weight.split(x_NF.shape[1]) for of_weight in turned))):
             if number:
-                product = known.mixing.times(product)
+                product = info.mixing.times(product)
             for part, gradient in zip(of_hop, product.chunk(len(of_hop), dim=1)):
                 x_NF.times_transposed(gradient, part)
         for weight, of_weight in zip(ctx.weights, turned):
@@ -219,11 +219,11 @@ def homophily(data: View, rng: torch.Generator) -> float:
     if n < 2:
         return UNKNOWN
     order = torch.randperm(n, generator=rng, device=data.train.device)
-    known, asked = order[: n // 2], order[n // 2 :]
+    seeds, asked = order[: n // 2], order[n // 2 :]
     seed_NC = torch.full((data.nodes, data.classes), 1 / data.classes, device=data.device)
-    seed_NC[data.train[known]] = F.one_hot(data.train_label[known], data.classes).float()
+    seed_NC[data.train[seeds]] = F.one_hot(data.train_label[seeds], data.classes).float()
     *_, label_NC = propagate_labels(data, seed_NC, LP_STEPS, LP_SEED_WEIGHT)
     predicted_RC, truth = label_NC[data.train[asked]], data.train_label[asked]
-    own = predicted_RC.gather(1, truth[:, None])
+    truth_R1 = predicted_RC.gather(1, truth[:, None])
     others = predicted_RC.scatter(1, truth[:, None], -torch.inf)
-    return float((own[:, 0] > others.max(1).values).float().mean())
+    return float((truth_R1[:, 0] > others.max(1).values).float().mean())

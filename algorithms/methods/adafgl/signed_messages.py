@@ -79,7 +79,8 @@ class _Messages(torch.autograd.Function):
         of_y, of_direction = np.zeros((2, *ctx.y_CN.shape), np.float32)
         of_mean = _scatter(ctx.pairs, ctx.y_CN, near_RC, far_RC, of_y, of_direction)
         of_inputs = (
-            torch.from_numpy(of).to(ctx.device) for of in (of_y.T, of_direction.T, np.array(of_mean, np.float32))
+            torch.from_numpy(gradient).to(ctx.device)
+            for gradient in (of_y.T, of_direction.T, np.array(of_mean, np.float32))
         )
         return *of_inputs, None, None
 
@@ -205,9 +206,9 @@ def _scatter(
             of_mean -= float(total)
             for c in range(classes):
                 others, into = direction[c, first:stop], of_direction[c, first:stop]
-                own, gathered = direction[c, row], ZERO
+                direction_of_row, gathered = direction[c, row], ZERO
                 for t in range(count):
-                    into[t] += of_above[t] * own
+                    into[t] += of_above[t] * direction_of_row
                     gathered += of_above[t] * others[t]
                 of_direction[c, row] += gathered
     return of_mean

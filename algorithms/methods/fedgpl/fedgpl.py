@@ -169,9 +169,9 @@ class FedGPL(Algorithm):
 
     def setup(self, ctx: Context) -> Tree:
         flat = ctx.build(MODEL, 0)
-        own = own_entries(flat)
+        own_P = own_entries(flat)
         w = flat.w.detach()
-        return {GNN: w[~own].clone(), "theta": w[own].expand(len(ctx.clients), -1).clone()}
+        return {GNN: w[~own_P].clone(), "theta": w[own_P].expand(len(ctx.clients), -1).clone()}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         able = [i for i in cohort if ctx.clients[i].train]
@@ -202,10 +202,10 @@ class FedGPL(Algorithm):
 
     def _gnn(self, ctx: Context, tree: Tree, clients: Sequence[int]) -> ServerGNN:
         flat = ctx.build(MODEL, 0)
-        own = own_entries(flat)
+        own_P = own_entries(flat)
         if self.gnn == "frozen":
             flat.module.requires_grad_(False)
-        return ServerGNN(tree, clients, flat, own, self.most_rows, self.recompute)
+        return ServerGNN(tree, clients, flat, own_P, self.most_rows, self.recompute)
 
     def _train(self, ctx: Context, gnns: Sequence[ServerGNN], pending: dict[int, Tree]) -> Exchange:
         """All batches of some clients, those of one number together; `pending` holds each client's next download."""

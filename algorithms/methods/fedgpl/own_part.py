@@ -26,11 +26,11 @@ def own_entries(flat: FlatModel) -> Tensor:
         raise ShoalError(
             "model.prompt", "fedgpl cuts the model between prompt and GNN; give vpg, or none for classifiers alone"
         )
-    own = torch.zeros(len(flat.w), dtype=torch.bool, device=flat.w.device)
+    own_P = torch.zeros(len(flat.w), dtype=torch.bool, device=flat.w.device)
     # The prompt's parameters come first.
-    own[: sum(p.numel() for p in flat.module.prompt.parameters())] = True
-    own[flat.classifier] = True
-    return own
+    own_P[: sum(p.numel() for p in flat.module.prompt.parameters())] = True
+    own_P[flat.classifier] = True
+    return own_P
 
 
 def batches_of(train: int, options: TrainOptions) -> int:
@@ -81,7 +81,7 @@ class OwnPart:
     def step(self, of_x_NF: Tensor) -> None:
         """One step of prompt and head, from the gradient of the features that were sent; the next batch follows."""
         client, flat = self.client, self.client.model.flat
-        own = own_entries(flat)
+        own_P = own_entries(flat)
         gradient = flat.w.grad
         assert gradient is not None
         gradient.zero_()
@@ -89,7 +89,7 @@ class OwnPart:
         if sent.x_NF.requires_grad:
             sent.x_NF.backward(of_x_NF)
         part = nn.Parameter(client.state[OWN].clone())
-        part.grad = gradient[own] + client.state.pop(OF_HEAD)
+        part.grad = gradient[own_P] + client.state.pop(OF_HEAD)
         optimizer = make_optimizer([part], self.options)
         if moments := kept_moments(client.state, moments_key(OWN)):
             optimizer.state[part] = moments

@@ -62,11 +62,11 @@ class ServerGNN:
         groups = _groups(sent, self.most_rows)
         self._passes = [_join(sent, clients, seed + number) for number, clients in enumerate(groups)]
         answers: dict[int, Tensor] = {}
-        for one in self._passes:
+        for group in self._passes:
             with torch.set_grad_enabled(not self.recompute):
-                answer_GH = self._answer(one)
-            one.answer_GH = None if self.recompute else answer_GH
-            answers.update(zip(one.clients, answer_GH.detach().tensor_split(one.answers[1:-1])))
+                answer_GH = self._answer(group)
+            group.answer_GH = None if self.recompute else answer_GH
+            answers.update(zip(group.clients, answer_GH.detach().tensor_split(group.answers[1:-1])))
         return answers
 
     def backward(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -76,16 +76,16 @@ class ServerGNN:
         """
         of_clients: dict[int, Tensor] = {}
         passes, self._passes = self._passes, []
-        for one in passes:
-            answer_GH = self._answer(one) if one.answer_GH is None else one.answer_GH
+        for group in passes:
+            answer_GH = self._answer(group) if group.answer_GH is None else group.answer_GH
             gradient_GH = torch.zeros_like(answer_GH)
-            for client, (a, b) in zip(one.clients, pairwise(one.answers)):
+            for client, (a, b) in zip(group.clients, pairwise(group.answers)):
                 if client in gradients:
                     gradient_GH[a:b] = gradients[client]
             answer_GH.backward(gradient_GH)
-            of_x_NF = one.graphs.x_NF.grad
+            of_x_NF = group.graphs.x_NF.grad
             assert of_x_NF is not None
-            parts = zip(one.clients, of_x_NF.tensor_split(one.rows[1:-1]))
+            parts = zip(group.clients, of_x_NF.tensor_split(group.rows[1:-1]))
             of_clients.update({client: part for client, part in parts if client in gradients})
         self.count += len(of_clients)
         return of_clients

@@ -89,13 +89,13 @@ def personal_targets(
     for level, c in known_LC.nonzero().tolist():
         has_B = uploads.present_BLC[:, level, c]
         place = has_B[everyone].nonzero()[:, 0]
-        own = everyone[place]
+        places = everyone[place]
         may_B = has_B & uploads.fresh_B
-        may_B[own] = True
+        may_B[places] = True
         others = may_B.nonzero()[:, 0]
         proto = uploads.proto_BLCH[:, level, c]
-        similar = (unit(proto[own]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
-        admitted = similar | (own[:, None] == others)
+        similar = (unit(proto[places]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
+        admitted = similar | (places[:, None] == others)
         weight = admitted * uploads.counts_BC[others, c].float()
         rows = weight / weight.sum(1, keepdim=True)
         target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])
@@ -127,15 +127,15 @@ def draw_queries(
     queries = []
     for level in range(len(known_LC)):
         here_BC = present_BLC[:, level]
-        own = int(here_BC.sum())
-        if not own:
+        count = int(here_BC.sum())
+        if not count:
             continue
         elsewhere_BLC = present_BLC & known_LC[level]
         elsewhere_BLC[:, level] = False
         other = elsewhere_BLC.nonzero()
-        drawn = other[torch.randperm(len(other), generator=generator)[: int(share * own)]]
+        drawn = other[torch.randperm(len(other), generator=generator)[: int(share * count)]]
         proto_QH = torch.cat([proto_BLCH[:, level][here_BC], proto_BLCH[tuple(drawn.T)]])
-        queries.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), own))
+        queries.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), count))
     return queries
 
 
@@ -315,14 +315,14 @@ class FedPG(Algorithm):
             total = anchor_SH.new_zeros(())
             for q, margin in zip(queries, margins):
                 anchor_CH, known_C = anchor_SH.view(*known_LC.shape, -1)[q.level], known_LC[q.level]
-                own = known_C.nonzero()[:, 0]
+                labels = known_C.nonzero()[:, 0]
                 if self.server_loss == "margin":
                     total = total + margin_cross_entropy(q.proto_QH, q.class_Q, anchor_CH, known_C, margin)
                 elif self.server_loss == "contrast":
-                    total = total + contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, self.temperature, margin)
+                    total = total + contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, self.temperature, margin)
                 else:
                     constant = self.server_loss == "eq4"
-                    total = total + literal_contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, margin, constant)
+                    total = total + literal_contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, margin, constant)
             return total
 
         return loss

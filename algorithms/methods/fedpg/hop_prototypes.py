@@ -192,13 +192,13 @@ def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: 
     adjacency, class_N = _adjacency(graph), annotation_N.cpu().numpy()
     pairs_at: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
     for first, some in enumerate(centres.cpu().split(ROWS_AT_A_TIME)):
-        own = np.arange(len(some)), some.numpy()
-        seen = ends = csr_matrix((np.ones(len(some), np.bool_), own), shape=(len(some), graph.items))
+        centre_of = np.arange(len(some)), some.numpy()
+        seen = ends = csr_matrix((np.ones(len(some), np.bool_), centre_of), shape=(len(some), graph.items))
         for pairs in pairs_at:
             ends = ends @ adjacency > seen
             seen = seen + ends
             row, column = ends.nonzero()
-            same = class_N[column] == class_N[own[1]][row]
+            same = class_N[column] == class_N[centre_of[1]][row]
             pairs.append(np.stack([row[same] + first * ROWS_AT_A_TIME, column[same]]))
     for pairs in pairs_at:
         row, column = torch.from_numpy(np.concatenate(pairs, axis=1).astype(np.int64)).to(centres.device)

@@ -232,8 +232,8 @@ def proxy_graph(seed: int, features: int) -> tuple[np.ndarray, np.ndarray, np.nd
     nodes = BLOCKS * NODES
     joined = np.zeros((nodes, nodes), dtype=bool)
     for block in range(BLOCKS):
-        own = slice(block * NODES, (block + 1) * NODES)
-        joined[own, own] = np.triu(rng.random((NODES, NODES)) < INSIDE, 1)
+        inside = slice(block * NODES, (block + 1) * NODES)
+        joined[inside, inside] = np.triu(rng.random((NODES, NODES)) < INSIDE, 1)
     joined |= joined.T
     starts = np.concatenate([[0], np.cumsum(joined.sum(1))]).astype(np.int32)
     return starts, joined.nonzero()[1].astype(np.int32), rng.standard_normal((nodes, features), dtype=np.float32)

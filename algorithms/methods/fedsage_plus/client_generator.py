@@ -90,7 +90,7 @@ def _impair(data: View, share: float, seed: int) -> Impaired:
     place_N = np.where(shown_N, np.cumsum(shown_N), np.cumsum(~shown_N)) - 1
     row_E = np.repeat(np.arange(data.nodes), np.diff(indptr))
     kept_E, lost_E = (shown_N[row_E] & (shown_N[indices] == stays) for stays in (True, False))
-    degree_V, missing_V = (np.bincount(row_E[of], minlength=data.nodes)[shown_N] for of in (kept_E, lost_E))
+    degree_V, missing_V = (np.bincount(row_E[entries], minlength=data.nodes)[shown_N] for entries in (kept_E, lost_E))
     starts = np.concatenate([[0], np.cumsum(degree_V)]).astype(np.int32)
     columns = place_N[indices[kept_E]].astype(np.int32)
 

@@ -102,9 +102,11 @@ class AugmentedGraphs(GeneratorOptions, Algorithm):
         private = {client: shown_by(got, places) for client, places in zip(got.ids, shown_to)}
         answers = yield Ask(JUDGE, {"gradient": Reduce.STACK}, private=private, train=False, to=got.ids)
         place = {client: number for number, client in enumerate(got.ids)}
-        of = torch.stack([shown_to[place[client]] for client in answers.ids])
+        judged = torch.stack([shown_to[place[client]] for client in answers.ids])
         gradient = answers["gradient"]
-        return {i: {"gradient": gradient[of == place[i]].mean(0)} for i in got.ids if bool((of == place[i]).any())}
+        return {
+            i: {"gradient": gradient[judged == place[i]].mean(0)} for i in got.ids if bool((judged == place[i]).any())
+        }
 
     # The clients.
 

@@ -140,5 +140,5 @@ def fresh_generator(data: View, hidden: int, most: int, seed: int) -> FlatModel:
 def of_maker(flat: FlatModel) -> slice:
     """Finds the parameters of the maker among those of a generator."""
     module = flat.module
-    before, own = (sum(p.numel() for p in part.parameters()) for part in (module.encoder, module.maker))  # type: ignore
-    return slice(before, before + own)
+    before, count = (sum(p.numel() for p in part.parameters()) for part in (module.encoder, module.maker))  # type: ignore
+    return slice(before, before + count)

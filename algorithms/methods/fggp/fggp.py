@@ -337,7 +337,7 @@ class FGGP(FedAvg):
         model, generator = client.model, client.models.get(GENERATOR)
         near_NK = self._nearest(client, received) if self._completes else None
         view = GlobalView(model, near_NK, generator, self._edges, client.rng("generated graph"))
-        own = model.gathered("all")
+        inputs = model.gathered("all")
         draws, loss = Stream(client.data.device, model.random("train")), torch.zeros(())
         with ExitStack() as stack:
             optimizers = [stack.enter_context(trainer.optimizer(client, name)) for name in client.models]
@@ -347,7 +347,7 @@ class FGGP(FedAvg):
                     optimizer.zero_grad(set_to_none=False)
                 with draws:
                     around, regularizer = view.draw()
-                    loss = self._objective(client, model(own), model(around), regularizer)
+                    loss = self._objective(client, model(inputs), model(around), regularizer)
                     loss.backward()
                 for optimizer in optimizers:
                     optimizer.step()

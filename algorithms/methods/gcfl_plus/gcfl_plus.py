@@ -129,8 +129,10 @@ class GCFLPlus(FedAvg):
             return down
         w = down["w"] if "w" in down else down["models"][down["cluster"][client.info.client]]
         if self.share == "body":
-            own = client.state.get(CLASSIFIER)
-            client.model.load(join_body(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
+            classifier = client.state.get(CLASSIFIER)
+            client.model.load(
+                join_body(client.model.flat, w, classifier_of(client.model.flat) if classifier is None else classifier)
+            )
         else:
             client.model.load(w)
         return {"w": w}

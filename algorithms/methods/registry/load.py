@@ -152,8 +152,8 @@ def require_method(cls: Any, file: str, source: str) -> None:
         kind = f"class {cls.__name__}" if isinstance(cls, type) else type(cls).__name__
         raise ShoalError(where, f"{kind} is not a method; derive a class from shoal.Algorithm")
     name = cls.__name__
-    own = vars(cls).get("__dataclass_params__")
-    if own is None or not own.frozen:
+    parameters = vars(cls).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
         raise ShoalError(where, f"{name} is not a frozen dataclass; write @dataclass(frozen=True) above it")
     _require_current(cls, where)
     if cls.round is Algorithm.round:
@@ -177,9 +177,9 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
         if hasattr(cls, old) and old not in options:
             place = line_of(getattr(cls, old)) or where
             raise ShoalError(place, f"{name}.{old} is of an earlier version and not read any more; use {new}")
-    if cls.client_models not in (known := get_args(ClientModels)):
+    if cls.client_models not in (kinds := get_args(ClientModels)):
         place = f"{name}.client_models"
-        raise ShoalError(where, place, f"expected one of {', '.join(known)}, got {cls.client_models!r}")
+        raise ShoalError(where, place, f"expected one of {', '.join(kinds)}, got {cls.client_models!r}")
     if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED, NEWCOMERS}:
         place, got = f"{name}.supports", cls.supports
         wanted = "node, edge, graph, weighted and newcomers"

@@ -64,8 +64,8 @@ class GAMLP(nn.Module):
         """
         super().__init__()
         if attention not in ATTENTIONS:
-            known = ", ".join(ATTENTIONS)
-            raise ShoalError("model.attention", f"there is no {attention!r}; choose one of {known}")
+            choices = ", ".join(ATTENTIONS)
+            raise ShoalError("model.attention", f"there is no {attention!r}; choose one of {choices}")
         self.inputs = tuple(range(hops + 1))
         self.attention = attention
         self.head = Head(features, hidden, classes, layers, dropout, activation="prelu")

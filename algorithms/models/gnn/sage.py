@@ -41,8 +41,8 @@ class GraphSAGE(Coupled):
 def _aggregate(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
     """Computes the output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
     if isinstance(x, Tensor):
-        own = transform(x[: len(operator)], self_HF, bias_H)
+        of_node = transform(x[: len(operator)], self_HF, bias_H)
     else:
         # A sparse matrix without its last rows would have another transpose.
-        own = transform(x, self_HF, bias_H)[: len(operator)]
-    return operator @ transform(x, neighbours_HF) + own
+        of_node = transform(x, self_HF, bias_H)[: len(operator)]
+    return operator @ transform(x, neighbours_HF) + of_node

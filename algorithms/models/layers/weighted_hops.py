@@ -191,8 +191,8 @@ def weigh(
         shared: The part of all scores that is not of these hops, `[N]`.
         weights: That part of each hop's score, which gives way to its sigmoid, and the weights; `total` is `[N, F]`.
     """
-    (hops, places), (own, reference), (gate, weight) = read, vectors, weights
-    reads = len(own) > 0
+    (hops, places), (hop_vector, reference), (gate, weight) = read, vectors, weights
+    reads = len(hop_vector) > 0
     for n in range(len(shared)):
         common = shared[n]
         for d in range(len(hops)):
@@ -200,7 +200,7 @@ def weigh(
             if reads:
                 score = np.float32(0)
                 for column in range(x.shape[1]):
-                    score += x[n, column] * own[column]
+                    score += x[n, column] * hop_vector[column]
                 gate[n, places[d]] += score
             if d < len(reference):
                 part = np.float32(0)

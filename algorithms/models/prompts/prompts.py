@@ -208,10 +208,12 @@ class AllInOne(nn.Module):
         x_NF, tokens = features_of(batch), self.tokens.detach()
         added = with_added(x_NF, batch.first, self.tokens)
         nodes, senders = added.joins(x_NF @ tokens.t() >= self.cross)
-        own: Tensor = added.own_N.int()[pairs_of(batch).long()]
+        between_nodes: Tensor = added.own_N.int()[pairs_of(batch).long()]
         left, right = (tokens @ tokens.t() >= self.inner).triu(1).nonzero(as_tuple=True)
         inner = torch.stack([added.added_GK[:, left].flatten(), added.added_GK[:, right].flatten()]).int()
-        return PlainGraphs(added.x_MF, torch.cat([own, inner], dim=1), added.first, torch.stack([senders, nodes]))
+        return PlainGraphs(
+            added.x_MF, torch.cat([between_nodes, inner], dim=1), added.first, torch.stack([senders, nodes])
+        )
 
 
 class VPG(nn.Module):

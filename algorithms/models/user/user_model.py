@@ -84,9 +84,9 @@ def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
                 raise code.fault(KEY, f"{cls.__name__}: option {parameter.name} needs a type and a default")
             options.append(parameter)
         elif parameter.name not in PASSED:
-            known = ", ".join(PASSED)
+            choices = ", ".join(PASSED)
             raise code.fault(
-                KEY, f"{cls.__name__}: nothing is given for {parameter.name}; take {known}, and options behind a *"
+                KEY, f"{cls.__name__}: nothing is given for {parameter.name}; take {choices}, and options behind a *"
             )
     return options
 

@@ -102,12 +102,12 @@ class JumpingLayers(Layers):
         asked = len(gradient_NH)
         passed: Tensor | None = None
         for number, (layer, x, out) in reversed([*enumerate(self._steps)]):
-            own = self.buffers("own", *out.shape)
-            torch.mul(gradient_NH, self._from_NH == number, out=own[:asked])
-            own[asked:] = 0
+            of_layer = self.buffers("own", *out.shape)
+            torch.mul(gradient_NH, self._from_NH == number, out=of_layer[:asked])
+            of_layer[asked:] = 0
             if passed is not None:
-                own.add_(passed)
-            passed = layer.backward(let_through(own, out), number > 0)
+                of_layer.add_(passed)
+            passed = layer.backward(let_through(of_layer, out), number > 0)
             if self.model.dropout and passed is not None:
                 assert isinstance(x, Tensor)
                 let_through(passed, x).mul_(self.factor())

@@ -58,16 +58,16 @@ def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
     rows, classes = logits.shape
     total = 0.0
     for n in range(rows):
-        row, own = logits[n], label[n]
-        if not 0 <= own < classes:
+        row, true_class = logits[n], label[n]
+        if not 0 <= true_class < classes:
             raise IndexError("expected labels below the number of logits")
         highest = _maximum(row)
-        of_label = row[own] - highest
+        of_label = row[true_class] - highest
         mass = _exponentials(row, highest)
         scale = np.float32(1) / mass
         for c in range(classes):
             row[c] *= scale
-        row[own] -= np.float32(1)
+        row[true_class] -= np.float32(1)
         total += math.log(mass) - of_label
     return total / rows if rows else math.nan
 
@@ -154,31 +154,31 @@ class SAGELayer(Layer):
 
     def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
-        neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
-        messages = product(x, neighbours, self.buffers("messages", len(x), len(own)))
+        neighbour_weight, self_weight = self.conv.lin_l.weight, self.conv.lin_r.weight
+        messages = product(x, neighbour_weight, self.buffers("messages", len(x), len(self_weight)))
         # A sparse matrix without its last rows would have another transpose.
         read = x if isinstance(x, SparseMatrix) else x[: len(operator)]
-        out = product(read, own, self.buffers("out", len(read), len(own)))[: len(operator)]
+        out = product(read, self_weight, self.buffers("out", len(read), len(self_weight)))[: len(operator)]
         return operator.times(messages, out.add_(self.conv.lin_l.bias), beta=1.0)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
+        neighbour_weight, self_weight = self.conv.lin_l.weight, self.conv.lin_r.weight
         x, receivers = self._x, len(gradient)
         torch.sum(gradient, 0, out=self.conv.lin_l.bias.grad)
         if isinstance(x, SparseMatrix) and receivers < len(x):
             # The output's memory is free.
-            everywhere = self.buffers("out", len(x), len(own))
+            everywhere = self.buffers("out", len(x), len(self_weight))
             everywhere[:receivers] = gradient
             everywhere[receivers:] = 0
-            weight_gradient(own, x, everywhere)
+            weight_gradient(self_weight, x, everywhere)
         else:
-            weight_gradient(own, x if isinstance(x, SparseMatrix) else x[:receivers], gradient)
-        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(x), len(own)))
-        weight_gradient(neighbours, x, messages)
+            weight_gradient(self_weight, x if isinstance(x, SparseMatrix) else x[:receivers], gradient)
+        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(x), len(self_weight)))
+        weight_gradient(neighbour_weight, x, messages)
         if not wanted:
             return None
-        passed = torch.mm(messages, neighbours, out=self.buffers("in", *x.shape))
-        passed[:receivers].addmm_(gradient, own)
+        passed = torch.mm(messages, neighbour_weight, out=self.buffers("in", *x.shape))
+        passed[:receivers].addmm_(gradient, self_weight)
         return passed
 
 

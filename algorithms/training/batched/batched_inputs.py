@@ -22,13 +22,13 @@ def block_diagonal(matrices: Sequence[Tensor], rows: int, columns: int) -> Tenso
     clients = len(matrices)
     starts, places, values = zip(*((m.crow_indices(), m.col_indices(), m.values()) for m in matrices))
     # Every row has its end within its own client; rows beyond have that of the last one.
-    pieces = [piece for own in starts for piece in (own[1:], own[-1:].expand(rows - len(own) + 1))]
-    entries_B = torch.cat([own[-1:] for own in starts])
+    pieces = [piece for part in starts for piece in (part[1:], part[-1:].expand(rows - len(part) + 1))]
+    entries_B = torch.cat([part[-1:] for part in starts])
     before_B = (entries_B.cumsum(0) - entries_B).to(entries_B.dtype)
     ends_N = (torch.cat(pieces).view(clients, rows) + before_B[:, None]).flatten()
     device = ends_N.device
     shift_B = torch.arange(clients, dtype=entries_B.dtype, device=device) * columns
-    total = sum(len(own) for own in places)
+    total = sum(len(part) for part in places)
     shifted = torch.cat(places) + torch.repeat_interleave(shift_B, entries_B.long(), output_size=total)
     row_starts, size = torch.cat([ends_N.new_zeros(1), ends_N]), (clients * rows, clients * columns)
     return torch.sparse_csr_tensor(
@@ -81,7 +81,7 @@ def pad(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
     rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
     most = max(map(len, rows))
     filling_N = rows[0].new_full((most, *rows[0].shape[1:]), filling)
-    pieces = [piece for own in rows for piece in (own, filling_N[len(own) :])]
+    pieces = [piece for part in rows for piece in (part, filling_N[len(part) :])]
     return torch.cat(pieces).unflatten(0, (len(rows), most))
 
 
@@ -90,7 +90,7 @@ class BatchedRows:
 
     def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
         self.tensors: Sequence[Tensor] = [pad(list(parts), 0) for parts in zip(*gathered)]
-        self._rows = [len(own[0]) for own in gathered]
+        self._rows = [len(inputs[0]) for inputs in gathered]
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
         """Returns the model's inputs from one client's part of the tensors, inside `torch.vmap`."""
@@ -112,19 +112,19 @@ class BatchedGraphs:
     """
 
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
-        rows = [own.rows for own in gathered if own.rows is not None]
+        rows = [graph.rows for graph in gathered if graph.rows is not None]
         # The model answers for all nodes of the last layer if no rows are asked for.
         self.tensors: Sequence[Tensor] = [
-            pad([require_stored(own.x_NF) for own in gathered], 0),
+            pad([require_stored(graph.x_NF) for graph in gathered], 0),
             *([pad(rows, 0)] if rows else []),
         ]
-        layers = [*zip(*(own.operators for own in gathered))]
+        layers = [*zip(*(graph.operators for graph in gathered))]
         # One matrix serves several layers.
         made = {id(layer[0]): JoinedMatrices(layer) for layer in layers}
         self._operators = tuple(made[id(layer[0])] for layer in layers)
         # Nodes of every client by layer, the input first, and its rows that are asked for.
-        counts = [[len(own.x_NF) for own in gathered], *([*map(len, layer)] for layer in layers)]
-        counts += [[len(own) for own in rows]] if rows else []
+        counts = [[len(graph.x_NF) for graph in gathered], *([*map(len, layer)] for layer in layers)]
+        counts += [[len(asked) for asked in rows]] if rows else []
         self._counts = dict(zip(range(len(counts), 0, -1), counts))
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
@@ -150,8 +150,8 @@ BatchedInputs = BatchedRows | BatchedGraphs
 def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
     """Batches what the model of every client gathered for its training rows."""
     if isinstance(gathered[0], Neighbourhood):
-        return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
-    rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
+        return BatchedGraphs([inputs for inputs in gathered if isinstance(inputs, Neighbourhood)])
+    rows = [inputs for inputs in gathered if not isinstance(inputs, Neighbourhood | ItemBatch)]
     return BatchedRows([[require_stored(hop) for hop in hops] for hops in rows])
 
 

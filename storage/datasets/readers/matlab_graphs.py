@@ -76,14 +76,14 @@ def load_linkx(name: str, options: DataSource) -> Graph:
 
 
 def _students(file: dict[str, np.ndarray]) -> dict[str, object]:
-    friends, known = sp.coo_array(file["A"]), file["local_info"].astype(np.int64)
-    if not friends.shape[0] == friends.shape[1] == len(known):
-        raise ValueError(f"{len(known)} students in a graph of {friends.shape[0]} by {friends.shape[1]}")
-    others = np.delete(known, GENDER, axis=1)
+    friends, info = sp.coo_array(file["A"]), file["local_info"].astype(np.int64)
+    if not friends.shape[0] == friends.shape[1] == len(info):
+        raise ValueError(f"{len(info)} students in a graph of {friends.shape[0]} by {friends.shape[1]}")
+    others = np.delete(info, GENDER, axis=1)
     return {
         "edge_index": np.stack([friends.row, friends.col]),
         "x": sp.hstack([_one_hot(column) for column in others.T], format="csr"),
-        "y": known[:, GENDER] - 1,
+        "y": info[:, GENDER] - 1,
     }
 
 

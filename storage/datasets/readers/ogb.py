@@ -78,9 +78,9 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. Files
     that `write_ogb_layout` wrote give a synthetic graph with the name of the twin.
     """
-    known = PUBLISHED[name]
+    spec = PUBLISHED[name]
     identity = _twin_in_place(options)
-    files = _files(options, known, identity)
+    files = _files(options, spec, identity)
     dtype = np.dtype(_feature_dtype(options))
     limit = options.memory_limit
     contents = {part: input_digest(path) for part, path in files.items()}
@@ -90,11 +90,11 @@ def load_ogb(name: str, options: DataSource) -> Graph:
         checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), *names])
         if not all(path.exists() for path in (csr, x, y, split)):
             block_bytes = min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, limit // 16))
-            raw = (_open_npz if known.binary else _open_csv)(files, block_bytes)
+            raw = (_open_npz if spec.binary else _open_csv)(files, block_bytes)
             external_csr(raw.edge_columns, raw.nodes, raw.edges, csr, limit, raw.where[0])
             features = partial(_checked_features, raw, dtype)
             write_rows(x, (raw.nodes, raw.features), dtype, features, limit, raw.where[1])
-            labels = partial(_checked_labels, raw, known.classes)
+            labels = partial(_checked_labels, raw, spec.classes)
             write_rows(y, (raw.nodes,), np.dtype(np.int64), labels, limit, raw.where[2])
             _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
         checksums.require()
@@ -102,7 +102,7 @@ def load_ogb(name: str, options: DataSource) -> Graph:
         x, y, split = (np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split))
     synthetic = identity is not None
     name = identity["dataset"] if identity else name
-    return Graph(name, indptr, indices, x, y, known.classes, split=split, cleaning=cleaning, synthetic=synthetic)
+    return Graph(name, indptr, indices, x, y, spec.classes, split=split, cleaning=cleaning, synthetic=synthetic)
 
 
 def _twin_in_place(options: DataSource) -> dict[str, Any] | None:
@@ -214,9 +214,9 @@ def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndar
 def _checked_labels(raw: Raw, classes: int, first: int) -> Iterator[np.ndarray]:
     """Labels as they are kept: -1 where there is none."""
     for block in raw.label_rows(first):
-        known = ~np.isnan(block)
-        label = np.where(known, block, -1).astype(np.int64)
-        invalid = known & ((label != block) | (label < 0) | (label >= classes))
+        labelled = ~np.isnan(block)
+        label = np.where(labelled, block, -1).astype(np.int64)
+        invalid = labelled & ((label != block) | (label < 0) | (label >= classes))
         if invalid.any():
             at = int(invalid.argmax())
             raise ShoalError(

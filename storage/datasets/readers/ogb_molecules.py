@@ -119,9 +119,9 @@ def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: 
     outside = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
     if outside.any():
         row = int(outside.argmax())
-        one, other = pairs[row]
+        atom, other = pairs[row]
         atoms = sizes[graph[row]]
-        raise ShoalError(path, f"row {row} joins {one} and {other}, graph {graph[row]} has {atoms} atoms; {AGAIN}")
+        raise ShoalError(path, f"row {row} joins {atom} and {other}, graph {graph[row]} has {atoms} atoms; {AGAIN}")
     return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
@@ -131,8 +131,8 @@ def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
     outside = (atoms < 0) | (atoms >= widths)
     if outside.any():
         row, column = (int(place[0]) for place in np.nonzero(outside))
-        known = f"column {column} ({list(ATOM_FEATURES)[column]})"
-        raise ShoalError(path, f"row {row}, {known} is {atoms[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
+        feature = f"column {column} ({list(ATOM_FEATURES)[column]})"
+        raise ShoalError(path, f"row {row}, {feature} is {atoms[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
     rows, features = atoms.shape
     places = (atoms + np.cumsum(widths) - widths).ravel()
     starts = np.arange(0, rows * features + 1, features)

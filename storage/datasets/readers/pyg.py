@@ -118,7 +118,7 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
         if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise ShoalError("data.options.root", f"expected a folder below the data root, got {folder!r}")
         arguments["root"] = str(data_root(options.root) / folder)
-    hints = {key: each.annotation for key, each in parameters.items() if key not in OF_PYG}
+    hints = {key: parameter.annotation for key, parameter in parameters.items() if key not in OF_PYG}
     return cls, arguments | checked_options(chosen, hints, title)
 
 

@@ -141,8 +141,8 @@ def _graph(
         arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
     else:
         arrays["x"] = sp.csr_array((len(arrays["graph"]), 1), dtype=np.float32)
-    own = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
-    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **own})
+    places = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
+    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **places})
     if parts:
         return made
     degree, cap = np.diff(made.indptr), options.degree_cap

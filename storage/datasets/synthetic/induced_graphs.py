@@ -138,14 +138,14 @@ def _split(train: int, test: int, shots: int | None) -> np.ndarray:
 
 def _edges_within(base: Graph, label: int) -> np.ndarray:
     """Edges between nodes of a class, each once, `[E, 2]`."""
-    own = base.y == label
-    starts = np.flatnonzero(own)
+    of_class = base.y == label
+    starts = np.flatnonzero(of_class)
     degree = np.diff(base.indptr)[starts]
     rows = np.repeat(starts, degree)
     before = np.cumsum(degree) - degree
     places = np.repeat(base.indptr[starts] - before, degree) + np.arange(len(rows))
     columns = base.indices[places]
-    once = own[columns] & (rows < columns)
+    once = of_class[columns] & (rows < columns)
     return np.stack([rows[once], columns[once]], axis=1)
 
 

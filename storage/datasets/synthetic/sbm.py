@@ -50,8 +50,8 @@ def load_sbm(name: str, options: DataSource) -> Graph:
 
     def inside(count: int) -> tuple[np.ndarray, np.ndarray]:
         source = for_edges.integers(nodes, size=count)
-        own = block[source]
-        return source, members[starts[own] + for_edges.integers(sizes[own])]
+        block_of_source = block[source]
+        return source, members[starts[block_of_source] + for_edges.integers(sizes[block_of_source])]
 
     def across(count: int) -> tuple[np.ndarray, np.ndarray]:
         source, target = for_edges.integers(nodes, size=(2, count))
@@ -201,8 +201,8 @@ def _require_memory(options: DataSource, section: str, of_edges: int) -> None:
 
 def _content(options: DataSource) -> dict[str, Any]:
     homophily, signal = strengths(options)
-    own = {"blocks": options.blocks or options.classes} if options.key == "sbm" else {"graphs": options.graphs}
-    return {**{key: getattr(options, key) for key in FIELDS}, **own, "homophily": homophily, "signal": signal}
+    counts = {"blocks": options.blocks or options.classes} if options.key == "sbm" else {"graphs": options.graphs}
+    return {**{key: getattr(options, key) for key in FIELDS}, **counts, "homophily": homophily, "signal": signal}
 
 
 DATASETS = (

@@ -240,8 +240,8 @@ def _require_no_other_array(path: Path, names: Collection[str], warns: bool = Fa
 def _require_no_other_file(folder: Path, files: dict[str, Path], beside: Collection[str], warns: bool = False) -> None:
     """The same of arrays and tables in a folder: beside tables no array is read."""
     others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", ".csv", ".tsv", ".parquet")]
-    known = {*files.values(), *(Path(file).expanduser().resolve() for file in beside)}
-    places_of = {file.stem: str(file) for file in others if file not in known}
+    expected = {*files.values(), *(Path(file).expanduser().resolve() for file in beside)}
+    places_of = {file.stem: str(file) for file in others if file not in expected}
     edges = files["edge_index"]
     if edges.suffix != ".npy" and (array := next((name for name in REQUIRED + OPTIONAL if name in places_of), None)):
         raise ShoalError(Path(places_of[array]), f"tables are read alone; move it, or {edges.name}, away")

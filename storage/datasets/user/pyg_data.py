@@ -123,12 +123,12 @@ def _of_many(
     names: dict[str, str] = {}
     of_graphs: dict[str, list[np.ndarray]] = {}
     for number, data in enumerate(graphs):
-        one = f"{called}[{number}]"
+        place = f"{called}[{number}]"
         if not isinstance(data, Data):
-            raise ShoalError(one, f"must be a torch_geometric Data, found {type(data).__name__}")
-        require_tensors(data, one)
-        values, where = _values(data, one)
-        names = {key: f"{one}.{key}" for key in data.to_dict() if key not in _adjacency(data)} | names
+            raise ShoalError(place, f"must be a torch_geometric Data, found {type(data).__name__}")
+        require_tensors(data, place)
+        values, where = _values(data, place)
+        names = {key: f"{place}.{key}" for key in data.to_dict() if key not in _adjacency(data)} | names
         if values["edge_weight"] is not None and (_array(values["edge_weight"], where["edge_weight"]) != 1).any():
             raise ShoalError(where["edge_weight"], "many small graphs have no weights of edges here; take them out")
         values["y"] = label_values(values["y"])

@@ -107,21 +107,21 @@ def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[R
     # Columns of a part, and how its lines are separated.
     heads = [(_parquet_names(part), "") if is_parquet else _header(part, known) for part in parts]
     columns = [[_known_name(name, known) for name in names] for names, _ in heads]
-    for part, own in zip(parts, columns):
-        if len(set(own)) < len(own):
-            twice = next(name for name in own if own.count(name) > 1)
+    for part, names_of_part in zip(parts, columns):
+        if len(set(names_of_part)) < len(names_of_part):
+            twice = next(name for name in names_of_part if names_of_part.count(name) > 1)
             raise ShoalError(part, f"column {twice!r} is there twice; give each once")
-        if differing := sorted({*own} ^ {*columns[0]}):
+        if differing := sorted({*names_of_part} ^ {*columns[0]}):
             raise ShoalError(part, f"column {differing[0]!r} is in only one of this part and {parts[0].name}")
 
     def rows() -> Iterator[Rows]:
-        for part, own, (names, separator) in zip(parts, columns, heads):
+        for part, names_of_part, (names, separator) in zip(parts, columns, heads):
             first = 0
             with reading(part, "write it again as Parquet" if is_parquet else ADVICE):
                 batches = pq.ParquetFile(part).iter_batches(BATCH_ROWS) if is_parquet else _csv(part, names, separator)
             while (batch := _next(part, batches)) is not None:
                 if batch.num_rows:
-                    yield Rows(part, first, batch.rename_columns(own))
+                    yield Rows(part, first, batch.rename_columns(names_of_part))
                 first += batch.num_rows
 
     return columns[0], rows()
@@ -336,12 +336,12 @@ def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
     kind = next(iter(kinds), pa.null())
     if len(kinds) > 1:
         plain = (*TEXTS, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-        if other := next((each for each in kinds if not any(is_kind(each) for is_kind in plain)), None):
-            rest = next(each for each in kinds if each != other)
+        if other := next((kind for kind in kinds if not any(is_kind(kind) for is_kind in plain)), None):
+            rest = next(kind for kind in kinds if kind != other)
             where = f"column {LABEL!r} is {other}, and in {kinds[rest].name} {rest}"
             raise ShoalError(kinds[other], f"{where}; write labels of one type in all parts")
-        integers = all(pa.types.is_integer(each) for each in kinds)
-        numbers_alone = integers or all(pa.types.is_integer(each) or pa.types.is_floating(each) for each in kinds)
+        integers = all(pa.types.is_integer(kind) for kind in kinds)
+        numbers_alone = integers or all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
         kind = pa.int64() if integers else pa.float64() if numbers_alone else pa.large_string()
     chunks = []
     for file, column in columns:
@@ -377,12 +377,12 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
             )
     places_of: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
-    known = pc.SetLookupOptions(value_set=ids)
+    lookup = pc.SetLookupOptions(value_set=ids)
     for rows in parts:
         for kept, name in zip(places_of, ENDS):
             with reading(rows.file, ADVICE):
                 texts = _texts(rows.batch.column(name))
-                places = pc.index_in(texts, options=known)
+                places = pc.index_in(texts, options=lookup)
             if places.null_count:
                 wrong = pc.is_null(places).index(True).as_py()
                 raise ShoalError(

@@ -64,9 +64,9 @@ def require_read(
     for name, called in sorted(found.items()):
         if name in read or name in NEVER_NAMED:
             continue
-        known = meaning(name) or (WEIGHTS if name in of_edges else None)
-        if known is not None:
-            raise ShoalError(called, f"would be lost: {known.format(**places)}, or {way_out(name)}")
+        text = meaning(name) or (WEIGHTS if name in of_edges else None)
+        if text is not None:
+            raise ShoalError(called, f"would be lost: {text.format(**places)}, or {way_out(name)}")
         others.append(called)
     if others and warns:
         some = ", ".join(others[:8]) + (" …" if len(others) > 8 else "")

@@ -66,8 +66,8 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
     given = loaded
     if not isinstance(loaded, Mapping):
         given = {name: getattr(loaded, name, None) for name in NAMES}
-        own = loaded.keys() if callable(getattr(loaded, "keys", None)) else getattr(loaded, "__dict__", ())
-        others = {name: f"{code.place}: {name}" for name in own if not name.startswith("_")}
+        attributes = loaded.keys() if callable(getattr(loaded, "keys", None)) else getattr(loaded, "__dict__", ())
+        others = {name: f"{code.place}: {name}" for name in attributes if not name.startswith("_")}
         require_read(others, (*NAMES, *dropped), lambda name: "leave it out of what load gives")
     if unknown := next((name for name in given if name not in NAMES), None):
         raise code.fault(KEY, f"load gives {unknown!r}, which is none of {', '.join(NAMES)}")
@@ -97,12 +97,12 @@ def _make(code: UserCode, options: DataSource) -> Dataset:
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Dataset):
         raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no dataset; derive it from shoal.Dataset")
-    known = {
+    hints = {
         name: parameter.annotation
         for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    values = checked_options(options.user_options, known, cls.__name__)
+    values = checked_options(options.user_options, hints, cls.__name__)
     with code.at_work(KEY):
         return cls(**values)
 
