@@ -315,7 +315,7 @@ class ClientModel:
             return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
         mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
         if rows is None or (mapped and len(rows) == self.data.nodes):
-            # All rows, in their order: they lie in the map already.
+            # All rows are read, in their order: they lie in the map already.
             return [self.data.whole(k) for k in self.pattern.inputs]
         kept = (part, *([] if dtype == torch.float32 else [dtype]))
         return [self.data.cache((*kept, k), partial(kept_rows, self.data, k, rows, dtype)) for k in self.pattern.inputs]
@@ -360,11 +360,11 @@ class ClientModel:
             return
         if (coupled := self.coupled) is not None:
             out = self.output(all_nodes(self.data, coupled.operator, coupled.depth))
-            # A pass over the whole graph: what is scored next needs no second one.
+            # The pass is over the whole graph, so that scores after it need no second one.
             self._logits = out.logits_NC
             yield out
             return
-        # One block, too, of a client that has no node: where it trains on none, training may see none.
+        # A client without a node gets one block, too: where it trains on none, training may see none.
         for start in range(0, max(self.data.nodes, 1), rows):
             yield self.output([self.data.block(k, start, start + rows) for k in self.pattern.inputs])
 

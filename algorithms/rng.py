@@ -26,7 +26,7 @@ def seed_default(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     else:
-        # torch.manual_seed takes a third of a millisecond to tell devices that are not there.
+        # torch.manual_seed takes a third of a millisecond to seed devices that are not there.
         torch.default_generator.manual_seed(seed)
 
 

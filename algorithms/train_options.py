@@ -39,7 +39,7 @@ class Rates:
             raise ValueError(f"{schedule.name} is no schedule; {choices}")
         if wrong := [key for key, value in schedule.options.items() if key == OF_TORCH or not _is_number(value)]:
             raise ValueError(f"{wrong[0]} is no option of {schedule.name}, or not a number, or a list of some")
-        # Takes seconds, which reading a config without a schedule need not.
+        # The import takes seconds, and a config without a schedule is read without it.
         import torch
 
         self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)

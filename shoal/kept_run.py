@@ -205,7 +205,7 @@ class Run:
         from shoal.engine.records.outputs import PREDICTIONS
         from shoal.engine.runs.export import export
 
-        # Made again each time, for a run may have been run afresh.
+        # The file is made again each time, because a run may have been run afresh.
         file = export(self.path, best, probabilities) / PREDICTIONS
         # The file is read, not mapped: the next call writes it again.
         with pa.OSFile(str(file)) as source:

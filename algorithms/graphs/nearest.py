@@ -64,7 +64,7 @@ def _exact(unit_NH: Tensor, k: int) -> Tensor:
 
 def _approximate(unit_NH: Tensor, k: int) -> Tensor:
     """Compares a row with those of the `PROBED` lists, of sqrt(N), whose centres are nearest to it."""
-    # 50 MB that only a host with a client above the limit needs.
+    # The import takes 50 MB, which only a host with a client above the limit needs.
     import faiss
 
     nodes, width = unit_NH.shape
@@ -96,12 +96,12 @@ def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
         near = unit_NH[start : start + step] @ unit_NH.t()
         diagonal = torch.arange(len(near), device=device)
         near[diagonal, diagonal + start] = -torch.inf
-        # Candidates for the k nearest, as products are rounded; the diagonal never is one.
+        # Products are rounded, so that more than k pairs of a row may be candidates; the diagonal never is one.
         least = near.topk(min(k, nodes - 1)).values[:, -1:] - 2 * margin_of(unit_NH.shape[1])
         row, other = torch.nonzero(near >= least, as_tuple=True)
         blocks = zip((row + start).split(PAIRS), other.split(PAIRS))
         value = torch.cat([(unit_NH[i].double() * unit_NH[j].double()).sum(1) for i, j in blocks])
-        # Sorted by row, then by cosine, then by number.
+        # Candidates are sorted by row, then by cosine, then by number.
         order = value.argsort(descending=True, stable=True)
         order = order[row[order].argsort(stable=True)]
         row, other = row[order], other[order]

@@ -48,7 +48,7 @@ class FML(TaughtRows):
         copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)
         if self.alpha < 1:
             return train_jointly(client, trainer, {MODEL: personal, COPILOT: copilot}, rows)[MODEL]
-        # Over all nodes other activations would be dropped than in Local.
+        # A pass over all nodes would drop other activations than Local does.
         loss = trainer.fit(client, received)
         own_output = {MODEL: client.model.output(client.model.gathered(rows))}
         train_jointly(client, trainer, {COPILOT: lambda outputs: copilot({**own_output, **outputs})}, rows)

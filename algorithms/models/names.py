@@ -49,7 +49,7 @@ PROMPTS = {
     "vpg": "shoal.algorithms.models.prompts.prompts:VPG",
 }
 
-# Beyond these nothing is computed, so that a number of parameters can be: it stays below 2^63.
+# Larger numbers are refused, so that the number of parameters can be computed: it stays below 2^63.
 WIDEST, MOST_LAYERS = 2**24, 1000
 
 

@@ -17,7 +17,7 @@ def sealed(plain: Mapping[str, Any], indent: int | None = None) -> str:
 
     Raises ValueError: a number is NaN or infinite.
     """
-    # Read back, so that a key which is a number has the form in which it will be found.
+    # The JSON is read back, so that a key which is a number has the form that a reader will see.
     kept = json.loads(json.dumps(plain, allow_nan=False, default=asdict))
     return json.dumps({**kept, SEAL: _seal(kept)}, indent=indent, allow_nan=False)
 

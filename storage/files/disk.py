@@ -51,7 +51,7 @@ def open_lock(path: Path) -> TextIO:
     file = os.fdopen(os.open(lock, flags, 0o666), "a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it may have removed it with its folder.
+        # The process that had the lock may have removed it with its folder.
         if not present(lock) or not os.path.samestat(os.fstat(file.fileno()), lock.lstat()):
             raise BlockingIOError(errno.EWOULDBLOCK, "was removed meanwhile", str(lock))
     except BaseException:

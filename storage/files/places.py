@@ -11,7 +11,7 @@ from shoal.storage.errors import ShoalError
 
 CACHE = "SHOAL_CACHE"
 HOME = "~/.cache/shoal"
-# Folders in it with the folders of runs at addresses: of who reads one, and of its driver.
+# Folders of the cache for runs at addresses: copies of those that are read, and those of drivers.
 COPIES = ("copies", "runs")
 # A folder of a short path may be made in these: variables, or paths.
 SHORT = ("RAY_TMPDIR", "TMPDIR", "/tmp", "/dev/shm", CACHE)

@@ -9,7 +9,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.induced import Induced
 
 WAY_OUT = "or leave out all weights"
-# Relative, as in `numpy.allclose`: what was computed for either direction by itself differs in its last bits.
+# The bound is relative, as in `numpy.allclose`: weights computed once for each direction differ in their last bits.
 ROUNDING = 1e-5
 
 

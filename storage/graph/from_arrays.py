@@ -154,7 +154,7 @@ def _features(x: Any, where: str) -> Any:
         raise ShoalError(where, f"features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
     if x.dtype == np.float32 or (x.dtype == np.float16 and not sp.issparse(x)):
         return x
-    # a value too large for float32 becomes infinity, which is refused later
+    # A value too large for float32 becomes infinity, which is refused later.
     with np.errstate(over="ignore"):
         return x.astype(np.float32)
 

@@ -58,7 +58,7 @@ def gather_features(
             continue
         x = _features(graph.x, np.concatenate([part.node for part in parts]), len(group), dtype)
         ends = np.cumsum([len(part.node) for part in parts])
-        # Copies, since views would keep the arrays of the group in memory while the next group is gathered.
+        # The rows are copied: views would keep the arrays of the group in memory while the next group is gathered.
         for client, end in zip(group, ends):
             part = parts.pop(0)
             yield client, part, x[end - len(part.node) : end].copy()

@@ -150,7 +150,7 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]
-    # It takes 0.2 s of every process that imports it, and who opens a shard needs no matrix.
+    # The import takes 0.2 s of every process, and one that opens shards needs no matrix.
     import scipy.sparse as sp
 
     ones = np.ones(len(source), dtype=np.int8)

@@ -56,7 +56,7 @@ class CsrRows:
 
     def toarray(self) -> np.ndarray:
         """The rows as a dense array `[N, F]`."""
-        # It takes 0.2 s of every process that imports it, and who reads a manifest needs no matrix.
+        # The import takes 0.2 s of every process, and one that reads manifests needs no matrix.
         import scipy.sparse as sp
 
         values = self.values.astype(np.float32, copy=False)

@@ -25,7 +25,7 @@ def ranges(starts: Tensor, counts: Tensor) -> Tensor:
     return places
 
 
-# Warned once a process.
+# The warning comes once a process.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 

@@ -126,7 +126,7 @@ def add_neighbours(
             entry = builder.add(entry_now, INT64(ahead))
             entry = builder.select(builder.icmp_signed("<", entry, last), entry, last)
             pointer = features_of(neighbour(entry))
-            # The last byte too: rows need not start at a cache line.
+            # The last byte is fetched, too: rows need not start at a cache line.
             for offset in (*range(0, count * itemsize, CACHE_LINE), count * itemsize - 1):
                 builder.call(prefetch, [builder.gep(pointer, [INT64(offset)]), INT32(0), INT32(level), INT32(1)])
 

@@ -140,7 +140,7 @@ UserName = Annotated[str, AfterValidator(_user_name), BeforeValidator(absolute_u
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]
-# Bytes, or a text such as `8GiB`.
+# A number of bytes, or a text such as `8GiB`.
 Size = Annotated[int, BeforeValidator(_whole), BeforeValidator(_bytes), Field(gt=0, lt=2**63), Shown({"type": "bytes"})]
 Positive = Annotated[Whole, Field(ge=1)]
 Count = Annotated[Whole, Field(ge=0)]

@@ -30,7 +30,7 @@ from shoal.storage.out_of_core.csr_files import INDICES, INDPTR
 from shoal.storage.store.writer import Journal
 
 CLEANING = "cleaning.json"
-# Files of a finished one.
+# Files of a finished CSR.
 FILES = (INDPTR, INDICES, CLEANING)
 PROGRESS = "progress.jsonl"
 # The format of the scratch files. Those of another one are made again.

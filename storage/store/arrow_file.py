@@ -83,7 +83,7 @@ def require_content(path: Path, record: FileRecord, where: str = "the manifest")
         size, expected = path.stat().st_size, size_of(record)
         if size != expected:
             raise ShoalError(path, f"{size} bytes, {where} says {expected}; {AGAIN}")
-        # Read, not mapped: what a disk cannot read is an error here, and the end of the process in a map.
+        # The file is read, not mapped: what a disk cannot read is an error here, and the end of the process in a map.
         if (_packed_digest(path, record) if isinstance(record, PackedRecord) else digest(path)) != record.xxh3:
             raise ShoalError(path, f"checksum does not match {where}; {AGAIN}")
     except FileNotFoundError:

@@ -55,7 +55,7 @@ class Trigger:
         """Plants triggers in a shard, and gives its hops; attached nodes lie behind its own, numbered below zero."""
         rows = self.rows(shard, split)
         count, nodes = self.nodes * len(rows), shard.nodes + self.nodes * len(rows)
-        # A node and what is attached to it, joined pair by pair.
+        # A node and the nodes attached to it are joined pair by pair.
         group = np.column_stack([rows, np.arange(shard.nodes, nodes).reshape(-1, self.nodes)])
         first, second = np.nonzero(~np.eye(self.nodes + 1, dtype=bool))
         ends = group[:, first].ravel(), group[:, second].ravel()

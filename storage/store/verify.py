@@ -33,7 +33,7 @@ def _faults_of(checks: Sequence[Callable[[], object]]) -> list[str]:
             errors.append(error)
     if 1 < len(checks) == len(errors) and len({error.args[-1] for error in errors}) == 1:
         errors = [ShoalError(errors[0].places[0], errors[0].args[-1])]
-    # One way out for all faults.
+    # All faults share one way out.
     return [error.line.rpartition("; ")[0] for error in errors]
 
 

@@ -75,7 +75,7 @@ def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal, distance:
     closeness_N = F.logsigmoid(-(square_NQ.mean(dim=1) if distance == "rms" else square_NQ.sum(dim=1)).sqrt())
     # The closeness of the target itself cancels in the weights of one target.
     weight_TN = torch.softmax(tau_TN.log() + closeness_N, dim=1)
-    # Nobody to listen to: the row is 0 / 0.
+    # A task with no other to listen to has a row of 0 / 0, which becomes its own members.
     return torch.where(there_T1 > 0, torch.where(weight_TN.isnan(), members_TN, weight_TN), 0.0)
 
 

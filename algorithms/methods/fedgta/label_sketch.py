@@ -192,7 +192,7 @@ def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:
     the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound. `normalized`, for rows
     that sum to one, is sum_v d_v (1 - entropy_v / log C), and `uniform` is 1. A scalar, float64.
     """
-    # Three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
+    # This is three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
     negative_entropy_N = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(-1)
     return of_entropies(negative_entropy_N, y_NC.shape[-1], degree_N, kind)
 

@@ -148,7 +148,7 @@ def hop_weights(
     class_S = annotation_N[centres]
     counts = [torch.bincount(class_S, minlength=classes)]
     weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
-    # Differences of sums: float64 makes counts exact and what should vanish vanish.
+    # These are differences of sums: in float64 counts are exact, and terms that should vanish do.
     ones_N = torch.ones(graph.items, dtype=torch.float64)
     ways = _at_distance if literal else _walks
     for hop, walks in enumerate(ways(graph, annotation_N, centres, hops)):

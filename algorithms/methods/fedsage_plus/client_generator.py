@@ -159,7 +159,7 @@ def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -
     # The term that all pairs of a generated node share is left out.
     apart_Q = impaired.square_H[hidden_Q] - 2 * product_Q
     least_M = apart_Q.new_full((len(new),), torch.inf).scatter_reduce(0, made_Q, apart_Q, "amin")
-    # The first of those that are as near as the nearest.
+    # The first of equally near ones is taken.
     place_Q = torch.arange(len(made_Q), device=made_Q.device)
     place_Q = torch.where(apart_Q == least_M[made_Q], place_Q, len(made_Q))
     first_M = torch.full_like(new.owner_M, len(made_Q)).scatter_reduce(0, made_Q, place_Q, "amin")

@@ -82,7 +82,7 @@ class GCFLPlus(FedAvg):
         private = {i: sent[server["cluster"][i]] for i in cohort}
         up = {"change": Reduce.MIX, "n": Reduce.STACK, "moved": Reduce.STACK, "gradient": Reduce.STACK}
         got = yield Ask("train", up, private=private)
-        # The norms of the round, appended to the series of the clients that trained.
+        # The norms of the round are appended to the series of the clients that trained.
         trained = got["n"] > 0
         ids = torch.tensor(got.ids)[trained]
         server["norms"][ids] = torch.cat([server["norms"][ids, 1:], got["gradient"][trained, None]], dim=1)
@@ -107,7 +107,7 @@ class GCFLPlus(FedAvg):
         for k, moved in enumerate(moved_K.tolist()):
             members = ((server["cluster"] == k) & trains).nonzero().flatten()
             full = len(members) > 2 and bool((server["known"][members] >= self.window).all())
-            # Somebody of the cluster took part, if this is above eps2.
+            # The last of these is above eps2 only if a client of the cluster took part.
             if not (full and moved < self.eps1 and (got["moved"] * (of_reply == k)).max() > self.eps2):
                 continue
             leaving = leaving_half(server["norms"][members])
@@ -167,7 +167,7 @@ def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
 def leaving_half(norms_BL: Tensor) -> Tensor:
     """Marks the clients that leave a cluster, bool `[B]`: the smaller side of the cut.
 
-    Of two equal sides that one leaves which is without the first client. Nobody leaves if all series are equal.
+    Of two equal sides that one leaves which is without the first client. No client leaves if all series are equal.
     """
     apart_BB = warping_distances(norms_BL.cpu().numpy())
     most = apart_BB.max()
@@ -190,7 +190,7 @@ def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
     weight_NN = weight_NN.astype(np.float64)
     np.fill_diagonal(weight_NN, 0)
     count = len(weight_NN)
-    # Row i: the nodes that node i has become.
+    # Row i marks the nodes that were merged into node i.
     merged_NN = np.eye(count, dtype=bool)
     there_N = np.ones(count, dtype=bool)
     least, side_N = np.inf, merged_NN[0]
@@ -223,7 +223,7 @@ def warping_distances(series_NL: np.ndarray) -> np.ndarray:
     count, length = series_NL.shape
     x_LN = series_NL.astype(np.float64).T
     nowhere_NN = np.full((count, count), np.inf)
-    # least[j]: of the paths that end before number j of the second series.
+    # least[j] is the least cost of the paths that end before number j of the second series.
     least = [np.zeros((count, count)), *[nowhere_NN] * length]
     for x_N in x_LN:
         row = [nowhere_NN]

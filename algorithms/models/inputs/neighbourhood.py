@@ -223,7 +223,7 @@ def operator_over(
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)
     if not symmetric:
         return matrix
-    # It is its own transpose, but that a mean divides by the degree of the receiver.
+    # The matrix is its own transpose, except that a mean divides by the degree of the receiver.
     transposed = matrix.csr
     if operator == "mean":
         starts, columns, _ = matrix.parts()
@@ -263,7 +263,7 @@ def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.nda
         # Loops come before the other entries of every row.
         values, indices = np.insert(values, indptr[:-1], loops), np.insert(indices, indptr[:-1], np.arange(n))
         indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
-    # Copies: what is kept of a matrix must not keep the map of a shard open.
+    # The arrays are copied: a matrix that is kept must not keep the map of a shard open.
     parts = indptr.astype(np.int32), indices.astype(np.int32), values.astype(np.float32)
     return SparseMatrix.of(*parts, columns=len(drawn.nodes))
 
@@ -304,7 +304,7 @@ def _draw(
         start, first, end = indptr[rows[i]], pointer[i], pointer[i + 1]
         degree = indptr[rows[i] + 1] - start
         for place in range(first, end):
-            # Floyd's algorithm: position t of 0..j, or j itself if t was drawn before.
+            # Floyd's algorithm takes position t of 0..j, or j itself if t was drawn before.
             j = degree - end + place
             position = j
             if end - first < degree:

@@ -131,7 +131,7 @@ class Coupled(nn.Module):
 
     @property
     def row_by_row(self) -> bool:
-        """Whether a layer computes each row from its senders alone, so that it can leave out rows nobody reads."""
+        """Whether a layer computes each row from its senders alone, so that it can leave out rows that are not read."""
         return True
 
     @property

@@ -47,7 +47,7 @@ class DenseHops:
 
     def __init__(self, hops: Sequence[Tensor], head: Head, vectors_RF: Tensor) -> None:
         self._vectors_RF = vectors_RF
-        # The one copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
+        # This is the only copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
         self._hops_NKF = torch.stack(tuple(hops), dim=1).to(head.dtype)
         n, k, f = self._hops_NKF.shape
         self.shape = n, k, f

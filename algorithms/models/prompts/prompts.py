@@ -286,7 +286,7 @@ class VPG(nn.Module):
             joined = added.joins(above_NK if self.join == "above" else ~above_NK)
             pairs = torch.cat([added.own_N[pairs], joined.long()], dim=1)
             x_NF, first = added.x_MF, added.first
-        # Sums of rows, whose numbers do not depend on which graphs are in a batch.
+        # Sums by rows do not depend on which other graphs are in a batch.
         w_N = (x_NF * self.direction).sum(1) / self.direction.norm().clamp(min=SHORTEST)
         graph_N = graphs_of_rows(first)
         wanted_G = ceil_of(self.nodes, sizes_G if self.shares == "original" else first.diff())

@@ -108,7 +108,7 @@ class BatchedRows:
 class BatchedGraphs:
     """Graphs, for coupled models, and the rows that are asked for; otherwise as `BatchedRows`.
 
-    Sparse features are made dense. Nodes that are padded hear nobody and are heard by nobody.
+    Sparse features are made dense. Padded nodes have no neighbours.
     """
 
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:

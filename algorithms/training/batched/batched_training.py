@@ -118,7 +118,7 @@ class BatchedTrainer:
             ]
             with self.model.precision():
                 logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
-            # One operator for all clients, outside `vmap`.
+            # All clients share one operator, outside `vmap`.
             loss_BN = F.cross_entropy(
                 logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_LABEL, reduction="none"
             ).view_as(label_BN)

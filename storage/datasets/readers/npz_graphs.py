@@ -30,7 +30,7 @@ def load_npz_graph(name: str, options: DataSource) -> Graph:
     Evaluation", 2018.
     """
     (path,) = fetch_published(options, [Path(FILES[name])], lambda file: f"{URL}/{file}")
-    # Physics also holds a pickled array of class names, which is not read
+    # Physics also holds a pickled array of class names, which is not read.
     with reading(path, AGAIN), open_npz(path) as file:
         shape = shape_of(file["attr_shape"])
         x = build_compressed("csr", file["attr_data"], file["attr_indices"], file["attr_indptr"], shape)
@@ -54,7 +54,7 @@ def load_reddit(name: str, options: DataSource) -> Graph:
     data, adjacency = fetch_published(options, REDDIT, lambda file: REDDIT_URL)
     with reading(data, AGAIN), open_npz(data) as file:
         x = compact(file["feature"])
-        # node_types counts train, val, test from 1, as `shoal.storage.graph.graph` does
+        # `node_types` counts train, val, test from 1, as `shoal.storage.graph.graph` does.
         y, split = file["label"], file["node_types"]
     with reading(adjacency, AGAIN), open_npz(adjacency) as file:
         entries = matrix_of(file, len(x)).tocoo()

@@ -200,7 +200,7 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
 def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndarray]:
     """Features as they are kept."""
     for block in raw.feature_rows(first):
-        # a value too large for float16 becomes infinity, and is refused below
+        # A value too large for float16 becomes infinity, and is refused below.
         with np.errstate(over="ignore"):
             kept = block.astype(dtype)
         finite = np.isfinite(kept).all(axis=1)

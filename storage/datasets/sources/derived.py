@@ -18,7 +18,7 @@ from shoal.storage.files.reading import read_bytes
 from shoal.storage.progress import step
 
 SOURCE, NOTE = "source.json", "contents.json"
-# Stands beside generated files, by which a graph that is read from them is known to be synthetic.
+# This note stands beside generated files, and marks a graph that is read from them as synthetic.
 SYNTHETIC = "SYNTHETIC.json"
 
 
@@ -30,7 +30,7 @@ def open_derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """
     with writing(folder):
         note = folder / SOURCE
-        # the lock file is there already
+        # The lock file is there already.
         others = [path for path in folder.iterdir() if path.name not in (SOURCE, ".lock")]
         if not note.exists() and any(not path.name.endswith(".unfinished") for path in others):
             raise ShoalError(folder, f"holds {others[0].name}, which is not Shoal's; set data.options.scratch")

@@ -47,7 +47,7 @@ def fetch_published(
 
 def _download(url: str, path: Path, tree: Path | None) -> None:
     with _open(url) as answer, _copy(answer, path) as part:
-        # http.client raises nothing where a body is cut off
+        # `http.client` raises nothing where a body is cut off.
         announced = answer.headers.get("Content-Length")
         if announced is not None and part.stat().st_size != int(announced):
             raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")

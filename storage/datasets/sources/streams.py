@@ -105,6 +105,6 @@ class NpzMember:
                 if len(data) < wanted:
                     raise EOFError("it ends early")
                 yield np.frombuffer(data, dtype=self.dtype)
-            # reading up to the end compares the checksum
+            # Reading up to the end compares the checksum.
             if last == total and file.read(1):
                 raise ValueError("it is longer than its header says")
