@@ -22,7 +22,7 @@ def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
-    """The same for what has a name elsewhere, too: datasets, methods, models. Names that only sound similar are no match.
+    """Suggests a name that is known elsewhere, too: of datasets, methods, models. Similar sounds are no match.
 
     A match is the same but for case and separators, or has one typing error. `also` has other names of what is known,
     as `plain_name` writes them.

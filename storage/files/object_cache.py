@@ -104,7 +104,7 @@ class ObjectCache:
             counted.write_text(str(used + size))
 
     def _clear(self, most: int | None) -> int:
-        """Removes the oldest files that no process has open until the rest has at most `most` bytes; returns how many."""
+        """Removes the oldest files that no process has open until the rest has at most `most` bytes; returns these."""
         names = self._open_names()
         files = [(path.stat(), path) for path in (self.folder / OBJECTS).glob("*/*") if path.name != LOCK]
         used = sum(stat.st_size for stat, _ in files)
